@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
 _MOST_COLUMNS: Final = 160
-_FILE_COLUMNS: Final = 140
+_FILE_COLUMNS: Final = 100  # of what is no terminal, unless COLUMNS says them
 
 
 def plan_command(
@@ -98,11 +98,15 @@ def plan_command(
     settings: SetOption = None,
     allow_outside: OutsideOption = False,
     rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of the table: the best so many.")
+        int, typer.Option(metavar="N", min=1, help="Of the table, at most.")
     ] = 12,
     exhaustive: Annotated[
         bool,
-        typer.Option("--all", help="Simulate also what cannot be among the best."),
+        typer.Option(
+            "--all",
+            help="Simulate also what cannot be among the best; show all rows and "
+            "columns.",
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all outcomes as JSON.")
@@ -134,11 +138,12 @@ def plan_command(
         hardware_file=None if hardware_file is None else str(hardware_file.absolute()),
         search=Search(
             num_devices=devices_per_pipeline,
+            num_best=rows,
             is_exhaustive=exhaustive,
             max_delay=max_delay,
         ),
     )
-    paper = _paper(rows, has_page=html is not None)
+    paper = _paper(rows, has_page=html is not None, has_all=exhaustive)
     if recipe in NETWORKS:
         if settings:
             raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
@@ -215,13 +220,11 @@ def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
     return Shown(**shown)
 
 
-def _paper(num_rows: int, *, has_page: bool) -> Paper:
+def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
     import sys
 
     from hocket.planner.ranking.shown import Paper
 
+    width = min(_MOST_COLUMNS, get_terminal_size((_FILE_COLUMNS, 24)).columns)
     is_terminal = sys.stdout.isatty()
-    width = _FILE_COLUMNS
-    if is_terminal:
-        width = min(_MOST_COLUMNS, get_terminal_size((124, 24)).columns)
-    return Paper(num_rows, width, is_terminal, has_page)
+    return Paper(num_rows, width, is_terminal, has_page, has_all)

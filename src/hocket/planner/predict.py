@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -70,11 +70,12 @@ class Predictor:
         self._reduce_link = cache(cluster.reduce_link)
         self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
         self._last_order: tuple[Candidate, Schedule] | None = None
+        self._found: dict[Candidate, Schedule] = {}  # orders that took a search
 
     def with_batch(self, batch_size: int) -> Predictor:
         """Return a predictor for another batch size that shares the caches."""
         other = copy(self)
-        other.batch_size, other._least_s = batch_size, {}
+        other.batch_size, other._least_s, other._found = batch_size, {}, {}
         return other
 
     def bound_s(self, candidate: Candidate) -> float:
@@ -181,9 +182,17 @@ class Predictor:
             "memory_bytes": self.cluster.memory_bytes,
         }
         taken = SCHEDULES[candidate.schedule].options
-        options = {name: value for name, value in known.items() if name in taken}
+        options: dict[str, Any] = {
+            name: value for name, value in known.items() if name in taken
+        }
         if not options:
             return self._order_of(replace(candidate, recomputes=False))
+        if candidate not in self._found:
+            self._found[candidate] = self._search(candidate, options)
+        return self._found[candidate]
+
+    def _search(self, candidate: Candidate, options: dict[str, Any]) -> Schedule:
+        """Return an order that is made for these costs and memory."""
         placement = self._placement_of(candidate)
         try:
             return make_order(candidate, placement, options)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Final
 
 from hocket.core.hardware import Catalogue, Hardware
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
     DATA_PARALLEL,
@@ -28,8 +29,10 @@ from hocket.planner.candidate import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
+from hocket.planner.ranking.limit import limit_of
 from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
+from hocket.planner.ranking.rows import joined
 from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
@@ -79,7 +82,7 @@ class Search:
     stages_per_device: tuple[int, ...] = STAGES_PER_DEVICE
     recompute: tuple[bool, ...] = (False, True)
     data_parallel: bool = True
-    num_best: int = 12
+    num_best: int = NUM_ROWS
     is_exhaustive: bool = False
     max_delay: int = 0
     clips: bool = False
@@ -197,12 +200,30 @@ def rank(
         max_delay=search.max_delay,
         correction=work.correction.name,
     )
+    return _with_timelines(ranking, predictor, search)
+
+
+def _with_timelines(
+    ranking: Ranking, predictor: Predictor, search: Search
+) -> Ranking:
+    """Return the ranking with the best's timeline, and what limits the table's rows."""
+
+    def timeline(candidate: Candidate) -> Timeline:
+        is_plain = candidate.is_data_parallel
+        draw = data_parallel_timeline if is_plain else Predictor.timeline
+        return draw(predictor, candidate)
+
+    rows = ranking.rows(search.num_best)
+    if search.is_exhaustive:
+        rows = joined(ranking.fitting)
+    limits = {
+        outcome.candidate: limit_of(row[0], timeline)
+        for row in rows
+        for outcome in row
+    }
     best = ranking.best
-    if best is None:
-        return ranking
-    is_plain = best.candidate.is_data_parallel
-    draw = data_parallel_timeline if is_plain else Predictor.timeline
-    return ranking.with_timeline(draw(predictor, best.candidate))
+    step = None if best is None else timeline(best.candidate)
+    return replace(ranking, timeline=step, limits=limits)
 
 
 def _is_beaten(

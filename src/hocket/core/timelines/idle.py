@@ -26,9 +26,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 from hocket.core.op import ASYNCHRONOUS
 from hocket.core.timelines.causality import Causality
@@ -130,8 +131,7 @@ def idle_by_cause(timeline: Timeline) -> Idle:
     return Idle(timeline, tuple(waits))
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A piece of a lane's time.
 
     Args:
@@ -191,10 +191,8 @@ class _Status:
         if piece.end_s <= piece.start_s:
             return
         pieces, ends = self.pieces[lane], self._ends[lane]
-        if pieces and replace(pieces[-1], start_s=0.0, end_s=0.0) == replace(
-            piece, start_s=0.0, end_s=0.0
-        ):
-            pieces[-1] = replace(pieces[-1], end_s=piece.end_s)
+        if pieces and pieces[-1][2:] == piece[2:]:
+            pieces[-1] = pieces[-1]._replace(end_s=piece.end_s)
             ends[-1] = piece.end_s
             return
         pieces.append(piece)
@@ -224,7 +222,7 @@ class _Status:
             if piece.cause is None:
                 yield _Piece(start_s, end_s, Cause.OTHER, lane)
             else:
-                yield replace(piece, start_s=start_s, end_s=end_s)
+                yield _Piece(start_s, end_s, *piece[2:])
             begin_s = end_s
         if begin_s < stop_s:
             yield _Piece(begin_s, stop_s, Cause.OTHER, lane)
@@ -285,7 +283,7 @@ def _cut(piece: _Piece, full: Sequence[Window]) -> Iterator[tuple[_Piece, bool]]
         edges = [max(begin_s, min(edge, piece.end_s)) for edge in (window_s, until_s)]
         for edge_s, is_full in zip(edges, (False, True), strict=True):
             if begin_s < edge_s:
-                yield replace(piece, start_s=begin_s, end_s=edge_s), is_full
+                yield _Piece(begin_s, edge_s, *piece[2:]), is_full
                 begin_s = edge_s
     if begin_s < piece.end_s:
-        yield replace(piece, start_s=begin_s), False
+        yield _Piece(begin_s, *piece[1:]), False

@@ -19,12 +19,14 @@ class Paper:
         width: columns of text.
         is_terminal: whether colours can be seen.
         has_page: whether an HTML page is wanted.
+        has_all: whether all rows and columns are wanted.
     """
 
     num_rows: int
     width: int
     is_terminal: bool
     has_page: bool
+    has_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Shown:
             num_rows=paper.num_rows,
             width=paper.width,
             is_terminal=paper.is_terminal,
+            has_all=paper.has_all,
         )
         page = to_html(ranking) if paper.has_page else ""
         return cls(text, ranking.to_json(), page)
