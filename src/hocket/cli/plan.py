@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from hocket.cli.output import write_output
+from hocket.cli.status_line import StatusLine
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
 _MOST_COLUMNS: Final = 160
+_STATUS: Final = ("planning", "candidates")
 _FILE_COLUMNS: Final = 100  # of what is no terminal, unless COLUMNS says them
 
 
@@ -147,7 +149,9 @@ def plan_command(
     if recipe in NETWORKS:
         if settings:
             raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
-        shown = Shown.of(plan_network(recipe, config), paper)
+        with StatusLine(*_STATUS) as status:
+            ranking = plan_network(recipe, config, status)
+        shown = Shown.of(ranking, paper)
     else:
         resolved = read_recipe(recipe, settings or [], allow_outside=allow_outside)
         shown = plan_and_show(resolved, config, paper)
@@ -197,7 +201,9 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
         return _measured(resolved, config, paper)
-    return Shown.of(plan_recipe(resolved, config), paper)
+    with StatusLine(*_STATUS) as status:
+        ranking = plan_recipe(resolved, config, progress=status)
+    return Shown.of(ranking, paper)
 
 
 def _has(num_devices: int) -> bool:

@@ -8,11 +8,11 @@ it need not be simulated; `Search.is_exhaustive` has all of them simulated.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from hocket.core.hardware import Catalogue, Hardware
 from hocket.core.timelines.timeline import Timeline
@@ -48,6 +48,8 @@ _ROUNDED: Final = 1 - 1e-5  # and a possible tie is never left out
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
 _NUM_TRIES: Final = 24  # the time of an order that is searched for, in simulations
 
+
+Progress: TypeAlias = Callable[[int, int], None]
 
 _SHARED_MEMORY: Final = "shared-memory"
 _NETWORK: Final = "100gb"
@@ -155,6 +157,7 @@ def rank(
     batch_size: int,
     search: Search | None = None,
     trials: MeasuredTrials = NO_TRIALS,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Predict every way to train, the best first.
 
@@ -164,6 +167,7 @@ def rank(
         batch_size: samples per step, over all replicas.
         search: which candidates to consider.
         trials: the measured trials on these devices.
+        progress: called with the number of candidates done, and of all.
 
     Raises:
         PlanError: nothing can be tried: fewer samples than one per replica, or a name
@@ -175,7 +179,9 @@ def rank(
     found = _RankedSoFar(search.num_best)
     most_delay = search.max_delay if search.schedules is None else inf
     bounds = sorted(_bounds(predictor, _candidates(predictor, search), most_delay))
-    for bound_s, candidate in bounds:
+    for number, (bound_s, candidate) in enumerate(bounds):
+        if progress is not None:
+            progress(number, len(bounds))
         if not search.is_exhaustive and _is_beaten(
             predictor, candidate, bound_s, found
         ):

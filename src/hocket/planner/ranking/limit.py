@@ -4,7 +4,7 @@
 |---|---|
 | work | nothing else: devices are idle for less than 5 % of it |
 | bubble | warm-up and drain, or the order while the pipeline is full |
-| messages, reductions, imbalance, host | what devices wait for most |
+| messages, reduction, imbalance, host | what devices wait for most |
 | memory | the memory: without recomputation, the same does not fit |
 """
 
@@ -20,7 +20,12 @@ from hocket.planner.candidate import Candidate, Outcome
 WORK: Final = "work"
 _BUBBLE: Final = "bubble"
 _BUSY: Final = 0.05  # of a step: who is idle for less is limited by the work alone
-_WORDS: Final = {Cause.FILL: _BUBBLE, Cause.OTHER: _BUBBLE}
+_REDUCTION: Final = "reduction"
+_WORDS: Final = {
+    Cause.FILL: _BUBBLE,
+    Cause.OTHER: _BUBBLE,
+    Cause.REDUCTION: _REDUCTION,
+}
 
 
 def limit_of(outcome: Outcome, timeline: Callable[[Candidate], Timeline]) -> str:
@@ -33,7 +38,7 @@ def limit_of(outcome: Outcome, timeline: Callable[[Candidate], Timeline]) -> str
     if outcome.bubble_fraction < _BUSY:
         return WORK
     if outcome.candidate.is_data_parallel:  # its devices wait for nothing else
-        return Cause.REDUCTION.value
+        return _REDUCTION
     seconds = dict(idle_by_cause(timeline(outcome.candidate)).seconds)
     if outcome.delay:  # its timeline begins with a pipeline that is empty
         del seconds[Cause.FILL]

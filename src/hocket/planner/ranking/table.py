@@ -31,6 +31,7 @@ RULE: Final = (
     "> best: of all within 1 % of the fastest, the simplest: plain data parallelism, "
     "then fewer stages, no recomputation, less memory"
 )
+_WIDE: Final = 110  # columns from which the table of old weights has all of its own
 _MOST_LANES: Final = 16  # of a picture in text
 _WIDTH: Final = 140
 
@@ -78,7 +79,7 @@ def _show(
     behind = [outcome for outcome in (*shown, *misfits) if outcome.delay]
     if behind:
         console.print()
-        console.print(_stale_table(behind, ranking))
+        console.print(_stale_table(behind, ranking, console.width))
     console.width = width
     console.print()
     _print(console, choice(ranking))
@@ -110,7 +111,7 @@ def advice(ranking: Ranking) -> Iterator[str]:
     best, fastest = ranking.best, ranking.fastest
     if best is None or fastest is None:
         return
-    if fastest is not best:
+    if fastest is not best and fastest.samples_per_s > best.samples_per_s:
         gain = 100 * (fastest.samples_per_s / best.samples_per_s - 1)
         yield f"the fastest: {_brief(fastest, ranking)}, {gain:.1f} % faster"
     if best.candidate.is_data_parallel:
@@ -201,11 +202,12 @@ def _cells(outcome: Outcome, ranking: Ranking, shown: Sequence[Column]) -> list[
     return [column.cell(outcome, ranking) for column in shown]
 
 
-def _stale_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
+def _stale_table(outcomes: list[Outcome], ranking: Ranking, width: int) -> Table:
     """Return the table of flush-free orders: their delays and memory."""
-    shown = columns(ranking)[:3]
+    shown = columns(ranking)[: 3 if width >= _WIDE else 1]
     names = [column.head.replace("-\n", "") for column in shown]
-    table = _new_table(("* old weights", *names, *stale_columns(ranking)))
+    heads = [name.replace(" of each", "\nof each") for name in stale_columns(ranking)]
+    table = _new_table(("* old weights", *names, *heads), name_width=NAME_WIDTH)
     for outcome in outcomes:
         cells = _cells(outcome, ranking, shown)
         name = outcome.candidate.schedule

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from hocket.planner.rank import PlanConfig, Search
+from hocket.planner.rank import PlanConfig, Progress, Search
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.shown import Paper, Shown
 from hocket.recipes.config.resolve import Resolved, resolve
@@ -43,7 +43,10 @@ def main(
 
 
 def plan_recipe(
-    resolved: Resolved, config: PlanConfig, world: World | None = None
+    resolved: Resolved,
+    config: PlanConfig,
+    world: World | None = None,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Predict every way to train a recipe.
 
@@ -52,6 +55,7 @@ def plan_recipe(
         config: what to plan for; batch size and precision are the recipe's when not
             given.
         world: the job, where all its workers measure.
+        progress: called with the number of candidates done, and of all.
 
     Raises:
         DataError: its data are missing or too few.
@@ -75,5 +79,6 @@ def plan_recipe(
         correction=recipe.pipeline.correction if search.max_delay else "none",
         teachers=task.make_teachers(layout.num_steps),
         world=world,
+        progress=progress,
         **values_of(PlanConfig, config),
     )
