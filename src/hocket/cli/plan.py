@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from hocket.cli.output import write_output
+from hocket.cli.status_line import StatusLine
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig
     from hocket.recipes.config.resolve import Resolved
-    from hocket.recipes.training.planning import Paper, Shown
+    from hocket.planner.ranking.shown import Paper, Shown
 
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
 _MOST_COLUMNS: Final = 160
-_FILE_COLUMNS: Final = 140
+_STATUS: Final = ("planning", "candidates")
+_FILE_COLUMNS: Final = 100  # of what is no terminal, unless COLUMNS says them
 
 
 def plan_command(
@@ -98,11 +100,15 @@ def plan_command(
     settings: SetOption = None,
     allow_outside: OutsideOption = False,
     rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of the table: the best so many.")
+        int, typer.Option(metavar="N", min=1, help="Of the table, at most.")
     ] = 12,
     exhaustive: Annotated[
         bool,
-        typer.Option("--all", help="Simulate also what cannot be among the best."),
+        typer.Option(
+            "--all",
+            help="Simulate also what cannot be among the best; show all rows and "
+            "columns.",
+        ),
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all outcomes as JSON.")
@@ -119,7 +125,7 @@ def plan_command(
     """
     from hocket.planner.published.catalogue import NETWORKS, plan_network
     from hocket.planner.rank import PlanConfig, Search
-    from hocket.recipes.training.planning import Shown
+    from hocket.planner.ranking.shown import Shown
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
     config = PlanConfig(
@@ -134,15 +140,18 @@ def plan_command(
         hardware_file=None if hardware_file is None else str(hardware_file.absolute()),
         search=Search(
             num_devices=devices_per_pipeline,
+            num_best=rows,
             is_exhaustive=exhaustive,
             max_delay=max_delay,
         ),
     )
-    paper = _paper(rows, has_page=html is not None)
+    paper = _paper(rows, has_page=html is not None, has_all=exhaustive)
     if recipe in NETWORKS:
         if settings:
             raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
-        shown = Shown.of(plan_network(recipe, config), paper)
+        with StatusLine(*_STATUS) as status:
+            ranking = plan_network(recipe, config, status)
+        shown = Shown.of(ranking, paper)
     else:
         resolved = read_recipe(recipe, settings or [], allow_outside=allow_outside)
         shown = plan_and_show(resolved, config, paper)
@@ -186,12 +195,15 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
         PlanError: a name that is not known, or numbers that nothing fits.
         WorkerError: a worker failed.
     """
-    from hocket.recipes.training.planning import Shown, plan_recipe
+    from hocket.planner.ranking.shown import Shown
+    from hocket.recipes.training.planning import plan_recipe
 
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
         return _measured(resolved, config, paper)
-    return Shown.of(plan_recipe(resolved, config), paper)
+    with StatusLine(*_STATUS) as status:
+        ranking = plan_recipe(resolved, config, progress=status)
+    return Shown.of(ranking, paper)
 
 
 def _has(num_devices: int) -> bool:
@@ -205,7 +217,7 @@ def _has(num_devices: int) -> bool:
 
 
 def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
-    from hocket.recipes.training.planning import Shown
+    from hocket.planner.ranking.shown import Shown
 
     typer.echo(f"measuring on {config.num_devices} workers of this machine", err=True)
     shown = run_workers(
@@ -214,13 +226,11 @@ def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
     return Shown(**shown)
 
 
-def _paper(num_rows: int, *, has_page: bool) -> Paper:
+def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
     import sys
 
-    from hocket.recipes.training.planning import Paper
+    from hocket.planner.ranking.shown import Paper
 
+    width = min(_MOST_COLUMNS, get_terminal_size((_FILE_COLUMNS, 24)).columns)
     is_terminal = sys.stdout.isatty()
-    width = _FILE_COLUMNS
-    if is_terminal:
-        width = min(_MOST_COLUMNS, get_terminal_size((124, 24)).columns)
-    return Paper(num_rows, width, is_terminal, has_page)
+    return Paper(num_rows, width, is_terminal, has_page, has_all)

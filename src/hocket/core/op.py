@@ -78,6 +78,10 @@ class Op:
 
     __repr__ = __str__
 
+    def as_kind(self, kind: Kind) -> Op:
+        """Return the op of another kind with the same numbers."""
+        return Op(kind, self.stage, self.microbatch, self.step, self.peer)
+
     @classmethod
     def parse(cls, text: str) -> Op:
         """Read what `str` writes.

@@ -60,9 +60,10 @@ def close_step(
 def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
     last = {op.stage: i for i, op in enumerate(ops) if op.kind in _MAKES_WEIGHT_GRAD}
     step = ops[0].step if ops else 0
+    reduced = program.reduced_stages
     for i, op in enumerate(ops):
         yield op
-        if op.stage in program.reduced_stages and last.get(op.stage) == i:
+        if op.stage in reduced and last.get(op.stage) == i:
             yield Op(Kind.REDUCE, op.stage, None, step)
     moving = [s for s in program.stages_on[device] if program.stages[s].moves]
     # A stage that follows others is updated after them, whose new weights it reads.

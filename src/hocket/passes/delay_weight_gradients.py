@@ -76,8 +76,8 @@ def _prompt_lane(lane: Lane) -> Lane:
 
     def ops() -> Iterator[Op]:
         for op in lane.ops:
-            follower = replace(op, kind=Kind.BACKWARD_WEIGHT)
-            leader = replace(op, kind=Kind.BACKWARD_INPUT)
+            follower = op.as_kind(Kind.BACKWARD_WEIGHT)
+            leader = op.as_kind(Kind.BACKWARD_INPUT)
             if op.kind is not Kind.BACKWARD_WEIGHT or leader not in own:
                 yield op
             if op.kind is Kind.BACKWARD_INPUT and follower in own:

@@ -92,11 +92,6 @@ class _Lane:
     waiting: list[Op] = field(default_factory=list)
     done: list[Op] = field(default_factory=list)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left that could be done now."""
-        return self.position == len(self.fixed) and not self.waiting
-
     @classmethod
     def of(cls, lane: Lane, costs: Costs, schedule: Schedule) -> _Lane:
         """Return a lane at its begin."""
@@ -167,7 +162,7 @@ class _Filler:
 
     def run(self) -> None:
         """Fill all lanes."""
-        while lanes := [lane for lane in self.lanes if not lane.is_done]:
+        while lanes := [x for x in self.lanes if x.waiting or x.position < len(x.fixed)]:
             lanes.sort(key=lambda lane: lane.free_s)
             if not any(self._advance(lane) for lane in lanes):
                 # Each waits for another: then one of them waits for a W.
@@ -234,7 +229,7 @@ class _Filler:
         lane.free_s = self.times.do(op, max(lane.free_s, ready_s))
         lane.done.append(op)
         if op.kind is Kind.BACKWARD_INPUT:
-            weight = replace(op, kind=_WEIGHT)
+            weight = op.as_kind(_WEIGHT)
             self.home[weight].waiting.append(weight)
         held = self.held_bytes[lane.device] + self._added_bytes(op)
         self.held_bytes[lane.device] = held

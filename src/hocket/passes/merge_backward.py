@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Schedule
@@ -57,7 +56,7 @@ def _merge(ops: Sequence[Op], kept: Collection[int] = ()) -> Iterator[Op]:
             and _next_work(ops, i) == _weight_of(op)
         ):
             merged.add(_weight_of(op))
-            yield replace(op, kind=Kind.BACKWARD)
+            yield op.as_kind(Kind.BACKWARD)
         elif op not in merged:
             yield op
 
@@ -69,4 +68,4 @@ def _next_work(ops: Sequence[Op], position: int) -> Op | None:
 
 
 def _weight_of(op: Op) -> Op:
-    return replace(op, kind=Kind.BACKWARD_WEIGHT)
+    return op.as_kind(Kind.BACKWARD_WEIGHT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Schedule
@@ -31,8 +30,8 @@ def _split(ops: Sequence[Op]) -> Iterator[Op]:
         if waiting and op.kind not in MESSAGES:
             yield waiting.pop()
         if op.kind is Kind.BACKWARD:
-            yield replace(op, kind=Kind.BACKWARD_INPUT)
-            waiting.append(replace(op, kind=Kind.BACKWARD_WEIGHT))
+            yield op.as_kind(Kind.BACKWARD_INPUT)
+            waiting.append(op.as_kind(Kind.BACKWARD_WEIGHT))
         else:
             yield op
     yield from waiting

@@ -20,16 +20,17 @@ class ValueTimes:
         self.costs = costs
         self.stage_costs = costs.of(program)
         self.made_s: dict[Value, float] = {}
+        self._needed: dict[tuple[Op, int], list[tuple[Value, float]]] = {}
 
     def arrivals(self, op: Op, device: int) -> list[tuple[Value, float | None, float]]:
         """Return each needed value, when it was made, and the seconds of its transfer.
 
         The time is None where the value is not made yet.
         """
+        made_s = self.made_s.get
         return [
-            (value, self.made_s.get(value), self._message_s(value, device))
-            for value in needs(op, self.program)
-            if not is_given(value)
+            (value, made_s(value), transfer_s)
+            for value, transfer_s in self._transfers(op, device)
         ]
 
     def ready_s(self, op: Op, device: int) -> float | None:
@@ -53,6 +54,17 @@ class ValueTimes:
         for value in makes(op, self.program):
             self.made_s[value] = end_s
         return end_s
+
+    def _transfers(self, op: Op, device: int) -> list[tuple[Value, float]]:
+        """Return each value that an op waits for, and the seconds of its transfer."""
+        found = self._needed.get((op, device))
+        if found is None:
+            found = self._needed[op, device] = [
+                (value, self._message_s(value, device))
+                for value in needs(op, self.program)
+                if not is_given(value)
+            ]
+        return found
 
     def _message_s(self, value: Value, device: int) -> float:
         if not is_sent(value, device, self.program):

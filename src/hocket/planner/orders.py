@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -104,11 +104,15 @@ def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placeme
         ShapeError: the schedule does not take these numbers, or is no training of one
             model.
     """
-    schedule = _smallest(name, num_devices, stages_per_device, 1)
+    p = num_devices
+    schedule = _first_of((1, p, 2 * p, 4 * p), name, p, stages_per_device, 1)
     program = schedule.program
     if any(stage.delay for stage in program.stages):
+        # Its delays and versions are those of a pipeline that is full.
+        schedule = _first_of((p, 2 * p, 4 * p, 1), name, p, stages_per_device, 1)
+        program = schedule.program
         num_steps = _FULL_STEPS + -(-num_devices // program.num_microbatches_of(0))
-        schedule = _smallest(name, num_devices, stages_per_device, num_steps)
+        schedule = _first_of((p, 2 * p, 4 * p, 1), name, p, stages_per_device, num_steps)
     if not all(stage.trainable for stage in program.stages):
         raise ShapeError(f"{name} does not train all of its stages")
     if len(program.nets) > 1:
@@ -116,11 +120,15 @@ def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placeme
     return Placement.of(schedule)
 
 
-def _smallest(
-    name: str, num_devices: int, stages_per_device: int, num_steps: int
+def _first_of(
+    choices: Sequence[int],
+    name: str,
+    num_devices: int,
+    stages_per_device: int,
+    num_steps: int,
 ) -> Schedule:
-    """Return a schedule of this shape with few microbatches."""
-    for num_microbatches in (num_devices, 2 * num_devices, 4 * num_devices, 1):
+    """Return a schedule with the first number of microbatches that it takes."""
+    for num_microbatches in choices:
         try:
             return make_schedule(
                 name,

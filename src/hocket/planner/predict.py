@@ -7,10 +7,13 @@ orders  ─▶ Schedule        ┘
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cache
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.op import Kind
@@ -18,7 +21,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import FitError
+from hocket.errors import FitError, ShapeError
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
@@ -63,14 +66,16 @@ class Predictor:
         self.trials = trials
         self.clips = clips
         self.cuts = CutCosts(work, trials, cluster.hop)
-        self._placement = cache(placement_of)
+        self._placement = _cached_placement()
+        self._reduce_link = cache(cluster.reduce_link)
         self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
         self._last_order: tuple[Candidate, Schedule] | None = None
+        self._found: dict[Candidate, Schedule] = {}  # orders that took a search
 
     def with_batch(self, batch_size: int) -> Predictor:
         """Return a predictor for another batch size that shares the caches."""
         other = copy(self)
-        other.batch_size, other._least_s = batch_size, {}
+        other.batch_size, other._least_s, other._found = batch_size, {}, {}
         return other
 
     def bound_s(self, candidate: Candidate) -> float:
@@ -83,7 +88,33 @@ class Predictor:
         stages = self._sums_of(candidate)
         link = self._in_place(candidate).link
         hop_s = link.latency_s + link.occupied_s(stages.least_message_bytes)
-        return stages.bound_s(placement, candidate.num_microbatches, hop_s)
+        ring, num_replicas = self._ring(candidate), candidate.num_replicas
+        rings_s = [ring.ring_s(x.gradient_bytes, num_replicas) for x in stages.costs]
+        reduce_s = np.array(rings_s)
+        return stages.bound_s(placement, candidate.num_microbatches, hop_s, reduce_s)
+
+    def tight_bound_s(self, candidate: Candidate) -> float:
+        """Return the bound of all orders of the same work; see `search.bound`.
+
+        It takes longer than `bound_s`, and is seldom lower.
+
+        Raises:
+            ShapeError: the schedule does not take its numbers.
+        """
+        placement = self._placement_of(candidate)
+        if placement.delay:
+            stages = self._sums_of(candidate)
+            return stages.work_s(placement, candidate.num_microbatches)
+        key = replace(candidate, schedule=""), placement.devices
+        if key not in self._least_s:
+            program = Program.chain(
+                placement.devices,
+                candidate.num_microbatches,
+                num_replicas=candidate.num_replicas,
+            )
+            costs = _as_if_whole(self.costs(candidate))
+            self._least_s[key] = bound_s(program, costs)
+        return self._least_s[key]
 
     def splits(self, candidate: Candidate) -> bool:
         """Return whether its schedule splits any backward.
@@ -124,7 +155,7 @@ class Predictor:
             int(traffic.num_bytes[is_message].sum()) // program.num_steps,
             sum(cost.gradient_bytes for cost in stages) if is_reduced else 0,
             self.cuts.boundaries(self._num_samples(candidate), candidate.num_stages),
-            self._least_of(candidate, program),
+            self.tight_bound_s(candidate),
             placement.delay,
             placement.versions_with(correction),
         )
@@ -151,9 +182,17 @@ class Predictor:
             "memory_bytes": self.cluster.memory_bytes,
         }
         taken = SCHEDULES[candidate.schedule].options
-        options = {name: value for name, value in known.items() if name in taken}
+        options: dict[str, Any] = {
+            name: value for name, value in known.items() if name in taken
+        }
         if not options:
             return self._order_of(replace(candidate, recomputes=False))
+        if candidate not in self._found:
+            self._found[candidate] = self._search(candidate, options)
+        return self._found[candidate]
+
+    def _search(self, candidate: Candidate, options: dict[str, Any]) -> Schedule:
+        """Return an order that is made for these costs and memory."""
         placement = self._placement_of(candidate)
         try:
             return make_order(candidate, placement, options)
@@ -172,21 +211,24 @@ class Predictor:
 
     def costs(self, candidate: Candidate) -> Costs:
         """Return the costs of its stages and links."""
-        cluster = self.cluster
-        shape = candidate.num_devices, candidate.num_replicas
+        num_replicas = candidate.num_replicas
         stages = self._corrected(candidate)
-        reduce_link = cluster.reduce_link(*shape)
-        if cluster.shares_cores:
+        reduce_link = self._ring(candidate)
+        if self.cluster.shares_cores:
             stages = tuple(
-                reduced_alone(cost, reduce_link, shape[1]) for cost in stages
+                reduced_alone(cost, reduce_link, num_replicas) for cost in stages
             )
             reduce_link = Link()
         return replace(
             self._in_place(candidate),
             stages=stages,
-            links=cluster.pipeline_links(*shape),
+            links=self.cluster.pipeline_links(candidate.num_devices, num_replicas),
             reduce_link=reduce_link,
         )
+
+    def _ring(self, candidate: Candidate) -> Link:
+        """Return the link of its reductions."""
+        return self._reduce_link(candidate.num_devices, candidate.num_replicas)
 
     def _in_place(self, candidate: Candidate) -> Costs:
         """Return costs measured in place, besides the stages' work."""
@@ -226,23 +268,29 @@ class Predictor:
         delays = self._placement_of(candidate).delays
         return tuple(map(correction.added_to, stages, delays))
 
-    def _least_of(self, candidate: Candidate, program: Program) -> float:
-        """Return a bound for all schedules of the same work."""
-        placement = self._placement_of(candidate)
-        if placement.delay:
-            stages = self._sums_of(candidate)
-            return stages.work_s(placement, candidate.num_microbatches)
-        devices = tuple(stage.device for stage in program.stages)
-        key = replace(candidate, schedule=""), devices
-        if key not in self._least_s:
-            costs = _as_if_whole(self.costs(candidate))
-            self._least_s[key] = bound_s(program, costs)
-        return self._least_s[key]
-
     def _placement_of(self, candidate: Candidate) -> Placement:
         return self._placement(
             candidate.schedule, candidate.num_devices, candidate.stages_per_device
         )
+
+
+def _cached_placement() -> Callable[[str, int, int], Placement]:
+    """Return `placement_of` with a cache, also of what schedules refuse."""
+
+    @cache
+    def found(name: str, num_devices: int, per_device: int) -> Placement | ShapeError:
+        try:
+            return placement_of(name, num_devices, per_device)
+        except ShapeError as error:
+            return error
+
+    def placement(name: str, num_devices: int, per_device: int) -> Placement:
+        placed = found(name, num_devices, per_device)
+        if isinstance(placed, ShapeError):
+            raise placed.with_traceback(None)
+        return placed
+
+    return placement
 
 
 def reduced_alone(cost: StageCost, link: Link, num_replicas: int) -> StageCost:

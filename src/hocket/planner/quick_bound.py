@@ -4,7 +4,9 @@
 
 A device's first op is the forward of its first stage, which waits for all stages
 before; its last backward is that stage's, and all stages before follow. Where backwards
-are split, only its last I is followed so, and its W come when they will.
+are split, only its last I is followed so, and its W come when they will. With replicas,
+the stage whose backward is last is reduced and updated after it; and a device's
+reductions follow each other, the first one after all backwards of some stage.
 
 `search/bound.py` is tighter, holds for any order, and takes longer.
 """
@@ -45,7 +47,11 @@ class StageSums:
         return min((*there, *back), default=0)
 
     def bound_s(
-        self, placement: Placement, num_microbatches: int, hop_s: float
+        self,
+        placement: Placement,
+        num_microbatches: int,
+        hop_s: float,
+        reduce_s: Floats,
     ) -> float:
         """Return the least seconds of a step with stages placed so.
 
@@ -53,25 +59,28 @@ class StageSums:
             placement: the stages' devices.
             num_microbatches: microbatches per step.
             hop_s: seconds of a message from stage to stage.
+            reduce_s: seconds of each stage's reduction.
         """
         of = np.array(placement.devices)
-        if placement.delay:  # the pipeline is full: only work counts
-            return self.work_s(placement, num_microbatches)
+        rings_s = _per_device(reduce_s, of)
+        if placement.delay:  # the pipeline is full: only work and reductions count
+            work_s = self.work_s(placement, num_microbatches)
+            return max(work_s, float(rings_s.max()))
         num_devices = int(of.max()) + 1
         first = np.full(num_devices, of.size)
         np.minimum.at(first, of, np.arange(of.size))
         hops_s = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first] * hop_s
         fill_s = _before(self._forward_s)[first] + hops_s
         drain_s = _before(self._backward_s)[first] + hops_s
-        update_s = _per_device(self._update_s, of)
-        work_s = num_microbatches * _per_device(self._forward_s + self._backward_s, of)
-        if not placement.splits:
-            bounds = work_s + np.maximum(fill_s + drain_s, update_s)
-            return float(bounds.max())
-        last_s = num_microbatches * _per_device(self._weight_grad_s, of)
-        drain_s -= _before(self._weight_grad_s)[first]
-        bounds = fill_s + work_s + np.maximum(drain_s - last_s, update_s)
-        return float(bounds.max())
+        stage_s = num_microbatches * (self._forward_s + self._backward_s)
+        work_s = _per_device(stage_s, of)
+        if placement.splits:
+            last_s = num_microbatches * _per_device(self._weight_grad_s, of)
+            drain_s -= _before(self._weight_grad_s)[first] + last_s
+        end_s = np.maximum(drain_s, _per_device(self._update_s, of))
+        last_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
+        after_s = _least(stage_s, of) + rings_s + _least(self._update_s, of)
+        return float((fill_s + np.maximum(work_s + last_s, after_s)).max())
 
     def work_s(self, placement: Placement, num_microbatches: int) -> float:
         """Return the busiest device's work in a step."""
@@ -90,3 +99,10 @@ def _per_device(stage_s: Floats, of: Ints) -> Floats:
     total_s = np.zeros(int(of.max()) + 1)
     np.add.at(total_s, of, stage_s)
     return total_s
+
+
+def _least(stage_s: Floats, of: Ints) -> Floats:
+    """Return the least of each device's stages."""
+    least_s = np.full(int(of.max()) + 1, np.inf)
+    np.minimum.at(least_s, of, stage_s)
+    return least_s

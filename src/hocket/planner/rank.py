@@ -8,13 +8,14 @@ it need not be simulated; `Search.is_exhaustive` has all of them simulated.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from hocket.core.hardware import Catalogue, Hardware
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
     DATA_PARALLEL,
@@ -28,8 +29,10 @@ from hocket.planner.candidate import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
+from hocket.planner.ranking.limit import limit_of
 from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
+from hocket.planner.ranking.rows import joined
 from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
@@ -45,6 +48,8 @@ _ROUNDED: Final = 1 - 1e-5  # and a possible tie is never left out
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
 _NUM_TRIES: Final = 24  # the time of an order that is searched for, in simulations
 
+
+Progress: TypeAlias = Callable[[int, int], None]
 
 _SHARED_MEMORY: Final = "shared-memory"
 _NETWORK: Final = "100gb"
@@ -79,7 +84,7 @@ class Search:
     stages_per_device: tuple[int, ...] = STAGES_PER_DEVICE
     recompute: tuple[bool, ...] = (False, True)
     data_parallel: bool = True
-    num_best: int = 30
+    num_best: int = NUM_ROWS
     is_exhaustive: bool = False
     max_delay: int = 0
     clips: bool = False
@@ -152,6 +157,7 @@ def rank(
     batch_size: int,
     search: Search | None = None,
     trials: MeasuredTrials = NO_TRIALS,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Predict every way to train, the best first.
 
@@ -161,6 +167,7 @@ def rank(
         batch_size: samples per step, over all replicas.
         search: which candidates to consider.
         trials: the measured trials on these devices.
+        progress: called with the number of candidates done, and of all.
 
     Raises:
         PlanError: nothing can be tried: fewer samples than one per replica, or a name
@@ -172,11 +179,15 @@ def rank(
     found = _RankedSoFar(search.num_best)
     most_delay = search.max_delay if search.schedules is None else inf
     bounds = sorted(_bounds(predictor, _candidates(predictor, search), most_delay))
-    for bound_s, candidate in bounds:
-        if search.is_exhaustive or not found.is_beaten(bound_s, candidate):
-            found.add(_try(predictor, candidate, found))
-        else:
+    for number, (bound_s, candidate) in enumerate(bounds):
+        if progress is not None:
+            progress(number, len(bounds))
+        if not search.is_exhaustive and _is_beaten(
+            predictor, candidate, bound_s, found
+        ):
             found.num_beaten += 1
+        else:
+            found.add(_try(predictor, candidate, found))
     if not found.outcomes:
         raise PlanError(
             f"nothing can be tried for {batch_size} samples on {cluster.num_devices} "
@@ -195,12 +206,41 @@ def rank(
         max_delay=search.max_delay,
         correction=work.correction.name,
     )
+    return _with_timelines(ranking, predictor, search)
+
+
+def _with_timelines(
+    ranking: Ranking, predictor: Predictor, search: Search
+) -> Ranking:
+    """Return the ranking with the best's timeline, and what limits the table's rows."""
+
+    def timeline(candidate: Candidate) -> Timeline:
+        is_plain = candidate.is_data_parallel
+        draw = data_parallel_timeline if is_plain else Predictor.timeline
+        return draw(predictor, candidate)
+
+    rows = ranking.rows(search.num_best)
+    if search.is_exhaustive:
+        rows = joined(ranking.fitting)
+    limits = {
+        outcome.candidate: limit_of(row[0], timeline)
+        for row in rows
+        for outcome in row
+    }
     best = ranking.best
-    if best is None:
-        return ranking
-    is_plain = best.candidate.is_data_parallel
-    draw = data_parallel_timeline if is_plain else Predictor.timeline
-    return ranking.with_timeline(draw(predictor, best.candidate))
+    step = None if best is None else timeline(best.candidate)
+    return replace(ranking, timeline=step, limits=limits)
+
+
+def _is_beaten(
+    predictor: Predictor, candidate: Candidate, bound_s: float, found: _RankedSoFar
+) -> bool:
+    """Return whether a candidate cannot matter: by a quick bound, or by a tight one."""
+    if found.is_beaten(bound_s, candidate):
+        return True
+    if candidate.is_data_parallel or not found.best_s:
+        return False
+    return found.is_beaten(predictor.tight_bound_s(candidate), candidate)
 
 
 def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> str:

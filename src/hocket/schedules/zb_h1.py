@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -77,7 +76,7 @@ def with_weight_grads(ops: Iterable[Op], *, num_waiting: int) -> Iterator[Op]:
     for op in ops:
         yield op
         if op.kind is Kind.BACKWARD_INPUT:
-            waiting.append(replace(op, kind=Kind.BACKWARD_WEIGHT))
+            waiting.append(op.as_kind(Kind.BACKWARD_WEIGHT))
             if len(waiting) > num_waiting:
                 yield waiting.popleft()
     yield from waiting

@@ -56,7 +56,7 @@ def each_op_fault(schedule: Schedule) -> Iterator[Fault]:
 
 def _backward_faults(op: Op, found: Counter[Op]) -> Iterator[Fault]:
     """Check that a backward is there as B, or as both I and W."""
-    first, second = (replace(op, kind=kind) for kind in _SPLIT)
+    first, second = (op.as_kind(kind) for kind in _SPLIT)
     num_there = (first in found) + (second in found)
     if op in found and num_there:
         yield f"{op} is there, and so is {first if first in found else second}", op
@@ -71,7 +71,7 @@ _SPLIT = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def _whole(op: Op) -> Op:
-    return replace(op, kind=Kind.BACKWARD) if op.kind in _SPLIT else op
+    return op.as_kind(Kind.BACKWARD) if op.kind in _SPLIT else op
 
 
 def _sizes(program: Program) -> str:

@@ -41,6 +41,7 @@ def to_html(
     *,
     summary: str = "",
     samples_per_step: float | None = None,
+    leading: Sequence[Table] = (),
     tables: Sequence[Table] = (),
     charts: Sequence[Chart] = (),
     figures: Sequence[Figure] = (),
@@ -52,8 +53,9 @@ def to_html(
         timelines: a timeline, or `(title, timeline)` pairs such as "predicted" and
             "measured"; the tables compare two.
         title: the page's title.
-        summary: one sentence below the title; by default the program's sizes.
+        summary: lines below the title; by default the program's sizes.
         samples_per_step: turns steps per second into samples per second.
+        leading: tables above everything else.
         tables: further tables, below the numbers of the timelines.
         charts: quantities over steps, such as the loss.
         figures: other pictures.
@@ -69,6 +71,7 @@ def to_html(
         summary=summary or _sizes(panels[0][1]),
         whole=whole,
         each=each,
+        leading=leading,
         tables=tables,
         panels=[panel_title or line.origin.value for panel_title, line in panels],
         charts=charts,

@@ -20,7 +20,7 @@ from hocket.errors import PlanError
 from hocket.nearest import nearest
 from hocket.planner.counted import CountedCosts
 from hocket.planner.published.counted_layer import CountedLayer, Product
-from hocket.planner.rank import PlanConfig, rank
+from hocket.planner.rank import PlanConfig, Progress, rank
 from hocket.planner.ranking.ranking import Ranking
 
 
@@ -63,13 +63,16 @@ def _read() -> dict[str, Network]:
 NETWORKS: Final[Mapping[str, Network]] = _read()
 
 
-def plan_network(name: str, config: PlanConfig) -> Ranking:
+def plan_network(
+    name: str, config: PlanConfig, progress: Progress | None = None
+) -> Ranking:
     """Predict every way to train one of `NETWORKS`; as `hocket.plan`, without a model.
 
     Args:
         name: the network's name.
         config: the devices, and the candidates to consider; the batch size is the
             experiment's when not given.
+        progress: see `rank`.
 
     Raises:
         PlanError: a name that is not known, or no kind of device.
@@ -90,4 +93,5 @@ def plan_network(name: str, config: PlanConfig) -> Ranking:
     cluster = config.cluster(catalogue, device, device.usable_bytes)
     ops = tuple(layer.ops() for layer in entry.make())
     work = CountedCosts(f"{name} ({entry.summary})", ops, device, precision)
-    return rank(work, cluster, config.batch_size or entry.batch_size, config.search)
+    size = config.batch_size or entry.batch_size
+    return rank(work, cluster, size, config.search, progress=progress)

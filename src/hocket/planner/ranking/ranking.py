@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.planner.candidate import DATA_PARALLEL, Buckets, Outcome
+from hocket.planner.candidate import DATA_PARALLEL, Buckets, Candidate, Outcome
 from hocket.planner.cluster import Cluster
+from hocket.planner.ranking.rows import Row, chosen
 
 FORMAT: Final = 1
-_MOST_ALIKE: Final = 2
+NUM_ROWS: Final = 12
 _AS_FAST: Final = 0.01
 _PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
@@ -38,6 +38,7 @@ class Ranking:
         max_delay: the most updates by which the weights of the choice may be stale.
         correction: the correction of stale gradients whose memory is counted; or
             "none".
+        limits: what limits the candidates of the table's rows, in a word.
     """
 
     model: str
@@ -52,16 +53,13 @@ class Ranking:
     notes: tuple[str, ...] = field(default=())
     max_delay: int = 0
     correction: str = "none"
+    limits: Mapping[Candidate, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return the table, the choice and its picture, as plain text."""
         from hocket.planner.ranking.table import to_text
 
         return to_text(self)
-
-    def with_timeline(self, timeline: Timeline) -> Ranking:
-        """Return a copy with a timeline of the best's step."""
-        return replace(self, timeline=timeline)
 
     @cached_property
     def fitting(self) -> tuple[Outcome, ...]:
@@ -106,23 +104,29 @@ class Ranking:
         """The number of all candidates considered."""
         return len(self.outcomes) + self.num_beaten + self.num_too_long
 
-    def shown(self, num_rows: int) -> Iterator[Outcome]:
-        """Return the best, at most two of a shape; then the best of other schedules.
+    def rows(self, num_rows: int = NUM_ROWS) -> list[Row]:
+        """Return the rows of the table: at most so many, the choice among them.
 
-        Args:
-            num_rows: rows of the best; every other schedule adds one.
+        See `rows.chosen`.
         """
-        names: set[str] = set()
-        shapes: Counter[tuple[str, int, int]] = Counter()
-        for outcome in self.fitting:
-            candidate = outcome.candidate
-            name = candidate.schedule
-            shape = name, candidate.num_devices, candidate.stages_per_device
-            is_among = shapes.total() < num_rows and shapes[shape] < _MOST_ALIKE
-            if is_among or (shapes.total() >= num_rows and name not in names):
-                shapes[shape] += 1
-                names.add(name)
-                yield outcome
+        wanted = self.best, self.fastest, self.best_pipeline, self.best_data_parallel
+        return chosen(self.fitting, num_rows, wanted)
+
+    def limit_of(self, outcome: Outcome) -> str:
+        """Return what limits an outcome: `memory`, `work`, or why devices are idle."""
+        if not outcome.fits or self._twin(outcome) in self._too_large_candidates:
+            return "memory"
+        return self.limits.get(outcome.candidate, "")
+
+    @cached_property
+    def _too_large_candidates(self) -> frozenset[Candidate]:
+        return frozenset(outcome.candidate for outcome in self.too_large)
+
+    @staticmethod
+    def _twin(outcome: Outcome) -> Candidate | None:
+        """Return the candidate that does not recompute, of one that does."""
+        candidate = outcome.candidate
+        return replace(candidate, recomputes=False) if candidate.recomputes else None
 
     def closest(self, num_rows: int) -> Iterator[Outcome]:
         """Return, of what does not fit, the one per shape that misses least.
@@ -190,6 +194,7 @@ class Ranking:
             "bubble_fraction": outcome.bubble_fraction,
             "bound_s": outcome.bound_s,
             "gap": outcome.gap,
+            "limit": self.limit_of(outcome) or None,
             "fits": outcome.fits,
             "missing_bytes": outcome.missing_bytes,
             "peak_bytes": outcome.peak_bytes,

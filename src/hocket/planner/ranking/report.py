@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -11,16 +11,16 @@ from hocket.draw.html import Facts, Figure, Table
 from hocket.draw.quantity import byte_size, percent, short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
-from hocket.planner.ranking.ranking import Ranking
-from hocket.planner.ranking.scatter import to_svg
-from hocket.planner.ranking.table import (
-    cells,
-    choice,
+from hocket.planner.ranking.columns import (
     columns,
-    head,
+    name_of,
     stale_cells,
     stale_columns,
 )
+from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.rows import Row, joined
+from hocket.planner.ranking.scatter import to_svg
+from hocket.planner.ranking.table import RULE, choice, head
 
 _MOST_ROWS: Final = 200
 
@@ -34,15 +34,14 @@ def to_html(ranking: Ranking) -> str:
     best = ranking.best
     if best is None or ranking.timeline is None:
         raise PlanError("\n".join(choice(ranking)))
-    rows = tuple(
-        tuple(cells(outcome, ranking))
-        for outcome in islice(ranking.fitting, _MOST_ROWS)
-    )
+    every = joined(islice(ranking.fitting, _MOST_ROWS))
+    _, *others = choice(ranking)  # the rule is the table's title
     return html.to_html(
         [("the best, one step, predicted", ranking.timeline)],
         f"Plan for {ranking.model}",
-        summary="; ".join(line.rstrip(".") for line in choice(ranking)) + ".",
+        summary="\n".join(others),
         samples_per_step=ranking.batch_size,
+        leading=(_table(RULE, ranking.rows(), ranking),),
         figures=(
             Figure(
                 "Every candidate: samples per second over peak memory per device",
@@ -51,27 +50,45 @@ def to_html(ranking: Ranking) -> str:
         ),
         tables=(
             _memory_table(best),
-            Table(f"The best {len(rows)} that fit", columns(ranking), rows),
+            _table(f"The best {len(every)} that fit", every, ranking, is_open=False),
             *_stale_tables(ranking),
         ),
         facts=(Facts("What this rests on", text="\n".join(head(ranking))),),
     )
 
 
+def _table(
+    title: str, rows: Sequence[Row], ranking: Ranking, *, is_open: bool = True
+) -> Table:
+    """Return rows with all columns; the choice is marked."""
+    shown = columns(ranking)
+    heads = (column.head.replace("-\n", "").replace("\n", " ") for column in shown)
+    texts = tuple(
+        (
+            ("> " if ranking.best in row else "") + name_of(row),
+            *(column.cell(row[0], ranking) or "–" for column in shown),
+        )
+        for row in rows
+    )
+    return Table(title, ("schedule", *heads), texts, is_open)
+
+
 def _stale_tables(ranking: Ranking) -> Iterator[Table]:
     """Return the table of flush-free orders, if there are any."""
-    names = columns(ranking)
+    behind = [x for x in islice(ranking.fitting, _MOST_ROWS) if x.delay]
+    shown = columns(ranking)[:3]
+    heads = (column.head.replace("-\n", "") for column in shown)
     rows = tuple(
-        (*[*cells(outcome, ranking)][:5], *stale_cells(outcome, ranking))
-        for outcome in islice(ranking.fitting, _MOST_ROWS)
-        if outcome.delay
+        (
+            name_of((outcome,)),
+            *(column.cell(outcome, ranking) for column in shown),
+            *stale_cells(outcome, ranking),
+        )
+        for outcome in behind
     )
     if rows:
-        yield Table(
-            "Of these, the ones with old weights (*)",
-            (*names[:5], *stale_columns(ranking)),
-            rows,
-        )
+        names = ("schedule", *heads, *stale_columns(ranking))
+        yield Table("Of these, the ones with old weights (*)", names, rows)
 
 
 def _memory_table(best: Outcome) -> Table:

@@ -2,14 +2,18 @@
 
 samples/s │     ●  ●            │        filled   fits
           │  ●    ●   ■         │  ○     hollow   does not fit
-          │ ●                   │    ○   square   plain data parallelism
-          └─────────────────────┼─────▶  peak memory per device
+          │ ●                   │    ▷   at the edge: further to the right
+          └─────────────────────┼────    square   plain data parallelism
                               budget
+
+The axis ends a little beyond the budget: what misses by more stands at its edge.
+Colours are of kinds, since there are more schedules than colours that differ; the
+schedule is named when it is pointed at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -19,21 +23,16 @@ from hocket.planner.candidate import Outcome
 from hocket.planner.ranking.ranking import Ranking
 
 # Okabe and Ito's, which are distinct for every eye: https://jfly.uni-koeln.de/color/
-COLOURS: Final = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#999999",
-    "#F0E442",
-    "#000000",
-)
+KINDS: Final = {
+    "plain data parallelism": "#999999",
+    "one stage per device": "#0072B2",
+    "several stages per device": "#E69F00",
+    "old weights": "#CC79A7",
+}
 _WIDTH: Final = 960.0
 _HEIGHT: Final = 380.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 170.0, 16.0, 46.0
-_WIDEST: Final = 2.5  # times the budget: what misses by more is not drawn
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70.0, 190.0, 16.0, 46.0
+_BEYOND: Final = 1.15  # times the budget: where the axis ends
 _FAR: Final = 4.0  # times the most used: a larger budget is written, not drawn
 _RADIUS: Final = 4.0
 
@@ -46,7 +45,8 @@ class _Scale:
     most_samples: float
 
     def x(self, num_bytes: float) -> float:
-        return _LEFT + num_bytes / self.most_bytes * (_WIDTH - _LEFT - _RIGHT)
+        share = min(1.0, num_bytes / self.most_bytes)
+        return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, samples_per_s: float) -> float:
         whole = _HEIGHT - _TOP - _BOTTOM
@@ -56,26 +56,34 @@ class _Scale:
 def to_svg(ranking: Ranking) -> str:
     """Return the points, the budget and the legend as SVG."""
     budget = ranking.cluster.memory_bytes
-    shown = [x for x in ranking.outcomes if x.peak_bytes <= _WIDEST * budget]
-    shown = shown or list(ranking.outcomes)
+    shown = ranking.outcomes
     taken = max(x.peak_bytes for x in shown)
     scale = _Scale(
-        1.05 * (taken if budget > _FAR * taken else max(budget, taken)),
+        1.05 * taken if budget > _FAR * taken else _BEYOND * budget,
         1.08 * max(x.samples_per_s for x in shown),
     )
-    names = dict.fromkeys(sorted(x.candidate.schedule for x in shown))
-    colour_of = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
     lines = [
         f'<svg viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" role="img" width="100%" '
         'xmlns="http://www.w3.org/2000/svg" font-size="12" '
         'font-family="system-ui, sans-serif" '
         'aria-label="Samples per second over peak memory of every candidate">',
         *_axes(scale, budget),
-        *(_point(x, ranking, colour_of, scale) for x in reversed(shown)),
-        *_legend(colour_of),
+        *(_point(x, ranking, scale) for x in reversed(shown)),
+        *_legend({kind_of(x) for x in shown}),
         "</svg>",
     ]
     return "\n".join(lines)
+
+
+def kind_of(outcome: Outcome) -> str:
+    """Return the kind of a candidate, a key of `KINDS`."""
+    candidate = outcome.candidate
+    if candidate.is_data_parallel:
+        return "plain data parallelism"
+    if outcome.delay:
+        return "old weights"
+    is_one = candidate.stages_per_device == 1
+    return "one stage per device" if is_one else "several stages per device"
 
 
 def _axes(scale: _Scale, budget: int) -> Iterator[str]:
@@ -99,11 +107,9 @@ def _axes(scale: _Scale, budget: int) -> Iterator[str]:
     yield _text(x - 5, floor - 6, f"{byte_size(budget)} to have", "end")
 
 
-def _point(
-    outcome: Outcome, ranking: Ranking, colour_of: dict[str, str], scale: _Scale
-) -> str:
+def _point(outcome: Outcome, ranking: Ranking, scale: _Scale) -> str:
     candidate = outcome.candidate
-    colour = colour_of[candidate.schedule]
+    colour = KINDS[kind_of(outcome)]
     x, y = scale.x(outcome.peak_bytes), scale.y(outcome.samples_per_s)
     paint = f'fill="{colour if outcome.fits else "none"}" stroke="{colour}"'
     title = f"<title>{escape(_words(outcome, ranking))}</title>"
@@ -113,7 +119,12 @@ def _point(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" fill="none" '
             'stroke="var(--ink)" stroke-width="1.5"/>'
         )
-    if candidate.is_data_parallel:
+    if outcome.peak_bytes > scale.most_bytes:
+        shape = (
+            f'<path d="M{x - _RADIUS:.1f} {y - _RADIUS:.1f}l{2 * _RADIUS:g} '
+            f'{_RADIUS:g}l{-2 * _RADIUS:g} {_RADIUS:g}z" {paint}>{title}</path>'
+        )
+    elif candidate.is_data_parallel:
         side = 2 * _RADIUS
         shape = (
             f'<rect x="{x - _RADIUS:.1f}" y="{y - _RADIUS:.1f}" width="{side:g}" '
@@ -140,14 +151,20 @@ def _words(outcome: Outcome, ranking: Ranking) -> str:
     )
 
 
-def _legend(colour_of: dict[str, str]) -> Iterator[str]:
+def _legend(kinds: Collection[str]) -> Iterator[str]:
     x, y = _WIDTH - _RIGHT + 18, _TOP + 10
-    for name, colour in colour_of.items():
-        yield f'<circle cx="{x:g}" cy="{y:g}" r="{_RADIUS:g}" fill="{colour}"/>'
-        yield _text(x + 12, y + 4, name, "start")
-        y += 20
+    for name, colour in KINDS.items():
+        if name in kinds:
+            yield f'<circle cx="{x:g}" cy="{y:g}" r="{_RADIUS:g}" fill="{colour}"/>'
+            yield _text(x + 12, y + 4, name, "start")
+            y += 20
     y += 8
-    for words in ("ring: the best", "hollow: does not fit", "square: data parallel"):
+    for words in (
+        "ring: the best",
+        "hollow: does not fit",
+        "triangle: far from fitting",
+        "square: data parallel",
+    ):
         yield _text(x - 4, y + 4, words, "start")
         y += 18
 

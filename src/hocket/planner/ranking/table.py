@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from itertools import groupby
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from hocket.draw.quantity import (
-    Unit,
-    byte_size,
-    byte_unit,
-    counted,
-    percent,
-    seconds,
-    short,
-)
+from hocket.draw.quantity import byte_size, counted, seconds, short
 from hocket.draw.text import to_text as timeline_text
 from hocket.planner.candidate import DATA_PARALLEL, REVERSE_FIRST_K, Outcome
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.columns import (
+    GAP,
+    NAME_WIDTH,
+    Column,
+    columns,
+    fitting,
+    name_of,
+    stale_cells,
+    stale_columns,
+    unit_of,
+)
+from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
+from hocket.planner.ranking.rows import Row, joined
 
-NUM_ROWS: Final = 12
-NUM_MISFITS: Final = 5
+NUM_MISFITS: Final = 3
+RULE: Final = (
+    "> best: of all within 1 % of the fastest, the simplest: plain data parallelism, "
+    "then fewer stages, no recomputation, less memory"
+)
+_WIDE: Final = 110  # columns from which the table of old weights has all of its own
+_MOST_LANES: Final = 16  # of a picture in text
 _WIDTH: Final = 140
-
-
-def columns(ranking: Ranking) -> tuple[str, ...]:
-    """Return the names of a row's cells, with the unit of memory."""
-    unit = _unit(ranking).name
-    return (
-        "schedule",
-        "stages",
-        "replicas",
-        "microbatches",
-        "recompute",
-        "samples/s",
-        "bubble",
-        "gap",
-        f"peak {unit}",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "messages",
-    )
 
 
 def to_text(
@@ -55,73 +42,94 @@ def to_text(
     num_rows: int = NUM_ROWS,
     width: int = _WIDTH,
     is_terminal: bool = False,
+    has_all: bool = False,
 ) -> str:
     """Return everything as plain text.
 
     Args:
         ranking: what to show.
-        num_rows: rows of the best; then the best of each further schedule.
+        num_rows: the most rows of the table.
         width: the most columns.
         is_terminal: whether to set the table's styles for a terminal.
+        has_all: whether to show all rows and columns, however wide they are.
     """
     page = StringIO()
     console = Console(file=page, width=width, force_terminal=is_terminal)
-    _show(ranking, console, num_rows)
+    _show(ranking, console, num_rows, has_all=has_all)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _show(ranking: Ranking, console: Console, num_rows: int) -> None:
+def _show(
+    ranking: Ranking, console: Console, num_rows: int, *, has_all: bool
+) -> None:
     """Print a ranking to a console."""
-    for line in head(ranking):
-        console.print(line, highlight=False, markup=False)
+    _print(console, head(ranking))
     console.print()
-    shown = list(ranking.shown(num_rows))
-    if shown:
-        console.print(_table(ranking, shown))
+    rows = joined(ranking.fitting) if has_all else ranking.rows(num_rows)
+    width = console.width
+    if has_all:  # a console would cut what is wider
+        console.width = max(width, 400)
+    if rows:
+        console.print(_table(ranking, rows, console.width))
     misfits = list(ranking.closest(NUM_MISFITS))
     if misfits:
         console.print()
         console.print(_misfit_table(misfits, ranking))
+    shown = [row[0] for row in rows]
     behind = [outcome for outcome in (*shown, *misfits) if outcome.delay]
     if behind:
         console.print()
-        console.print(_stale_table(behind, ranking))
+        console.print(_stale_table(behind, ranking, console.width))
+    console.width = width
     console.print()
-    for line in choice(ranking):
-        console.print(line, highlight=False, markup=False)
-    if ranking.timeline is not None:
+    _print(console, choice(ranking))
+    line = ranking.timeline
+    if line is not None and len(line.schedule.lanes) <= _MOST_LANES:
         console.print()
-        picture = timeline_text(ranking.timeline, width=console.width)
-        console.file.write(picture + "\n")
+        console.file.write(timeline_text(line, width=max(60, width)) + "\n")
+
+
+def _print(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
 
 
 def choice(ranking: Ranking) -> Iterator[str]:
-    """Return the choice and the reasons, a sentence each."""
+    """Yield the choice, the rule that it follows from, and what it beats."""
     best = ranking.best
     if best is None:
         yield from _nothing_fits(ranking)
         return
+    yield RULE
     yield f"best: {_sentence(best, ranking)}"
-    fastest = ranking.fastest
-    if fastest is not None and fastest.candidate.schedule != best.candidate.schedule:
-        gain = fastest.samples_per_s / best.samples_per_s - 1
-        yield (
-            f"The fastest, {_sentence(fastest, ranking)}, is {short(100 * gain)} % "
-            "faster: of what is that close, the simplest is best."
-        )
+    yield from advice(ranking)
+    yield from ranking.notes
+
+
+def advice(ranking: Ranking) -> Iterator[str]:
+    """Yield how the choice compares with the others, a short line each."""
+    best, fastest = ranking.best, ranking.fastest
+    if best is None or fastest is None:
+        return
+    if fastest is not best and fastest.samples_per_s > best.samples_per_s:
+        gain = 100 * (fastest.samples_per_s / best.samples_per_s - 1)
+        yield f"the fastest: {_brief(fastest, ranking)}, {gain:.1f} % faster"
     if best.candidate.is_data_parallel:
-        yield _against(best, ranking.best_pipeline, "the best pipeline", "pipeline")
+        rival, name = ranking.best_pipeline, "the best pipeline"
         yield (
-            f"Plain data parallelism is the choice here: "
-            f"{DATA_PARALLEL[best.candidate.schedule]}."
+            f"plain data parallelism is the choice: "
+            f"{DATA_PARALLEL[best.candidate.schedule]}"
         )
     else:
-        rival = ranking.best_data_parallel
-        yield _against(best, rival, "the best plain data parallelism", "such way")
+        rival, name = ranking.best_data_parallel, "the best plain data parallelism"
+    if rival is None:
+        yield f"{name}: none fits"
+    elif rival is not fastest:
+        share = rival.samples_per_s / best.samples_per_s
+        yield f"{name}: {_brief(rival, ranking)}, {short(share)} times as fast"
     reversed_best = ranking.best_of(REVERSE_FIRST_K)
-    if reversed_best is not None and reversed_best is not best:
-        yield f"Reverse first-k at its best: {_sentence(reversed_best, ranking)}."
-    yield from ranking.notes
+    if reversed_best is not None and reversed_best not in (best, rival, fastest):
+        yield f"reverse first-k: {_brief(reversed_best, ranking)}"
 
 
 def head(ranking: Ranking) -> Iterator[str]:
@@ -145,100 +153,86 @@ def head(ranking: Ranking) -> Iterator[str]:
     )
 
 
-def _new_table(names: Iterable[str]) -> Table:
+def _new_table(names: Iterable[str], *, name_width: int | None = None) -> Table:
     """Return a table without rows; only the first column is aligned to the left."""
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     for number, name in enumerate(names):
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _table(ranking: Ranking, outcomes: Iterable[Outcome]) -> Table:
-    table = _new_table(columns(ranking))
-    for outcome in outcomes:
-        style = "bold green" if outcome is ranking.best else None
-        table.add_row(*cells(outcome, ranking), style=style)
-    return table
-
-
-def cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
-    """Return a row of the table, one text per name of `columns`."""
-    candidate, split, unit = outcome.candidate, outcome.fullest, _unit(ranking)
-    yield candidate.schedule + ("*" if outcome.delay else "")
-    v = candidate.stages_per_device
-    yield f"{candidate.num_devices}" + (f" x {v}" if v > 1 else "")
-    yield str(candidate.num_replicas)
-    size = candidate.samples_of_microbatch(ranking.batch_size)
-    yield f"{candidate.num_microbatches} of {size}"
-    yield "all" if candidate.recomputes else "none"
-    yield short(outcome.samples_per_s)
-    yield percent(outcome.bubble_fraction)
-    yield percent(outcome.gap)
-    yield unit.number(outcome.peak_bytes)
-    yield unit.number(split.weight_bytes + split.version_bytes)
-    yield unit.number(split.gradient_bytes)
-    yield unit.number(split.update_bytes)
-    yield unit.number(split.activation_bytes)
-    yield byte_size(outcome.message_bytes)
-
-
-def _unit(ranking: Ranking) -> Unit:
-    """Return the unit in which the best outcome's memory reads best."""
-    return byte_unit(ranking.outcomes[0].peak_bytes)
-
-
-def _stale_table(outcomes: list[Outcome], ranking: Ranking) -> Table:
-    """Return the table of flush-free orders: their delays and memory."""
-    names = "* old weights", *columns(ranking)[1:5], *stale_columns(ranking)
-    table = _new_table(names)
-    for outcome in outcomes:
-        row = [*cells(outcome, ranking)]
-        table.add_row(
-            outcome.candidate.schedule, *row[1:5], *stale_cells(outcome, ranking)
+        is_first = not number
+        table.add_column(
+            name,
+            justify="left" if is_first else "right",
+            no_wrap=not is_first,
+            vertical="bottom" if is_first else "top",
+            width=name_width if is_first else None,
         )
     return table
 
 
-def stale_columns(ranking: Ranking) -> tuple[str, ...]:
-    """Return the column names for orders with stale weights."""
-    unit = _unit(ranking).name
-    is_corrected = ranking.correction != "none"
-    return (
-        "delay",
-        "versions of each stage",
-        f"newest {unit}",
-        f"older {unit}",
-        "copies",
-        *((f"{ranking.correction} {unit}",) if is_corrected else ()),
-    )
+def _table(ranking: Ranking, rows: Sequence[Row], width: int) -> Table:
+    outcomes = [row[0] for row in rows]
+    kept = fitting(columns(ranking), outcomes, ranking, width)
+    taken = sum(GAP + column.width(outcomes, ranking) for column in kept)
+    names = [name_of(row) for row in rows]
+    name_width = min(max(map(len, names)), max(NAME_WIDTH, width - taken - 2))
+    heads = (column.head for column in kept)
+    table = _new_table(("  schedule", *heads), name_width=name_width + 2)
+    for row, name in zip(rows, names, strict=True):
+        is_best = ranking.best in row
+        cells = (column.cell(row[0], ranking) for column in kept)
+        lines = _wrapped(name, name_width)
+        marks = (">" if is_best else " ", *" " * (len(lines) - 1))
+        text = "\n".join(map(" ".join, zip(marks, lines, strict=True)))
+        table.add_row(text, *cells, style="bold green" if is_best else None)
+    return table
 
 
-def stale_cells(outcome: Outcome, ranking: Ranking) -> Iterator[str]:
-    """Return a text per name of `stale_columns`, for the fullest device."""
-    split, unit = outcome.fullest, _unit(ranking)
-    yield str(outcome.delay)
-    yield _runs(outcome.num_versions)
-    yield unit.number(split.weight_bytes)
-    yield unit.number(split.version_bytes)
-    copies = 1 + split.version_bytes / split.weight_bytes if split.weight_bytes else 1
-    yield f"{copies:.2f}"
-    if ranking.correction != "none":
-        yield unit.number(split.correction_bytes)
+def _wrapped(name: str, width: int) -> list[str]:
+    """Cut joined names into lines, at their spaces."""
+    lines = [""]
+    for word in name.split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if len(longer) <= width or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
-def _runs(numbers: tuple[int, ...]) -> str:
-    """Format runs of equal numbers: `2 x 4, 1 x 4`."""
-    return ", ".join(f"{key} x {len(list(of))}" for key, of in groupby(numbers))
+def _cells(outcome: Outcome, ranking: Ranking, shown: Sequence[Column]) -> list[str]:
+    return [column.cell(outcome, ranking) for column in shown]
+
+
+def _stale_table(outcomes: list[Outcome], ranking: Ranking, width: int) -> Table:
+    """Return the table of flush-free orders: their delays and memory."""
+    shown = columns(ranking)[: 3 if width >= _WIDE else 1]
+    names = [column.head.replace("-\n", "") for column in shown]
+    heads = [name.replace(" of each", "\nof each") for name in stale_columns(ranking)]
+    table = _new_table(("* old weights", *names, *heads), name_width=NAME_WIDTH)
+    for outcome in outcomes:
+        cells = _cells(outcome, ranking, shown)
+        name = outcome.candidate.schedule
+        table.add_row(name, *cells, *stale_cells(outcome, ranking))
+    return table
 
 
 def _misfit_table(misfits: list[Outcome], ranking: Ranking) -> Table:
-    all_ = columns(ranking)
-    table = _new_table(("does not fit", *all_[1:5], "missing", *all_[8:13]))
+    unit, shown = unit_of(ranking), columns(ranking)[:3]
+    heads = [column.head for column in shown]
+    table = _new_table(
+        ("does not fit", *heads, f"missing\n{unit.name}", f"peak\n{unit.name}")
+    )
     for outcome in misfits:
-        row = [*cells(outcome, ranking)]
-        missing = _unit(ranking).number(outcome.missing_bytes)
-        table.add_row(*row[:5], missing, *row[8:13])
+        sizes = map(unit.number, (outcome.missing_bytes, outcome.peak_bytes))
+        name = name_of((outcome,))
+        table.add_row(name, *_cells(outcome, ranking, shown), *sizes)
     return table
+
+
+def _brief(outcome: Outcome, ranking: Ranking) -> str:
+    """Name an outcome as its row does: `zb-h1 4x2, 8 of 4, 512 samples/s`."""
+    layout, _, microbatches, speed, *_ = _cells(outcome, ranking, columns(ranking))
+    name = f"{outcome.candidate.schedule} {layout}, {microbatches}"
+    return f"{name}{_bucket_sentence(outcome)}, {speed} samples/s"
 
 
 def _sentence(outcome: Outcome, ranking: Ranking) -> str:
@@ -269,20 +263,6 @@ def _bucket_sentence(outcome: Outcome) -> str:
     low, high = byte_size(min(sizes)), byte_size(max(sizes))
     span = low if low == high else f"{low} to {high}"
     return f", k = {outcome.buckets.k} of {counted(len(sizes), 'bucket')} of {span}"
-
-
-def _against(best: Outcome, rival: Outcome | None, name: str, kind: str) -> str:
-    if rival is None:
-        return (
-            f"No {kind} fits."
-            if kind == "pipeline"
-            else f"{name.capitalize()}: none fits."
-        )
-    share = rival.samples_per_s / best.samples_per_s
-    return (
-        f"{name.capitalize()}, {rival.candidate.schedule}, reaches "
-        f"{short(rival.samples_per_s)} samples/s, {short(share)} times as many."
-    )
 
 
 def _nothing_fits(ranking: Ranking) -> Iterator[str]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from hocket.planner.rank import PlanConfig, Search
+from hocket.planner.rank import PlanConfig, Progress, Search
 from hocket.planner.ranking.ranking import Ranking
-from hocket.planner.ranking.report import to_html
-from hocket.planner.ranking.table import to_text
+from hocket.planner.ranking.shown import Paper, Shown
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.optimizer import make_optimizer
@@ -21,54 +20,6 @@ from hocket.recipes.training.task import make_task
 from hocket.run.cluster.world import World, join_world
 from hocket.run.tune.planning import plan
 from hocket.signatures import values_of
-
-
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """How a ranking is to be shown.
-
-    Args:
-        num_rows: the table's rows.
-        width: columns of text.
-        is_terminal: whether colours can be seen.
-        has_page: whether an HTML page is wanted.
-    """
-
-    num_rows: int
-    width: int
-    is_terminal: bool
-    has_page: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A ranking as it is shown.
-
-    Args:
-        text: the table, the choice, the picture.
-        document: all outcomes, as JSON has them.
-        page: HTML; empty where none was wanted.
-    """
-
-    text: str
-    document: dict[str, Any]
-    page: str
-
-    @classmethod
-    def of(cls, ranking: Ranking, paper: Paper) -> Shown:
-        """Draw it.
-
-        Raises:
-            PlanError: a page was wanted, and nothing fits.
-        """
-        text = to_text(
-            ranking,
-            num_rows=paper.num_rows,
-            width=paper.width,
-            is_terminal=paper.is_terminal,
-        )
-        page = to_html(ranking) if paper.has_page else ""
-        return cls(text, ranking.to_json(), page)
 
 
 def main(
@@ -92,7 +43,10 @@ def main(
 
 
 def plan_recipe(
-    resolved: Resolved, config: PlanConfig, world: World | None = None
+    resolved: Resolved,
+    config: PlanConfig,
+    world: World | None = None,
+    progress: Progress | None = None,
 ) -> Ranking:
     """Predict every way to train a recipe.
 
@@ -101,6 +55,7 @@ def plan_recipe(
         config: what to plan for; batch size and precision are the recipe's when not
             given.
         world: the job, where all its workers measure.
+        progress: called with the number of candidates done, and of all.
 
     Raises:
         DataError: its data are missing or too few.
@@ -124,5 +79,6 @@ def plan_recipe(
         correction=recipe.pipeline.correction if search.max_delay else "none",
         teachers=task.make_teachers(layout.num_steps),
         world=world,
+        progress=progress,
         **values_of(PlanConfig, config),
     )

@@ -18,7 +18,7 @@ from hocket.model.capture.captured import Captured, enough_layers
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import counted_work
 from hocket.options import CorrectionName, PrecisionName
-from hocket.planner.rank import PlanConfig, Search, rank
+from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
@@ -44,6 +44,7 @@ class _Arguments(PlanConfig):
     correction: CorrectionName = "none"
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
     world: World | None = None
+    progress: Progress | None = None
 
 
 @takes_fields_of(_Arguments)
@@ -73,6 +74,7 @@ def plan(config: _Arguments) -> Ranking:
             `num_devices`. They then measure together, with real messages. By default
             this process represents all. Either way a process on a CPU keeps the memory
             that it frees from then on (HOCKET_KEEP_FREED_MEMORY=0: it does not).
+        progress: called with the number of candidates done, and of all.
 
     Returns:
         A ranking of all candidates; it prints as a table, the choice and its picture.
@@ -127,7 +129,7 @@ def plan(config: _Arguments) -> Ranking:
             precision=precision,
             correction=corrected,
         )
-        ranking = rank(work, cluster, size, search)
+        ranking = rank(work, cluster, size, search, progress=config.progress)
         jobs = _teacher_jobs(config, work, device, precision, size)
         more = (f"With {x}: {compare(job, cluster).sentence}" for x, job in jobs)
         return replace(ranking, notes=(*ranking.notes, *more))
@@ -147,7 +149,7 @@ def plan(config: _Arguments) -> Ranking:
     workers = single_process_world(_own_device()) if world is None else world
     found = profile_workers(wanted, workers)
     cluster = replace(cluster, ring=found.ring, shares_cores=found.shares_cores)
-    return rank(found.work, cluster, size, search, found.trials)
+    return rank(found.work, cluster, size, search, found.trials, config.progress)
 
 
 def _teacher_jobs(

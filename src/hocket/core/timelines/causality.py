@@ -1,0 +1,141 @@
+"""Find what each op of a timeline waited for, and until when.
+
+    d1  ··F0 ├──────┤                     sent_s   the maker has ended, or the
+             sent_s  ready_s                       reduction has begun
+    d2  ░░░░░░░░░░░░░F0                   ready_s  the value is there
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.core.op import ASYNCHRONOUS, COLLECTIVES
+from hocket.core.simulator.columns import Columns
+from hocket.core.simulator.needs import LOCAL, Needs
+from hocket.core.timelines.timeline import Origin, Timeline
+
+
+class Need(NamedTuple):
+    """Something that an op of a lane needs from another lane, or from a reduction.
+
+    Args:
+        row: the op that makes it.
+        lane: the lane of that op.
+        sent_s: when that op has ended; of a reduction, when it has begun.
+        ready_s: when it is there.
+        to_device: where the message goes; None without a message.
+    """
+
+    row: int
+    lane: int
+    sent_s: float
+    ready_s: float
+    to_device: int | None
+
+
+class Causality:
+    """The ops of a timeline as rows, and what each of them needs.
+
+    Args:
+        timeline: any timeline of a whole schedule.
+
+    Attributes:
+        start_s: the start of each op, lane after lane.
+        end_s: the end of each op.
+        lane: the lane of each op.
+        works: whether an op keeps its lane busy.
+        before: the row of the op that kept the same lane busy before; -1 for the first.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        """Read the needs of all ops.
+
+        Raises:
+            ScheduleError: ops that are not of the program, or are there twice.
+        """
+        schedule = timeline.schedule
+        columns = Columns.of(schedule)
+        self._needs = Needs.of(columns, schedule.program)
+        self.start_s: list[float] = np.concatenate(timeline.start_s).tolist()
+        self.end_s: list[float] = np.concatenate(timeline.end_s).tolist()
+        self.lane: list[int] = columns.lane.tolist()
+        self.works: list[bool] = (~columns.is_any(ASYNCHRONOUS)).tolist()
+        self._device: list[int] = columns.device.tolist()
+        self._reduces: list[bool] = columns.is_any(COLLECTIVES).tolist()
+        self.before = self._rows_before()
+        self._is_exact = timeline.origin is Origin.SIMULATED
+        first = np.array(columns.first)
+        traffic = timeline.traffic
+        maker = first[traffic.lane] + traffic.position
+        self._arrived_s = dict(
+            zip(
+                zip(maker.tolist(), traffic.to_device.tolist(), strict=True),
+                traffic.end_s.tolist(),
+                strict=True,
+            )
+        )
+        rows = np.arange(columns.num_ops + 1)
+        self._from: list[int] = np.searchsorted(self._needs.row, rows).tolist()
+        self._maker: list[int] = self._needs.maker.tolist()
+        self._is_remote: list[bool] = (self._needs.arrival != LOCAL).tolist()
+        self._usual_s = {} if self._is_exact else self._medians()
+
+    def latest(self, row: int) -> Need | None:
+        """Return what came last of all that an op needs; None if nothing had to come."""
+        found = list(self._waited(row))
+        return max(found, key=lambda need: need.ready_s, default=None)
+
+    def _waited(self, row: int) -> Iterator[Need]:
+        """Yield what an op needs of other lanes and of reductions."""
+        for number in range(self._from[row], self._from[row + 1]):
+            maker = self._maker[number]
+            if maker < 0:  # it was there before, or is never made
+                continue
+            lane, end_s = self.lane[maker], self.end_s[maker]
+            if self._reduces[maker]:
+                yield Need(maker, lane, self.start_s[maker], end_s, None)
+            elif self._is_remote[number]:
+                to_device = self._device[row]
+                ready_s = self._ready_s(row, maker, to_device)
+                yield Need(maker, lane, end_s, ready_s, to_device)
+            elif lane != self.lane[row]:
+                yield Need(maker, lane, end_s, end_s, None)
+
+    def _ready_s(self, row: int, maker: int, to_device: int) -> float:
+        """Return when a message has arrived; of a measured one, when it should have."""
+        sent_s = self.end_s[maker]
+        arrived_s = self._arrived_s.get((maker, to_device), sent_s)
+        before = self.before[row]
+        if self._is_exact or before < 0 or sent_s > self.end_s[before]:
+            return arrived_s
+        usual_s = self._usual_s.get((self._device[maker], to_device), 0.0)
+        return min(arrived_s, sent_s + usual_s)
+
+    def _medians(self) -> dict[tuple[int, int], float]:
+        """Return the median seconds of messages that a lane waited for, by link."""
+        taken: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+        for row, before in enumerate(self.before):
+            for number in range(self._from[row], self._from[row + 1]):
+                maker = self._maker[number]
+                if not self._is_remote[number] or maker < 0 or before < 0:
+                    continue
+                to_device, sent_s = self._device[row], self.end_s[maker]
+                arrived_s = self._arrived_s.get((maker, to_device), sent_s)
+                if sent_s > self.end_s[before]:
+                    link = self._device[maker], to_device
+                    taken[link].append(arrived_s - sent_s)
+        return {link: median(seconds) for link, seconds in taken.items()}
+
+    def _rows_before(self) -> list[int]:
+        last: dict[int, int] = {}
+        before = []
+        for row, lane in enumerate(self.lane):
+            before.append(last.get(lane, -1))
+            if self.works[row]:
+                last[lane] = row
+        return before
