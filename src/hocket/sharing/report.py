@@ -31,7 +31,8 @@ class JobReport:
         forecast: its last iteration, with its memory; None if none was seen.
         num_wrong: how often its forecast did not hold.
         error: what ended it early; None if nothing did.
-        is_hung: whether its thread was abandoned: its memory is lost.
+        is_hung: whether an iteration took longer than its timeout. If it ran in a
+            thread, that is abandoned, and its memory is lost.
     """
 
     name: str
@@ -179,10 +180,10 @@ def _durations(x: Iteration) -> tuple[float, float]:
 
 
 def _outcome(job: JobReport) -> str:
-    if job.is_hung:
-        held = byte_size(job.peak_bytes)
-        return f"hung: its thread is abandoned, and up to {held} are lost"
     if job.error is not None:
         first = next(iter(str(job.error).splitlines()), "")
         return f"ended by {type(job.error).__name__}: {first}"
+    if job.is_hung:
+        held = byte_size(job.peak_bytes)
+        return f"hung: its thread is abandoned, and up to {held} are lost"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,15 +34,23 @@ def recipe_job(recipe: Recipe, job: Job) -> Job:
         RecipeError: the recipe asks for what a shared loop does not do.
     """
     _refuse(recipe)
-
-    def make(context: JobContext) -> tuple[Any, Iterator[Any]]:
-        task = make_task(recipe)
-        layout = StepLayout.of(recipe, task.training)
-        model = task.make_model().to(context.device).train()
-        trained = _Loop(recipe, layout, model, task.loss, context)
-        return trained.step, iter(layout.loader())
-
+    make = partial(train_recipe, recipe.model_dump_json())
     return replace(job, make=make, seed=recipe.training.seed)
+
+
+def train_recipe(text: str, context: JobContext) -> tuple[Any, Iterator[Any]]:
+    """Make the loop of a recipe; a process of its own imports this function.
+
+    Args:
+        text: the recipe as JSON.
+        context: the job's.
+    """
+    recipe = Recipe.model_validate_json(text)
+    task = make_task(recipe)
+    layout = StepLayout.of(recipe, task.training)
+    model = task.make_model().to(context.device).train()
+    trained = _Loop(recipe, layout, model, task.loss, context)
+    return trained.step, iter(layout.loader())
 
 
 def _refuse(recipe: Recipe) -> None:
