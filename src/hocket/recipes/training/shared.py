@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from hocket.recipes.training.task import make_task
 from hocket.run.data.batch import call_arguments, on_device
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.sharing.running.job import Job, JobContext
+
+
+_HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def recipe_job(recipe: Recipe, job: Job) -> Job:
@@ -56,7 +59,7 @@ def train_recipe(text: str, context: JobContext) -> tuple[Any, Iterator[Any]]:
 def _refuse(recipe: Recipe) -> None:
     training = recipe.training
     asked = {
-        "training.precision": training.precision != "float32",
+        "training.precision tf32": training.precision == "tf32",
         "training.ema_decay": training.ema_decay is not None,
         "training.stop_patience": training.stop_patience is not None,
         "[teacher]": recipe.teacher is not None,
@@ -86,15 +89,20 @@ class _Loop:
         self.model, self.loss, self.context = model, loss, context
         self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
         self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
+        kind, half = context.device.type, _HALVES.get(recipe.training.precision)
+        self.autocast = partial(
+            torch.autocast, kind, dtype=half, enabled=half is not None
+        )
+        self.scaler = torch.amp.GradScaler(kind, enabled=half is torch.float16)
         self.num_batches = 0
 
     def step(self, batch: Any) -> Tensor:
         inputs, targets = on_device(batch, self.context.device)
         args, kwargs = call_arguments(inputs)
-        with self.context.forward():
+        with self.context.forward(), self.autocast():
             loss = losses_of(self.loss, self.model(*args, **kwargs), targets)[TOTAL]
         with self.context.backward():
-            (loss / self.training.accumulate).backward()
+            self.scaler.scale(loss / self.training.accumulate).backward()
         self.num_batches += 1
         if self.num_batches % self.training.accumulate == 0:
             self._update()
@@ -103,7 +111,9 @@ class _Loop:
     def _update(self) -> None:
         if self.training.clip_norm is not None:
             norm = self.training.clip_norm
+            self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()

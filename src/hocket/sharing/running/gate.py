@@ -34,6 +34,7 @@ class JobGates(Gates):
         ended: the records of jobs that have left, by name.
         hung: the names of jobs that were abandoned.
         stop_error: the error that ends all jobs.
+        all_made: set when jobs may begin their iterations, or end.
     """
 
     board: Board
@@ -45,6 +46,7 @@ class JobGates(Gates):
     ended: dict[str, JobRecord] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
     stop_error: BaseException | None = None
+    all_made: threading.Event = field(default_factory=threading.Event)
     _later: Callable[[], None] | None = None
 
     def join(
@@ -62,6 +64,12 @@ class JobGates(Gates):
         with self.condition:
             for record in self.board.records.values():
                 record.state.come_to(Point.AWAY, perf_counter())
+
+    def wait_for_others(self, name: str) -> None:
+        """See `Gates`."""
+        self.all_made.wait()
+        with self.condition:
+            self._check(name)
 
     def leave(self, name: str) -> None:
         """See `Gates`."""
@@ -133,6 +141,7 @@ class JobGates(Gates):
         """End all jobs at their next gate."""
         with self.condition:
             self.stop_error = self.stop_error or error
+            self.all_made.set()
             self.condition.notify_all()
 
     def wait_for_end(self) -> None:

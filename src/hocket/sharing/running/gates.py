@@ -21,6 +21,10 @@ class Gates(ABC):
         """How jobs share now."""
 
     @abstractmethod
+    def wait_for_others(self, name: str) -> None:
+        """Wait until all jobs are made; this one is."""
+
+    @abstractmethod
     def leave(self, name: str) -> None:
         """Remove a job, if it was not abandoned; the others go on."""
 

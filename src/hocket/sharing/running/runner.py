@@ -80,11 +80,10 @@ class JobRunner(JobContext):
         self.error: BaseException | None = None
         self.made = threading.Event()
         self.thread = threading.Thread(
-            target=self._run, name=f"hocket job {job.name}", daemon=True
+            target=self.run, name=f"hocket job {job.name}", daemon=True
         )
         self._job, self._shared, self._gate = job, shared, shared.gate
         self._lanes = device
-        self._go = threading.Event()
         self._log: MemoryLog | None = None
         self._num_logged = 0
         self._is_guarded = job.draws is not False and shared.unguarded is not None
@@ -99,10 +98,6 @@ class JobRunner(JobContext):
         ident = ctypes.c_ulong(self.thread.ident or 0)
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ident, ctypes.py_object(StoppedError))
-
-    def go(self) -> None:
-        """Let the job begin its iterations, after all jobs are made."""
-        self._go.set()
 
     def join(self, *, is_hung: bool) -> None:
         """Wait for the end of the thread, if it was not abandoned."""
@@ -134,13 +129,14 @@ class JobRunner(JobContext):
             self._finish_device()
             self._gate.pause(self.name)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Run the job to its end, in its thread."""
         torch.autograd.set_multithreading_enabled(False)
         if self.device.type == "cuda":
             cuda.use(self.device)
         try:
             made = self._make()
-            self._go.wait()
+            self._gate.wait_for_others(self.name)
             self._train(*made)
         except StoppedError:
             pass

@@ -184,13 +184,10 @@ def _run(
             _make(runner, gate)
         with around:
             gate.begin()
-            for runner in runners:
-                runner.go()
+            gate.all_made.set()
             gate.wait_for_end()
     except BaseException as error:
         gate.stop(error)
-        for runner in runners:  # those that are made end at their gates
-            runner.go()
         raise
     for runner in runners:
         runner.join(is_hung=runner.name in gate.hung)

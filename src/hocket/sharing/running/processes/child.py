@@ -60,6 +60,10 @@ class RemoteGates(Gates):
         """See `Gates`: as of the last answer."""
         return self._mode
 
+    def wait_for_others(self, name: str) -> None:
+        """See `Gates`."""
+        self._ask("made")
+
     def leave(self, name: str) -> None:
         """See `Gates`: the end of the process says so."""
 
@@ -127,13 +131,7 @@ def _run(connection: Connection, sent: SentJob) -> None:
     send(connection, "ready")
     receive(connection)
     runner = _runner(connection, sent, job)
-    runner.thread.start()
-    runner.made.wait()
-    if runner.error is None:
-        send(connection, "made")
-        if receive(connection)["say"] == "go":
-            runner.go()
-            runner.thread.join()
+    runner.run()  # in this thread: what it forks ends with this process
     if runner.error is None:
         send(connection, "end")
     else:

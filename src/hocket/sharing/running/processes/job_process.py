@@ -61,7 +61,6 @@ class JobProcess:
         )
         self._sent, self._gates = sent, gates
         self._losses: list[float] = []
-        self._go = threading.Event()
         self._connection, far_end = Pipe()
         path = [str(Path(part).absolute()) for part in sys.path]
         with far_end:
@@ -96,10 +95,6 @@ class JobProcess:
                 f"the process of job {self.name!r} did not start within {_START_S:.0f} "
                 "s: is the machine busy, or a disk slow?"
             )
-
-    def go(self) -> None:
-        """Let the job begin its iterations, after all jobs are made."""
-        self._go.set()
 
     def abandon(self) -> None:
         """Kill the process and what it has started: it hangs."""
@@ -183,8 +178,8 @@ class JobProcess:
         match message["say"]:
             case "made":
                 self.made.set()
-                self._go.wait()
-                send(self._connection, "go")
+                gates.wait_for_others(name)
+                self._open()
             case "wait":
                 gates.pass_through(name, Point[message["point"]])
                 self._open()

@@ -5,7 +5,7 @@
     ready            all is imported    ──▶
                                         ◀──    make
     made                                ──▶
-                                        ◀──    go
+                                        ◀──    open (all are made)
     wait             at a gate          ──▶
                                         ◀──    open (mode, whether to record memory)
     backward, pause                     ──▶
