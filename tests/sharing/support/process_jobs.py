@@ -64,7 +64,8 @@ def ends_badly(how: str, at: int, job: JobContext) -> Any:
 
 def with_offspring(folder: str, job: JobContext) -> Any:
     """A job that starts a process, writes both numbers down, and trains for ever."""
-    child = get_context("fork").Process(target=time.sleep, args=(300,))
+    forked: Any = get_context("fork")
+    child = forked.Process(target=time.sleep, args=(300,))
     child.start()
     step, _ = sleeping(0.01, 0.01, 1024, 1)(job)
     path = Path(folder) / "numbers"

@@ -19,7 +19,6 @@ from hocket.run.data.batch import call_arguments, on_device
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.sharing.running.job import Job, JobContext
 
-
 _HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -59,7 +58,6 @@ def train_recipe(text: str, context: JobContext) -> tuple[Any, Iterator[Any]]:
 def _refuse(recipe: Recipe) -> None:
     training = recipe.training
     asked = {
-        "training.precision tf32": training.precision == "tf32",
         "training.ema_decay": training.ema_decay is not None,
         "training.stop_patience": training.stop_patience is not None,
         "[teacher]": recipe.teacher is not None,
