@@ -64,11 +64,10 @@ def make_data(
             with (Path(folder) / f"{name}.{language}").open(encoding="utf-8") as file:
                 lines = [line.split() for line in islice(file, max_samples)]
             if not counts:
-                for line in lines:
-                    counts.update(line)
-                often = (word for word in counts if counts[word] > 1)
-                known = sorted(often, key=lambda word: (-counts[word], word))
-                ids = {word: i for i, word in enumerate(known[: max_words - 4], 4)}
+                counts.update(word for line in lines for word in line)
+                often = [word for word in counts if counts[word] > 1]
+                often.sort(key=lambda word: (-counts[word], word))
+                ids = {word: i for i, word in enumerate(often[: max_words - 4], 4)}
             num_ids = num_tokens + len(marks)
             ids_NT = torch.full((len(lines), num_ids), PAD)
             for row, line in enumerate(lines):

@@ -47,7 +47,7 @@ class Loop:
             with self.job.forward(), self.autocast():
                 loss = loss_of(chunk) / len(chunks)
             with self.job.backward():
-                self.scaler.scale(loss).backward()
+                torch.autograd.backward(self.scaler.scale(loss))
             total += loss.detach()
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)

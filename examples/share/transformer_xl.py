@@ -40,7 +40,7 @@ class Words(nn.Module):
         x_BTW = self.dropout(self.embedding(word_BT))
         memory = memory or [x_BTW[:, :0] for _ in self.layers]
         num_all = memory[0].shape[1] + x_BTW.shape[1]
-        place_SW = distances(num_all, x_BTW.shape[2], x_BTW.device)
+        place_SW = distances(num_all, x_BTW)
         kept = []
         for layer, own_BMW in zip(self.layers, memory, strict=True):
             both_BSW = torch.cat([own_BMW, x_BTW], 1)
@@ -50,4 +50,8 @@ class Words(nn.Module):
 
     def forward(self, word_BT: Tensor, next_BT: Tensor, memory: Any) -> Any:
         hidden_BTW, kept = self.hidden(word_BT, memory)
-        return self.head(hidden_BTW.flatten(0, 1), next_BT.flatten()).loss, kept
+        with torch.autocast(
+            hidden_BTW.device.type, enabled=False
+        ):  # sums of logarithms
+            found = self.head(hidden_BTW.float().flatten(0, 1), next_BT.flatten())
+        return found.loss, kept

@@ -60,9 +60,10 @@ def _shifted(score_BHTS: Tensor) -> Tensor:
     return padded[..., num_rows:].unflatten(-1, (num_rows, num_columns))
 
 
-def distances(num_all: int, width: int, device: torch.device) -> Tensor:
+def distances(num_all: int, x_BTW: Tensor) -> Tensor:
     """Sines and cosines of the distances S - 1, ..., 1, 0 (S, W)."""
-    far = torch.arange(num_all - 1, -1, -1.0, device=device)
-    rate = 10_000 ** (-torch.arange(0, width, 2.0, device=device) / width)
+    width = x_BTW.shape[2]
+    far = torch.arange(num_all - 1, -1, -1.0).to(x_BTW)
+    rate = 10_000 ** (-torch.arange(0, width, 2.0).to(x_BTW) / width)
     angle = far[:, None] * rate
     return torch.cat([angle.sin(), angle.cos()], -1)

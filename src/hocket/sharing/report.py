@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Final
 
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
@@ -13,6 +14,8 @@ from hocket.sharing.board import Iteration
 from hocket.sharing.choose import ModePrediction
 from hocket.sharing.forecast import Forecast, summed
 from hocket.sharing.policy import Mode
+
+HEAD: Final = ("job", "iterations", "alone", "shared", "speed", "delay", "peak", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,9 +137,8 @@ class ShareReport:
 
     def __str__(self) -> str:
         """Return the report as text."""
-        head = ["job", "iterations", "alone", "shared", "speed", "delay", "peak", ""]
-        rows = [head, *(row_of(job) for job in self.jobs)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        rows = [HEAD, *(row_of(job) for job in self.jobs)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
         lines = [
             "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip()
             for row in rows

@@ -46,7 +46,8 @@ def ends_badly(how: str, at: int, job: JobContext) -> Any:
             return float(batch)
 
     def hold_interpreter() -> None:
-        ctypes.PyDLL(None).sleep(120)
+        sleep: Any = ctypes.PyDLL(None).sleep
+        sleep(120)
 
     def raise_error() -> None:
         raise ZeroDivisionError("its own fault")

@@ -156,10 +156,9 @@ def _classifier(
             )
         case ResnextSettings():
             return make_resnext(settings, images.num_classes)
-        case NasnetSettings(num_features=num_features, num_cells=num_cells):
-            return NasNet(images.num_classes, num_features, num_cells)
-        case DensenetSettings() | MobilenetSettings() | TorchvisionSettings():
-            return make_torchvision_net(settings, images.num_classes)
+        case NasnetSettings():
+            sizes = settings.num_features, settings.num_cells
+            return NasNet(images.num_classes, *sizes)
         case FfnnSettings():
             return Ffnn(
                 num_inputs=images.num_channels * images.side**2,
@@ -168,7 +167,7 @@ def _classifier(
                 num_layers=settings.num_layers,
             )
         case _:
-            assert_never(settings)
+            return make_torchvision_net(settings, images.num_classes)
 
 
 def _bert(settings: BertSettings, text: Any, samples: Samples) -> nn.Module:

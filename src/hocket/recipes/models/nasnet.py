@@ -2,8 +2,8 @@
 
     image ─ conv ─ 2 reduce ─ 4 cells ─ reduce ─ 4 cells ─ reduce ─ 4 cells ─ head
 
-Each cell reads the outputs of the two before it. NASNet-mobile has 4 cells in each group,
-and 1056 features. Auxiliary heads and dropped paths are left out.
+Each cell reads the outputs of the two before it. NASNet-mobile has 4 cells in each
+group, and 1056 features. Auxiliary heads and dropped paths are left out.
 
 Shapes: B images of S x S pixels, K classes.
 Source: Zoph et al., arXiv:1707.07012, figure 4 and appendix A ("4 @ 1056").
@@ -16,8 +16,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-# What each part of a cell adds up: two operations, each with what it reads. 0: the output
-# of the last cell, 1: of that before; 2, 3, ...: this cell's own parts.
+# What each part of a cell adds up: two operations, each with what it reads. 0: the
+# output of the last cell, 1: of that before; 2, 3, ...: this cell's own parts.
 _NORMAL: Final = (
     (("5x5", 0), ("3x3", 1)),
     (("5x5", 1), ("3x3", 1)),
@@ -89,7 +89,7 @@ class _Cell(nn.Module):
     Args:
         channels: those of the last cell, and of that before.
         width: channels of each part.
-        reduces: whether it halves the sides of its inputs.
+        reduces: whether its output has half the side of its inputs.
         older: how the output of the cell before the last is: of the same side, larger,
             or raw: not projected.
     """
