@@ -20,7 +20,8 @@ from hocket.passes.fill_with import fill_with
 from hocket.passes.serial import serial
 from hocket.schedules import make_schedule
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.page import share_svg, simulated_report
+from hocket.sharing.page import simulated_report
+from hocket.sharing.picture import share_svg
 from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SimulatedJob
 
@@ -126,10 +127,10 @@ def sharing_modes() -> str:
             f'fill="var(--ink)">{mode.value}</text>'
         )
         nested = share_svg(report).replace(
-            "<svg ", f'<svg y="{y + 24}" width="920" height="252" ', 1
+            "<svg ", f'<svg y="{y + 24}" width="920" height="314" ', 1
         )
         parts.append(nested)
-        y += 286
+        y += 348
     light, dark = (SURFACES[theme] for theme in (Theme.LIGHT, Theme.DARK))
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {y}" '

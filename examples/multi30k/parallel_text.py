@@ -50,21 +50,24 @@ class ParallelText:
 
 
 def make_data(
-    folder: str, max_words: int, num_tokens: int = 32, max_samples: int | None = None
+    folder: str,
+    max_words: int,
+    num_tokens: int = 32,
+    max_samples: int | None = None,
+    names: tuple[str, str] = ("train", "val"),
 ) -> tuple[ParallelText, ParallelText]:
     """Read train.en, train.de, val.en and val.de; words of training are known."""
     parts: list[list[Tensor]] = [[], []]
     for language, marks in (("en", []), ("de", [BEGIN])):
         counts: Counter[str] = Counter()
-        for part, name in zip(parts, ("train", "val"), strict=True):
+        for part, name in zip(parts, names, strict=True):
             with (Path(folder) / f"{name}.{language}").open(encoding="utf-8") as file:
                 lines = [line.split() for line in islice(file, max_samples)]
             if not counts:
-                for line in lines:
-                    counts.update(line)
-                often = (word for word in counts if counts[word] > 1)
-                known = sorted(often, key=lambda word: (-counts[word], word))
-                ids = {word: i for i, word in enumerate(known[: max_words - 4], 4)}
+                counts.update(word for line in lines for word in line)
+                often = [word for word in counts if counts[word] > 1]
+                often.sort(key=lambda word: (-counts[word], word))
+                ids = {word: i for i, word in enumerate(often[: max_words - 4], 4)}
             num_ids = num_tokens + len(marks)
             ids_NT = torch.full((len(lines), num_ids), PAD)
             for row, line in enumerate(lines):

@@ -68,6 +68,12 @@ def reset_peak(device: torch.device) -> None:
     torch.cuda.reset_peak_memory_stats(device)
 
 
+def limit_bytes(device: torch.device, num_bytes: int) -> None:
+    """Let this process allocate at most so many bytes of a device."""
+    share = min(1.0, num_bytes / total_bytes(device))
+    torch.cuda.set_per_process_memory_fraction(share, device)
+
+
 def generator(device: torch.device) -> torch.Generator:
     """Return the default generator of a device."""
     torch.cuda.init()  # until then there is none

@@ -169,6 +169,12 @@ CUDA_ALLOCATOR: Final = Variable(
     "torch's allocator on GPUs; where it is not set, `hocket share` takes the driver's "
     "own (backend:cudaMallocAsync), in which jobs on several streams share memory",
 )
+MPS_PIPE: Final = Variable(
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "folder in which MPS listens, if its daemon runs; processes that share a GPU then "
+    "use it",
+    "/tmp/nvidia-mps",
+)
 RANK: Final = Variable("RANK", "this worker's rank; torchrun sets it")
 WORLD_SIZE: Final = Variable("WORLD_SIZE", "number of workers; torchrun sets it")
 LOCAL_RANK: Final = Variable(
@@ -210,6 +216,10 @@ LAUNCHER_PID: Final = Variable(
     "HOCKET_LAUNCHER_PID",
     "process that started this worker; without it the worker ends; the launcher sets "
     "it",
+)
+SHARED_JOB: Final = Variable(
+    "HOCKET_SHARED_JOB",
+    "the job that this process runs for `hocket share --processes`, which sets it",
 )
 
 VARIABLES: Final = (

@@ -23,7 +23,8 @@ def share(*arguments: str) -> str:
 def test_trains_recipes_and_writes_the_page(tmp_path: Path) -> None:
     """Two runs of one recipe have the same losses: each is what it is alone."""
     page = tmp_path / "share.html"
-    recipes = ("digits-vit", "digits-vit", "--max-steps", "6")
+    half = ("--set", "training.precision=bfloat16", "--set", "training.accumulate=2")
+    recipes = ("digits-vit", "digits-vit", "--max-steps", "6", *half)
     out = share(*recipes, "--mode", "lag", "--memory", "1GiB", "--page", str(page))
     losses = [line.split()[-1] for line in out.splitlines() if "last loss" in line]
     assert len(losses) == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from math import inf
 
 import pytest
 
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.page import share_page, share_svg, simulated_report
+from hocket.sharing.page import share_page, simulated_report
+from hocket.sharing.picture import share_svg
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
 from hocket.sharing.simulate import SimulatedJob
@@ -25,16 +28,34 @@ def played(budget_bytes: float = 2.0**22) -> ShareReport:
 
 @pytest.mark.parametrize("budget_bytes", [2.0**22, inf])
 def test_shows_lanes_memory_delays_and_the_table(budget_bytes: float) -> None:
-    """Each iteration has boxes for its wait, forward and backward."""
+    """Each iteration has boxes for its wait, forward and backward.
+
+    Memory is stacked: the second job's layer begins where the first one's ends.
+    """
     report = played(budget_bytes)
     svg = share_svg(report)
-    assert svg.count("<polygon") == 2
-    assert svg.count("<rect") % 3 == 0
-    assert svg.count("<rect") >= 3 * 8
+    layers = re.findall('<polygon points="([^"]*)"', svg)
+    assert len(layers) == 2
+    first, second = (set(layer.split()) for layer in layers)
+    assert len(first & second) >= len(first) / 2
+    boxes = svg.count("<rect") - 4 - 2  # less those of the legend and of the names
+    assert boxes % 3 == 0
+    assert boxes >= 3 * 8
+    delays = re.findall(r'width="([0-9.]+)" fill="url\(#delay\)"', svg)
+    assert len(delays) == boxes // 3
     assert ("budget 4 MiB" in svg) == (budget_bytes < inf)
     page = share_page(report)
     assert "&lt;b&gt;" in page
     assert "Mode lag: simulated." in page
+    assert "2.00 times as fast as one alone" in page
+    assert "<script" not in page
+
+
+def test_a_page_without_an_iteration() -> None:
+    """Past bug: where no iteration had ended there was no page, and an error."""
+    report = played()
+    jobs = tuple(replace(x, iterations=(), forecast=None) for x in report.jobs)
+    assert "Jobs that share a device" in share_page(replace(report, jobs=jobs))
 
 
 def test_the_report_counts_what_both_hold() -> None:

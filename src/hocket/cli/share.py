@@ -41,6 +41,10 @@ def share_command(
     device: Annotated[
         str | None, typer.Option(help="By default the first GPU, or else the CPU.")
     ] = None,
+    processes: Annotated[
+        bool,
+        typer.Option("--processes", help="Run each in a process of its own."),
+    ] = False,
     page: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write an HTML page with lanes and memory."),
@@ -51,7 +55,8 @@ def share_command(
     Each trains exactly as it does alone. The mode says which iteration may start when;
     auto measures, and takes the best that holds the memory.
     """
-    env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch is there
+    if not processes:  # they share no memory, and torch's own allocator is faster
+        env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
     from hocket.cli.train import read_recipe
     from hocket.recipes.training.shared import recipe_job
     from hocket.sharing.page import share_page
@@ -73,6 +78,7 @@ def share_command(
         mode=mode,
         num_iterations=max_steps,
         device=device,
+        processes=processes,
     )
     typer.echo(str(report))
     for found in report.jobs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import Final
 
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
@@ -13,6 +14,8 @@ from hocket.sharing.board import Iteration
 from hocket.sharing.choose import ModePrediction
 from hocket.sharing.forecast import Forecast, summed
 from hocket.sharing.policy import Mode
+
+HEAD: Final = ("job", "iterations", "alone", "shared", "speed", "delay", "peak", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +34,8 @@ class JobReport:
         forecast: its last iteration, with its memory; None if none was seen.
         num_wrong: how often its forecast did not hold.
         error: what ended it early; None if nothing did.
-        is_hung: whether its thread was abandoned: its memory is lost.
+        is_hung: whether an iteration took longer than its timeout. If it ran in a
+            thread, that is abandoned, and its memory is lost.
     """
 
     name: str
@@ -133,9 +137,8 @@ class ShareReport:
 
     def __str__(self) -> str:
         """Return the report as text."""
-        head = ["job", "iterations", "alone", "shared", "speed", "delay", "peak", ""]
-        rows = [head, *(row_of(job) for job in self.jobs)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        rows = [HEAD, *(row_of(job) for job in self.jobs)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
         lines = [
             "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
@@ -179,10 +182,10 @@ def _durations(x: Iteration) -> tuple[float, float]:
 
 
 def _outcome(job: JobReport) -> str:
-    if job.is_hung:
-        held = byte_size(job.peak_bytes)
-        return f"hung: its thread is abandoned, and up to {held} are lost"
     if job.error is not None:
         first = next(iter(str(job.error).splitlines()), "")
         return f"ended by {type(job.error).__name__}: {first}"
+    if job.is_hung:
+        held = byte_size(job.peak_bytes)
+        return f"hung: its thread is abandoned, and up to {held} are lost"
     return ""

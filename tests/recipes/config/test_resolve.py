@@ -67,6 +67,7 @@ def test_built_in_recipes_are_found_by_name() -> None:
         "mobilenet-v3",
         "mocov3-vit",
         "mrpc-bert",
+        "nasnet-mobile",
         "qqp-bert",
         "resnet50",
         "rnn-16",
@@ -74,6 +75,7 @@ def test_built_in_recipes_are_found_by_name() -> None:
         "sst2-bert",
         "text-bert",
         "text-gpt",
+        "torchvision",
     ]
     assert builtin_names() == names
     for name in names:

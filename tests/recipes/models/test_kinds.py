@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.errors import DataError
+from hocket.errors import DataError, RecipeError
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.models.nasnet import NasNet
+from hocket.recipes.models.torchvision_nets import make_classifier
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
@@ -75,6 +77,18 @@ CASES: Final = {
         image_folder,
         (NUM_SAMPLES, 2),
     ),
+    "nasnet on an image folder": (
+        "nasnet-mobile",
+        ("model.num_features=96", "model.num_cells=1", "data.side=33"),
+        image_folder,
+        (NUM_SAMPLES, 2),
+    ),
+    "torchvision's own on an image folder": (
+        "torchvision",
+        ("model.name=squeezenet1_1", "data.side=32"),
+        image_folder,
+        (NUM_SAMPLES, 2),
+    ),
     "resnet on stl10": (
         "cifar10-resnet",
         ("data.kind=stl10", "data.side=16"),
@@ -84,6 +98,14 @@ CASES: Final = {
     "bert on sst2": ("mrpc-bert", (*BERT, "data.task=sst2"), sst2, (NUM_SAMPLES, 2)),
     "bert on mnli": ("mrpc-bert", (*BERT, "data.task=mnli"), mnli, (NUM_SAMPLES, 3)),
 }
+
+
+def test_nasnet_mobile_is_the_published_one() -> None:
+    """As many weights as the authors' own; and a class that does not exist is named."""
+    num_weights = sum(p.numel() for p in NasNet(num_classes=1000).parameters())
+    assert num_weights == 5_289_978
+    with pytest.raises(RecipeError, match="resnet101"):
+        make_classifier("resnet100", 10)
 
 
 def task_of(name: str, folder: Path, *settings: str) -> Task:

@@ -85,6 +85,39 @@ def to_html(
     )
 
 
+def still_page(
+    title: str,
+    summary: str,
+    numbers: Table,
+    *,
+    figures: Sequence[Figure],
+    tables: Sequence[Table] = (),
+) -> str:
+    """Return a page of tables and figures in the same style, without a script.
+
+    Args:
+        title: the page's title.
+        summary: a sentence or two below the title.
+        numbers: the table above the figures.
+        figures: pictures.
+        tables: further tables, below them.
+    """
+    return _template().render(
+        title=title,
+        summary=summary,
+        whole=numbers,
+        each=None,
+        tables=tables,
+        panels=(),
+        charts=(),
+        figures=figures,
+        facts=(),
+        light=surface_variables(Theme.LIGHT),
+        dark=surface_variables(Theme.DARK),
+        style=_asset("style.css"),
+    )
+
+
 def _sizes(timeline: Timeline) -> str:
     program = timeline.schedule.program
     counts: list[tuple[int | str, str]] = [

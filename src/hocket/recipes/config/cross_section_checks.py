@@ -32,9 +32,11 @@ from hocket.recipes.config.model_settings import (
     GptSettings,
     MobilenetSettings,
     ModelFunctionSettings,
+    NasnetSettings,
     ResnetSettings,
     ResnextSettings,
     RnnSettings,
+    TorchvisionSettings,
     VitSettings,
 )
 from hocket.recipes.config.teacher_checks import teacher_faults
@@ -78,7 +80,13 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
         case ResnetSettings() | FfnnSettings(), data if side_of(data):
             pass
         case (
-            (ResnextSettings() | DensenetSettings() | MobilenetSettings()),
+            (
+                ResnextSettings()
+                | DensenetSettings()
+                | MobilenetSettings()
+                | NasnetSettings()
+                | TorchvisionSettings()
+            ),
             (
                 CifarSettings()
                 | Stl10Settings()

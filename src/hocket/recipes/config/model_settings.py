@@ -153,6 +153,30 @@ class MobilenetSettings(Settings):
     width_multiplier: Annotated[float, Field(ge=0.1, le=4.0)] = 1.0
 
 
+class NasnetSettings(Settings):
+    """NASNet-A (`hocket.recipes.models.nasnet`).
+
+    Args:
+        num_features: what the head reads; 24 times the width of the first cells.
+        num_cells: normal cells in each of three groups.
+    """
+
+    kind: Literal["nasnet"]
+    num_features: Annotated[int, Field(gt=0, multiple_of=96)] = 1056
+    num_cells: Count = 4
+
+
+class TorchvisionSettings(Settings):
+    """Any of torchvision's classifiers, at its own size, with random weights.
+
+    Args:
+        name: as `torchvision.models.list_models` has it: resnet101, mobilenet_v2, ...
+    """
+
+    kind: Literal["torchvision"]
+    name: str
+
+
 class FfnnSettings(Settings):
     """A feed-forward network on images (`hocket.recipes.models.ffnn`).
 
@@ -193,6 +217,8 @@ ModelSettings = (
     | ResnextSettings
     | DensenetSettings
     | MobilenetSettings
+    | NasnetSettings
+    | TorchvisionSettings
     | FfnnSettings
     | RnnSettings
     | ModelFunctionSettings

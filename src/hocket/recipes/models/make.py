@@ -25,9 +25,11 @@ from hocket.recipes.config.model_settings import (
     GptSettings,
     MobilenetSettings,
     ModelFunctionSettings,
+    NasnetSettings,
     ResnetSettings,
     ResnextSettings,
     RnnSettings,
+    TorchvisionSettings,
     TransformerSettings,
     VitSettings,
 )
@@ -42,10 +44,11 @@ from hocket.recipes.data.squad import Squad
 from hocket.recipes.models.ffnn import Ffnn
 from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.masked_bert import MaskedBert
+from hocket.recipes.models.nasnet import NasNet
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.resnext import make_resnext
 from hocket.recipes.models.rnn import Rnn
-from hocket.recipes.models.torchvision_nets import make_densenet, make_mobilenet
+from hocket.recipes.models.torchvision_nets import make_torchvision_net
 from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer, begin_with
 from hocket.recipes.user_functions import load_function
@@ -76,6 +79,8 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
             | ResnextSettings()
             | DensenetSettings()
             | MobilenetSettings()
+            | NasnetSettings()
+            | TorchvisionSettings()
             | FfnnSettings()
         ):
             return _classifier(recipe.model, _images(recipe, whole))
@@ -124,6 +129,8 @@ def _classifier(
     | ResnextSettings
     | DensenetSettings
     | MobilenetSettings
+    | NasnetSettings
+    | TorchvisionSettings
     | FfnnSettings,
     images: _Images,
 ) -> nn.Module:
@@ -149,10 +156,9 @@ def _classifier(
             )
         case ResnextSettings():
             return make_resnext(settings, images.num_classes)
-        case DensenetSettings():
-            return make_densenet(settings, images.num_classes)
-        case MobilenetSettings():
-            return make_mobilenet(settings, images.num_classes)
+        case NasnetSettings():
+            sizes = settings.num_features, settings.num_cells
+            return NasNet(images.num_classes, *sizes)
         case FfnnSettings():
             return Ffnn(
                 num_inputs=images.num_channels * images.side**2,
@@ -161,7 +167,7 @@ def _classifier(
                 num_layers=settings.num_layers,
             )
         case _:
-            assert_never(settings)
+            return make_torchvision_net(settings, images.num_classes)
 
 
 def _bert(settings: BertSettings, text: Any, samples: Samples) -> nn.Module:

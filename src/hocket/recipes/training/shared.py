@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from hocket.recipes.training.task import make_task
 from hocket.run.data.batch import call_arguments, on_device
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.sharing.running.job import Job, JobContext
+
+_HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def recipe_job(recipe: Recipe, job: Job) -> Job:
@@ -33,21 +36,28 @@ def recipe_job(recipe: Recipe, job: Job) -> Job:
         RecipeError: the recipe asks for what a shared loop does not do.
     """
     _refuse(recipe)
-
-    def make(context: JobContext) -> tuple[Any, Iterator[Any]]:
-        task = make_task(recipe)
-        layout = StepLayout.of(recipe, task.training)
-        model = task.make_model().to(context.device).train()
-        trained = _Loop(recipe, layout, model, task.loss, context)
-        return trained.step, iter(layout.loader())
-
+    make = partial(train_recipe, recipe.model_dump_json())
     return replace(job, make=make, seed=recipe.training.seed)
+
+
+def train_recipe(text: str, context: JobContext) -> tuple[Any, Iterator[Any]]:
+    """Make the loop of a recipe; a process of its own imports this function.
+
+    Args:
+        text: the recipe as JSON.
+        context: the job's.
+    """
+    recipe = Recipe.model_validate_json(text)
+    task = make_task(recipe)
+    layout = StepLayout.of(recipe, task.training)
+    model = task.make_model().to(context.device).train()
+    trained = _Loop(recipe, layout, model, task.loss, context)
+    return trained.step, iter(layout.loader())
 
 
 def _refuse(recipe: Recipe) -> None:
     training = recipe.training
     asked = {
-        "training.precision": training.precision != "float32",
         "training.ema_decay": training.ema_decay is not None,
         "training.stop_patience": training.stop_patience is not None,
         "[teacher]": recipe.teacher is not None,
@@ -77,15 +87,20 @@ class _Loop:
         self.model, self.loss, self.context = model, loss, context
         self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
         self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
+        kind, half = context.device.type, _HALVES.get(recipe.training.precision)
+        self.autocast = partial(
+            torch.autocast, kind, dtype=half, enabled=half is not None
+        )
+        self.scaler = torch.amp.GradScaler(kind, enabled=half is torch.float16)
         self.num_batches = 0
 
     def step(self, batch: Any) -> Tensor:
         inputs, targets = on_device(batch, self.context.device)
         args, kwargs = call_arguments(inputs)
-        with self.context.forward():
+        with self.context.forward(), self.autocast():
             loss = losses_of(self.loss, self.model(*args, **kwargs), targets)[TOTAL]
         with self.context.backward():
-            (loss / self.training.accumulate).backward()
+            self.scaler.scale(loss / self.training.accumulate).backward()
         self.num_batches += 1
         if self.num_batches % self.training.accumulate == 0:
             self._update()
@@ -94,7 +109,9 @@ class _Loop:
     def _update(self) -> None:
         if self.training.clip_norm is not None:
             norm = self.training.clip_norm
+            self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.scheduler.step()

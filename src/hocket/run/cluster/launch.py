@@ -12,7 +12,6 @@ the loopback.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -29,6 +28,7 @@ from typing import Any, Final, NoReturn
 from hocket import env
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
+from hocket.run.cluster.entry import entry_name
 from hocket.run.cluster.start import PROGRAM, WorkerStart
 from hocket.run.cluster.worker_processes import WorkerProcesses
 from hocket.run.diagnostics.failure import (
@@ -110,7 +110,7 @@ def launch(
     if num_workers < 1:
         raise RunError(f"num_workers={num_workers}: start at least one worker")
     job = WorkerStart(
-        entry=entry if isinstance(entry, str) else _name_of(entry),
+        entry=entry if isinstance(entry, str) else entry_name(entry),
         args=list(args),
         sys_path=[str(Path(path).absolute()) for path in sys.path],
         argv=sys.argv,
@@ -290,33 +290,6 @@ def _refuse_inside_a_worker() -> None:
             'the guard `if __name__ == "__main__":` around the call; under torchrun, '
             "call the function itself"
         )
-
-
-def _name_of(function: Callable[..., Json]) -> str:
-    """Return a function's name for workers: `module:name` or `path:name`.
-
-    Raises:
-        RunError: a worker cannot import it.
-    """
-    name = function.__qualname__
-    module = function.__module__
-    if "<" in name:
-        raise RunError(
-            f"workers cannot import {name}: define it at the top of a module or script"
-        )
-    if module != "__main__":
-        return f"{module}:{name}"
-    main = inspect.getmodule(function)
-    spec = getattr(main, "__spec__", None)
-    if spec is not None:  # python -m package.module
-        return f"{spec.name}:{name}"
-    path = getattr(main, "__file__", None)
-    if path is None:
-        raise RunError(
-            f"workers cannot import {name} from an interactive session: put it into a "
-            "file"
-        )
-    return f"{Path(path).absolute()}:{name}"
 
 
 def _stopped(number: signal.Signals, positions: str) -> BaseException:

@@ -8,8 +8,6 @@ since the flight recorder must exist while torch loads.
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Final, NoReturn, TypedDict
 
 from hocket import env
-from hocket.errors import RunError
+from hocket.run.cluster.entry import load_entry
 from hocket.run.diagnostics.failure import failure_report, write_report
 from hocket.run.diagnostics.flight_recorder import STARTING, FlightRecorder
 from hocket.run.diagnostics.job_folder import Json, WorkerFiles, attempt_dir, write_json
@@ -54,14 +52,14 @@ class WorkerStart(TypedDict):
 
 def main(job: WorkerStart) -> None:
     """Call the entry function; does not return if it fails."""
-    _end_with_launcher(env.LAUNCHER_PID.integer())
+    end_with_launcher(env.LAUNCHER_PID.integer())
     folder = attempt_dir(Path(env.JOB_DIR.text()), env.ATTEMPT.integer())
     files = WorkerFiles(folder, env.RANK.integer())
     recorder = FlightRecorder.create(files.recorder, os.getpid())
     recorder.begin("start", STARTING)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        write_json(files.result, _call(job["entry"], job["args"]))
+        write_json(files.result, load_entry(job["entry"])(*job["args"]))
     except BaseException as error:  # of any kind: the launcher must report it
         report = failure_report(files.rank, recorder.entries(), error)
         if report.code == 0:  # sys.exit() with nothing to complain about
@@ -71,39 +69,7 @@ def main(job: WorkerStart) -> None:
         _leave(report.code)
 
 
-def _call(entry: str, args: Sequence[Json]) -> Json:
-    """Import the function and call it."""
-    module_name, _, path = entry.rpartition(":")
-    module: object = (
-        _import_script(Path(module_name))
-        if module_name.endswith(".py")
-        else importlib.import_module(module_name)
-    )
-    function = module
-    for name in path.split("."):
-        function = getattr(function, name, None)
-    if not callable(function):
-        raise RunError(f"entry {entry!r}: {module_name} has no function {path!r}")
-    result: Json = function(*args)
-    return result
-
-
-def _import_script(path: Path) -> object:
-    """Import the script that the user started, without its `__main__` part.
-
-    The name is the one that multiprocessing uses, so that processes which the worker
-    starts (a DataLoader's) find the script's functions too.
-    """
-    spec = importlib.util.spec_from_file_location("__mp_main__", path)
-    if spec is None or spec.loader is None:
-        raise RunError(f"entry {path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _end_with_launcher(launcher_pid: int) -> None:
+def end_with_launcher(launcher_pid: int) -> None:
     """Let the kernel end this process when the launcher ends, in whatever way.
 
     It ends the processes that this one forks with this one. Those that read data would

@@ -8,25 +8,24 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Final
 
-from hocket.sharing.board import Board, Iteration, JobRecord
+from hocket.sharing.board import Board, JobRecord
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import RUNNING, WAITING, Mode, Point
+from hocket.sharing.running.gates import Gates, StoppedError
 
 LOOK_S: Final = 1.0  # how often hung jobs are looked for
-
-
-class StoppedError(BaseException):
-    """Ends a job's thread whose gate is closed for good. No error of the job."""
+_WATCH_EVERY: Final = 200  # iterations
 
 
 @dataclass(slots=True)
-class JobGates:
+class JobGates(Gates):
     """The gates of all jobs that share a device.
 
     Args:
         board: what is known of them.
         timeouts_s: after which each job counts as hung.
         on_abandon: called with the name of a job that hangs.
+        keeps_memory: whether what a hung job holds is lost.
         on_finish: called with the lock held after each iteration; may change the mode.
             It may return a function, which the thread that waits for the end calls
             without the lock: what takes long delays no job.
@@ -35,16 +34,19 @@ class JobGates:
         ended: the records of jobs that have left, by name.
         hung: the names of jobs that were abandoned.
         stop_error: the error that ends all jobs.
+        all_made: set when jobs may begin their iterations, or end.
     """
 
     board: Board
     timeouts_s: dict[str, float] = field(default_factory=dict)
     on_abandon: Callable[[str], None] = lambda name: None
+    keeps_memory: bool = True
     on_finish: Callable[[], Callable[[], None] | None] = lambda: None
     condition: threading.Condition = field(default_factory=threading.Condition)
     ended: dict[str, JobRecord] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
     stop_error: BaseException | None = None
+    all_made: threading.Event = field(default_factory=threading.Event)
     _later: Callable[[], None] | None = None
 
     def join(
@@ -63,8 +65,14 @@ class JobGates:
             for record in self.board.records.values():
                 record.state.come_to(Point.AWAY, perf_counter())
 
+    def wait_for_others(self, name: str) -> None:
+        """See `Gates`."""
+        self.all_made.wait()
+        with self.condition:
+            self._check(name)
+
     def leave(self, name: str) -> None:
-        """Remove a job, if it was not abandoned; the others go on."""
+        """See `Gates`."""
         with self.condition:
             if name not in self.board.records:
                 return
@@ -73,11 +81,7 @@ class JobGates:
             self._changed()
 
     def pass_through(self, name: str, point: Point) -> None:
-        """Wait until the policy lets the job go on.
-
-        Raises:
-            StoppedError: the job was abandoned, or all jobs end.
-        """
+        """See `Gates`."""
         with self.condition:
             self._check(name)
             self.board.wait(name, point, perf_counter())
@@ -91,48 +95,53 @@ class JobGates:
                 self._check(name)
 
     def begin_backward(self, name: str) -> None:
-        """Mark the start of a backward that no gate holds."""
+        """See `Gates`."""
         with self.condition:
             self._check(name)
             self.board.begin_backward(name, perf_counter())
             self._changed()
 
     def pause(self, name: str) -> None:
-        """Mark that a job leaves a half of its iteration, in tick-tock."""
+        """See `Gates`."""
         with self.condition:
             self._check(name)
             self.board.wait(name, Point.AWAY, perf_counter())
             self._changed()
 
-    def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> Iteration:
-        """Mark the end of an iteration.
-
-        Args:
-            name: the job.
-            is_watched: whether its memory was watched, which takes time.
-            goes_on: whether the job comes to its gate at once: then no other job is
-                asked before it does, and it may go first again.
-        """
+    def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> None:
+        """See `Gates`."""
         with self.condition:
             self._check(name)
-            iteration = self.board.finish(name, perf_counter())
+            self.board.finish(name, perf_counter())
             if not is_watched:
                 self.board.retime(name)
             self._later = self.on_finish() or self._later
             if not goes_on:
                 self._changed()
-            return iteration
 
-    def observe(self, name: str, seen: Forecast, static_bytes: float) -> None:
-        """Judge a job's forecast by what was watched."""
+    def must_watch(self, name: str) -> bool:
+        """See `Gates`: where the forecast did not hold, or is old."""
         with self.condition:
             self._check(name)
-            self.board.observe(name, seen, static_bytes)
+            record = self.board.records[name]
+            is_old = len(record.iterations) - record.num_seen >= _WATCH_EVERY
+            admits = self.mode in {Mode.LAG, Mode.BUDGET}
+            return not record.memory_held or (is_old and admits)
+
+    def observe(self, name: str, seen: Forecast, left_bytes: float) -> float:
+        """See `Gates`."""
+        with self.condition:
+            self._check(name)
+            state = self.board.records[name].state
+            static = left_bytes if state.forecast is None else state.static_bytes
+            self.board.observe(name, seen, static)
+            return static
 
     def stop(self, error: BaseException) -> None:
         """End all jobs at their next gate."""
         with self.condition:
             self.stop_error = self.stop_error or error
+            self.all_made.set()
             self.condition.notify_all()
 
     def wait_for_end(self) -> None:
@@ -178,11 +187,11 @@ class JobGates:
             if is_late and state.point not in WAITING:
                 self.hung.add(name)
                 self.ended[name] = record
-                self.board.leave(name, now_s, keeps_memory=True)
+                self.board.leave(name, now_s, keeps_memory=self.keeps_memory)
                 self.on_abandon(name)
                 self._changed()
 
     @property
     def mode(self) -> Mode:
-        """Return how jobs share now."""
+        """See `Gates`."""
         return self.board.mode

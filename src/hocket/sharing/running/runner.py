@@ -25,14 +25,13 @@ from hocket.errors import ConfigError, NoMemoryError
 from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import Mode, Point
-from hocket.sharing.running.gate import JobGates, StoppedError
+from hocket.sharing.running.gates import Gates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step
 from hocket.sharing.running.memory_log import MemoryLog
 from hocket.sharing.running.random_state import DrawGuard, JobRandom, UnguardedDrawCheck
 from hocket.sharing.running.settings import Settings, check_settings
 
 NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on
-_WATCH_EVERY: Final = 200  # iterations
 _END: Final[Any] = object()
 T = TypeVar("T")
 
@@ -44,16 +43,17 @@ class Shared:
     Args:
         gate: their gates.
         mode: the mode that was asked for.
-        settings: torch's, when they began.
-        unguarded: detects draws that no guard has seen.
         num_iterations: after which each job ends; None at the end of its batches.
+        settings: torch's, when they began; None where each has its own process.
+        unguarded: detects draws that no guard has seen; None where each has its own
+            process, whose generators are its own.
     """
 
-    gate: JobGates
+    gate: Gates
     mode: Mode
-    settings: Settings
-    unguarded: UnguardedDrawCheck
     num_iterations: int | None
+    settings: Settings | None = None
+    unguarded: UnguardedDrawCheck | None = None
 
 
 class JobRunner(JobContext):
@@ -80,14 +80,13 @@ class JobRunner(JobContext):
         self.error: BaseException | None = None
         self.made = threading.Event()
         self.thread = threading.Thread(
-            target=self._run, name=f"hocket job {job.name}", daemon=True
+            target=self.run, name=f"hocket job {job.name}", daemon=True
         )
         self._job, self._shared, self._gate = job, shared, shared.gate
         self._lanes = device
-        self._go = threading.Event()
         self._log: MemoryLog | None = None
         self._num_logged = 0
-        self._is_guarded = job.draws is not False
+        self._is_guarded = job.draws is not False and shared.unguarded is not None
         self._num_forwards = 0
         self._waves = False  # whether forward and backward have gates
 
@@ -100,9 +99,10 @@ class JobRunner(JobContext):
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ident, ctypes.py_object(StoppedError))
 
-    def go(self) -> None:
-        """Let the job begin its iterations, after all jobs are made."""
-        self._go.set()
+    def join(self, *, is_hung: bool) -> None:
+        """Wait for the end of the thread, if it was not abandoned."""
+        if not is_hung:
+            self.thread.join()
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -129,13 +129,14 @@ class JobRunner(JobContext):
             self._finish_device()
             self._gate.pause(self.name)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Run the job to its end, in its thread."""
         torch.autograd.set_multithreading_enabled(False)
         if self.device.type == "cuda":
             cuda.use(self.device)
         try:
             made = self._make()
-            self._go.wait()
+            self._gate.wait_for_others(self.name)
             self._train(*made)
         except StoppedError:
             pass
@@ -155,7 +156,7 @@ class JobRunner(JobContext):
         self.random.set_state()
         step, batches = self._on_lane(lambda: self._job.make(self), "make")
         self.random.save_state()
-        check_settings(self.name, self._shared.settings)
+        self._check_settings()
         self.made.set()
         return step, batches
 
@@ -198,7 +199,11 @@ class JobRunner(JobContext):
                 "the forward in `with job.forward():`, and the backward in "
                 "`with job.backward():`"
             )
-        check_settings(self.name, self._shared.settings)
+        self._check_settings()
+
+    def _check_settings(self) -> None:
+        if self._shared.settings is not None:
+            check_settings(self.name, self._shared.settings)
 
     def _after_iteration(
         self, guard: AbstractContextManager[Any], *, in_turns: bool
@@ -208,7 +213,7 @@ class JobRunner(JobContext):
         self._num_logged += is_watched
         if self._log is not None and self._num_logged == NUM_WATCHED:
             self._read_log(self._log)
-        if not (self._is_guarded or in_turns):
+        if self._shared.unguarded and not (self._is_guarded or in_turns):
             self._shared.unguarded.check(self.name)
         self._gate.finish(self.name, goes_on=in_turns, is_watched=is_watched)
         is_known = self._job.draws is None and len(self.losses) == NUM_WATCHED
@@ -222,22 +227,14 @@ class JobRunner(JobContext):
 
     def _begin_log(self) -> None:
         """Begin to watch memory, where the forecast did not hold or is old."""
-        record = self._gate.board.records.get(self.name)
-        if self._log is not None or record is None:
-            return
-        is_old = len(record.iterations) - record.num_seen >= _WATCH_EVERY
-        admits = self._gate.mode in {Mode.LAG, Mode.BUDGET}
-        if not record.memory_held or (is_old and admits):
+        if self._log is None and self._gate.must_watch(self.name):
             self._log, self._num_logged = MemoryLog(self.device), 0
 
     def _read_log(self, log: MemoryLog) -> None:
         """End a log, and let the board judge the job's forecast."""
         watched = log.close()
         self._log = None
-        state = self._gate.board.records[self.name].state
-        is_first = state.forecast is None
-        static = watched.left_bytes if is_first else state.static_bytes
-        self._gate.observe(self.name, watched.forecast, static)
+        static = self._gate.observe(self.name, watched.forecast, watched.left_bytes)
         peak = static + watched.forecast.curve.peak
         if self._job.memory_bytes is not None and peak > self._job.memory_bytes:
             raise NoMemoryError(

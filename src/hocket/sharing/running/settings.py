@@ -43,6 +43,13 @@ def read_settings() -> Settings:
     return tuple(read() for _, read, _ in _SETTINGS)
 
 
+def set_settings(values: Settings) -> None:
+    """Set all settings, as `read_settings` has returned them."""
+    for (_, read, put), value in zip(_SETTINGS, values, strict=True):
+        if read() != value:  # to put one may import what takes seconds
+            put(value)
+
+
 def check_settings(job: str, before: Settings) -> None:
     """Refuse that a job has changed a setting of all jobs; the old value comes back.
 

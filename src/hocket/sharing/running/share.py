@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from math import inf
-from statistics import median
+from pathlib import Path
 from typing import Final
 
 import torch
 
 from hocket import cuda, env
-from hocket.draw.quantity import byte_size
-from hocket.errors import ConfigError, FitError
+from hocket.errors import ConfigError
 from hocket.nearest import nearest
 from hocket.run.device.open import open_device
-from hocket.sharing.board import Board, Iteration, JobRecord
-from hocket.sharing.choose import Choice, choose, slowdowns
 from hocket.sharing.policy import Mode
-from hocket.sharing.report import JobReport, ShareReport
+from hocket.sharing.report import ShareReport
 from hocket.sharing.running.gate import LOOK_S, JobGates
 from hocket.sharing.running.job import Job, check_jobs
+from hocket.sharing.running.plan import SharePlan
+from hocket.sharing.running.processes.job_process import JobProcess
+from hocket.sharing.running.processes.sent_job import sent_job
 from hocket.sharing.running.random_state import (
     JobRandom,
     UnguardedDrawCheck,
     default_generators,
     generators_by_thread,
 )
-from hocket.sharing.running.runner import NUM_WATCHED, JobRunner, Shared
+from hocket.sharing.running.runner import JobRunner, Shared
 from hocket.sharing.running.settings import read_settings
-from hocket.sharing.simulate import SimulatedJob
 
-_NUM_ALONE: Final = NUM_WATCHED + 2  # iterations of each job in turns, at first
-_NUM_TRIAL: Final = 6  # iterations of each job side by side, in auto
 _NATIVE: Final = "native"
 
 
@@ -46,11 +40,13 @@ def share(
     mode: str = "auto",
     num_iterations: int | None = None,
     device: str | torch.device | None = None,
+    processes: bool = False,
 ) -> ShareReport:
     """Train several jobs on one device, each exactly as it would alone.
 
-    Every job has a thread, a lane of the device and a random state of its own. Its
-    first iterations run in turns, and show how long they take and what they hold.
+    Every job has a thread, a lane of the device and a random state of its own; or a
+    process. Its first iterations run in turns, and show how long they take and what
+    they hold.
 
     Args:
         jobs: the jobs; an error in one ends that one alone.
@@ -61,6 +57,10 @@ def share(
             without regard to `memory_bytes`; `auto`, the best after a short trial.
         num_iterations: after which each job ends; None at the end of its batches.
         device: the device; by default the first GPU, or else the CPU.
+        processes: whether each job runs in a process of its own, so that what kills it
+            (a fault of the GPU, a signal) or holds the interpreter ends no other one.
+            The functions of jobs must be importable, and their arguments plain values.
+            On a GPU each process keeps the memory of its peak.
 
     Returns:
         What happened. `report.check()` raises an error if a job has failed.
@@ -68,26 +68,48 @@ def share(
     Raises:
         ConfigError: jobs, mode or the allocator cannot be used so.
         FitError: the memory is less than turns need; names what is needed.
+        WaitError: a job's process does not start.
     """
     jobs = list(jobs)
     check_jobs(jobs)
     wanted, notes = _mode_of(mode), list[str]()
     torch_device = _device_of(device)
-    if torch_device.type == "cuda":
+    is_gpu = torch_device.type == "cuda"
+    if is_gpu and processes:
+        notes.append(process_note(Path(env.MPS_PIPE.text())))
+    elif is_gpu:
         wanted = allowed_mode(wanted, cuda.allocator_backend(), notes)
-    plan = _Plan(wanted, inf if memory_bytes is None else memory_bytes)
-    gate = JobGates(plan.board, on_finish=plan.after_iteration)
+    budget_bytes = inf if memory_bytes is None else memory_bytes
+    plan = SharePlan(wanted, budget_bytes, are_apart=is_gpu and processes)
+    gate = JobGates(
+        plan.board, on_finish=plan.after_iteration, keeps_memory=not processes
+    )
     plan.gate = gate
-    generators = default_generators(torch_device)
+    run = _in_processes if processes else _in_threads
+    runners = run(jobs, gate, wanted, num_iterations, torch_device)
+    if gate.stop_error is not None:
+        raise gate.stop_error
+    return plan.report(jobs, runners, notes)
+
+
+def _in_threads(
+    jobs: Sequence[Job],
+    gate: JobGates,
+    wanted: Mode,
+    num_iterations: int | None,
+    device: torch.device,
+) -> Sequence[JobRunner]:
+    """Run each job in a thread of this process, to its end."""
+    generators = default_generators(device)
     with ExitStack() as stack:
         states = [x.get_state() for x in generators]
-        unguarded = UnguardedDrawCheck(torch_device, generators)
-        shared = Shared(gate, wanted, read_settings(), unguarded, num_iterations)
-        randoms = [JobRandom(torch_device, generators, job.seed) for job in jobs]
+        unguarded = UnguardedDrawCheck(device, generators)
+        shared = Shared(gate, wanted, num_iterations, read_settings(), unguarded)
+        randoms = [JobRandom(device, generators, job.seed) for job in jobs]
         in_turns = wanted is Mode.TURNS
         # In turns all are on one lane: each job reuses memory that the others freed.
         lanes = [
-            open_device(torch_device, 1, timeout_s=job.timeout_s)
+            open_device(device, 1, timeout_s=job.timeout_s)
             for job in (jobs[:1] if in_turns else jobs)
         ]
         for lane in lanes:
@@ -97,50 +119,81 @@ def share(
             JobRunner(*parts)
             for parts in zip(jobs, [shared] * len(jobs), lanes, randoms, strict=True)
         ]
-        by_name = {runner.name: runner for runner in runners}
-        gate.on_abandon = lambda name: by_name[name].abandon()
-        for job in jobs:
-            gate.join(job.name, job.weight, job.max_slowdown, job.timeout_s)
+
+        @contextmanager
+        def own_random() -> Iterator[None]:
+            unguarded.restore()
+            by_thread = {runner.thread.ident or 0: runner.random for runner in runners}
+            guard = generators_by_thread(device, by_thread)
+            with nullcontext() if in_turns else guard:
+                yield
+
         try:
-            _run(runners, gate, unguarded, is_turns=in_turns)
+            _run(jobs, runners, gate, own_random())
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
-    if gate.stop_error is not None:
-        raise gate.stop_error
-    return plan.report(jobs, runners, notes)
+    return runners
+
+
+def _in_processes(
+    jobs: Sequence[Job],
+    gate: JobGates,
+    wanted: Mode,
+    num_iterations: int | None,
+    device: torch.device,
+) -> Sequence[JobProcess]:
+    """Run each job in a process of its own, to its end; none of them is left behind."""
+    if env.SHARED_JOB.is_set:
+        raise ConfigError(
+            "hocket.share(processes=True) was called inside a job's process: a script "
+            'that calls it needs the guard `if __name__ == "__main__":` around the call'
+        )
+    sent = [sent_job(job, wanted, num_iterations, device) for job in jobs]
+    with ExitStack() as stack:
+        runners = []
+        for job in sent:
+            runners.append(JobProcess(job, gate))
+            stack.push(runners[-1].close_after)
+        for runner in runners:
+            runner.wait_until_started()
+        _run(jobs, runners, gate, nullcontext())
+    return runners
 
 
 def _run(
-    runners: Sequence[JobRunner],
+    jobs: Sequence[Job],
+    runners: Sequence[JobRunner | JobProcess],
     gate: JobGates,
-    unguarded: UnguardedDrawCheck,
-    *,
-    is_turns: bool,
+    around: AbstractContextManager[None],
 ) -> None:
-    """Make all jobs, one after the other; then let them run to their ends."""
+    """Make all jobs, one after the other; then let them run to their ends.
+
+    Args:
+        jobs: the jobs.
+        runners: one for each.
+        gate: their gates.
+        around: what holds while they run.
+    """
+    by_name = {runner.name: runner for runner in runners}
+    gate.on_abandon = lambda name: by_name[name].abandon()
+    for job in jobs:
+        gate.join(job.name, job.weight, job.max_slowdown, job.timeout_s)
     try:
         for runner in runners:
             _make(runner, gate)
-        unguarded.restore()
-        by_thread = {runner.thread.ident or 0: runner.random for runner in runners}
-        guard = generators_by_thread(runners[0].device, by_thread)
-        with nullcontext() if is_turns else guard:
+        with around:
             gate.begin()
-            for runner in runners:
-                runner.go()
+            gate.all_made.set()
             gate.wait_for_end()
     except BaseException as error:
         gate.stop(error)
-        for runner in runners:  # those that are made end at their gates
-            runner.go()
         raise
     for runner in runners:
-        if runner.name not in gate.hung:
-            runner.thread.join()
+        runner.join(is_hung=runner.name in gate.hung)
 
 
-def _make(runner: JobRunner, gate: JobGates) -> None:
+def _make(runner: JobRunner | JobProcess, gate: JobGates) -> None:
     """Start a job's thread, and wait until the job is made or hangs."""
     gate.begin()
     runner.thread.start()
@@ -149,162 +202,6 @@ def _make(runner: JobRunner, gate: JobGates) -> None:
             gate.abandon_hung(only=runner.name)
             if runner.name in gate.hung:
                 return
-
-
-@dataclass(slots=True)
-class _Plan:
-    """Switches the mode: turns first, in `auto` then a trial, then the final mode.
-
-    Args:
-        wanted: the mode that was asked for.
-        budget_bytes: the most that all jobs may hold.
-    """
-
-    wanted: Mode
-    budget_bytes: float
-    board: Board = field(init=False)
-    gate: JobGates | None = None
-    choice: Choice | None = None
-    first_shared: dict[str, int] = field(default_factory=dict)
-    first_trial: dict[str, int] | None = None
-    is_choosing: bool = False
-
-    def __post_init__(self) -> None:
-        """Begin in turns."""
-        self.board = Board(Mode.TURNS, self.budget_bytes)
-
-    def after_iteration(self) -> Callable[[], None] | None:
-        """Change the mode, when all jobs have run long enough in the one before.
-
-        Returns:
-            What takes long, in `auto`: to choose the mode, when the trial is over.
-        """
-        records = self.board.records
-        if self.first_shared or self.is_choosing:
-            return None
-        if self.first_trial is None:
-            if not self._have_run(_NUM_ALONE, {}):
-                return None
-            self._check_fits(records)
-            self.first_trial = _counts(records)
-            is_auto = self.wanted is Mode.AUTO
-            self.board.switch(Mode.BUDGET if is_auto else self.wanted)
-            if not is_auto:
-                self.first_shared = self.first_trial
-        elif self._have_run(_NUM_TRIAL, self.first_trial):
-            self.is_choosing = True
-            return partial(self._choose, self._measured(records))
-        return None
-
-    def _choose(self, measured: Sequence[SimulatedJob]) -> None:
-        assert self.gate is not None
-        self.choice = choose(measured, self.budget_bytes)
-        with self.gate.condition:
-            self.board.switch(self.choice.mode)
-            self.first_shared = _counts(self.board.records)
-            self.gate.condition.notify_all()
-
-    def _have_run(self, number: int, since: dict[str, int]) -> bool:
-        return all(
-            len(record.iterations) - since.get(name, 0) >= number
-            for name, record in self.board.records.items()
-        )
-
-    def _check_fits(self, records: dict[str, JobRecord]) -> None:
-        states = [x.state for x in records.values()]
-        peak = max(x.forecast.curve.peak if x.forecast else 0.0 for x in states)
-        static = sum(x.static_bytes for x in states)
-        needed = int(static + peak) + 1
-        if needed > self.budget_bytes and self.gate is not None:
-            self.gate.stop(
-                FitError(
-                    f"memory_bytes={int(self.budget_bytes):,} is less than these jobs "
-                    f"need in turns: {byte_size(static)} that stay, and "
-                    f"{byte_size(peak)} of the largest iteration; give at least "
-                    f"memory_bytes={needed:,}",
-                    device=0,
-                    needed_bytes=needed,
-                    memory_bytes=int(self.budget_bytes),
-                )
-            )
-
-    def _measured(self, records: dict[str, JobRecord]) -> list[SimulatedJob]:
-        """Return each job as the trial has shown it."""
-        assert self.first_trial is not None
-        trial = {
-            name: record.iterations[self.first_trial.get(name, 0) :]
-            for name, record in records.items()
-        }
-        factors = slowdowns(trial, {name: x.solo_s for name, x in records.items()})
-        found = []
-        for name, record in records.items():
-            forecast = record.state.forecast
-            assert forecast is not None
-            alone = forecast.seconds or 1.0
-            scale = record.solo_s / alone
-            found.append(
-                SimulatedJob(
-                    name,
-                    forecast.retimed(
-                        forecast.forward_s * scale, forecast.backward_s * scale
-                    ),
-                    1,
-                    weight=record.state.weight,
-                    max_slowdown=record.max_slowdown,
-                    static_bytes=record.state.static_bytes,
-                    away_s=_away_s(trial[name]),
-                    slowdown=factors[name],
-                )
-            )
-        return found
-
-    def report(
-        self, jobs: Sequence[Job], runners: Sequence[JobRunner], notes: Sequence[str]
-    ) -> ShareReport:
-        """Return the report."""
-        assert self.gate is not None
-        reports = []
-        lists = [record.iterations for record in self.gate.ended.values()]
-        until_s = min((own[-1].end_s for own in lists if own), default=0.0)
-        for job, runner in zip(jobs, runners, strict=True):
-            record = self.gate.ended[job.name]
-            reports.append(
-                JobReport(
-                    job.name,
-                    job.weight,
-                    runner.loss_values(),
-                    tuple(record.iterations),
-                    self.first_shared.get(job.name, 0),
-                    until_s,
-                    record.solo_s,
-                    record.state.static_bytes,
-                    record.state.forecast,
-                    record.num_wrong,
-                    runner.error,
-                    job.name in self.gate.hung,
-                )
-            )
-        choice = self.choice or Choice(self.wanted, "as asked for", ())
-        if choice.mode is Mode.AUTO:
-            choice = Choice(Mode.TURNS, "the jobs ended before the trial did", ())
-        return ShareReport(
-            choice.mode,
-            choice.why,
-            tuple(reports),
-            self.budget_bytes,
-            choice.predictions,
-            tuple(notes),
-        )
-
-
-def _counts(records: dict[str, JobRecord]) -> dict[str, int]:
-    return {name: len(record.iterations) for name, record in records.items()}
-
-
-def _away_s(iterations: Sequence[Iteration]) -> float:
-    """Return how long a job loads data between two iterations."""
-    pairs = pairwise(iterations)
-    return median([b.request_s - a.end_s for a, b in pairs] or [0.0])
 
 
 def _mode_of(name: str) -> Mode:
@@ -347,3 +244,20 @@ def allowed_mode(wanted: Mode, backend: str, notes: list[str]) -> Mode:
         raise ConfigError(f'mode="{wanted.value}": {advice}, or use mode="turns"')
     notes.append(f"note: {advice}")
     return Mode.TURNS if wanted is Mode.AUTO else wanted
+
+
+def process_note(mps_pipe: Path) -> str:
+    """Return what the report says about processes that share a GPU.
+
+    Args:
+        mps_pipe: the folder in which the control daemon of MPS listens.
+    """
+    if (mps_pipe / "control").exists():
+        return (
+            f"note: processes share the GPU through MPS ({mps_pipe}): kernels of "
+            "several run at the same time, and a fatal fault of one ends all"
+        )
+    return (
+        "note: processes share the GPU in slices of time, and their kernels do not "
+        "overlap: a running MPS daemon (nvidia-cuda-mps-control -d) lets them"
+    )

@@ -1,0 +1,197 @@
+"""Which mode comes next while jobs share a device, and what they have done in the end.
+
+turns ──▶ the mode that was asked for
+──▶ side by side (a trial) ──▶ the mode that is chosen       in `auto`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from hocket.draw.quantity import byte_size
+from hocket.errors import FitError
+from hocket.sharing.board import Board, Iteration, JobRecord
+from hocket.sharing.choose import Choice, choose, slowdowns
+from hocket.sharing.policy import Mode
+from hocket.sharing.report import JobReport, ShareReport
+from hocket.sharing.running.gate import JobGates
+from hocket.sharing.running.job import Job
+from hocket.sharing.running.processes.job_process import JobProcess
+from hocket.sharing.running.runner import NUM_WATCHED, JobRunner
+from hocket.sharing.simulate import SimulatedJob
+
+_NUM_ALONE: Final = NUM_WATCHED + 2  # iterations of each job in turns, at first
+_NUM_TRIAL: Final = 6  # iterations of each job side by side, in auto
+
+
+@dataclass(slots=True)
+class SharePlan:
+    """Switches the mode: turns first, in `auto` then a trial, then the final mode.
+
+    Args:
+        wanted: the mode that was asked for.
+        budget_bytes: the most that all jobs may hold.
+        are_apart: whether memory that one job frees is of no use to another: in
+            processes on a GPU, each keeps its peak.
+    """
+
+    wanted: Mode
+    budget_bytes: float
+    are_apart: bool = False
+    board: Board = field(init=False)
+    gate: JobGates | None = None
+    choice: Choice | None = None
+    first_shared: dict[str, int] = field(default_factory=dict)
+    first_trial: dict[str, int] | None = None
+    is_choosing: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin in turns."""
+        self.board = Board(Mode.TURNS, self.budget_bytes)
+
+    def after_iteration(self) -> Callable[[], None] | None:
+        """Change the mode, when all jobs have run long enough in the one before.
+
+        Returns:
+            What takes long, in `auto`: to choose the mode, when the trial is over.
+        """
+        records = self.board.records
+        if self.first_shared or self.is_choosing:
+            return None
+        if self.first_trial is None:
+            if not self._have_run(_NUM_ALONE, {}):
+                return None
+            self._check_fits(records)
+            self.first_trial = _counts(records)
+            is_auto = self.wanted is Mode.AUTO
+            self.board.switch(Mode.BUDGET if is_auto else self.wanted)
+            if not is_auto:
+                self.first_shared = self.first_trial
+        elif self._have_run(_NUM_TRIAL, self.first_trial):
+            self.is_choosing = True
+            return partial(self._choose, self._measured(records))
+        return None
+
+    def _choose(self, measured: Sequence[SimulatedJob]) -> None:
+        assert self.gate is not None
+        self.choice = choose(measured, self.budget_bytes)
+        with self.gate.condition:
+            self.board.switch(self.choice.mode)
+            self.first_shared = _counts(self.board.records)
+            self.gate.condition.notify_all()
+
+    def _have_run(self, number: int, since: dict[str, int]) -> bool:
+        return all(
+            len(record.iterations) - since.get(name, 0) >= number
+            for name, record in self.board.records.items()
+        )
+
+    def _check_fits(self, records: dict[str, JobRecord]) -> None:
+        states = [x.state for x in records.values()]
+        peaks = [x.forecast.curve.peak if x.forecast else 0.0 for x in states]
+        peak = sum(peaks) if self.are_apart else max(peaks)
+        static = sum(x.static_bytes for x in states)
+        needed = int(static + peak) + 1
+        which = (
+            "the iterations of all processes"
+            if self.are_apart
+            else ("the largest iteration")
+        )
+        if needed > self.budget_bytes and self.gate is not None:
+            self.gate.stop(
+                FitError(
+                    f"memory_bytes={int(self.budget_bytes):,} is less than these jobs "
+                    f"need in turns: {byte_size(static)} that stay, and "
+                    f"{byte_size(peak)} of {which}; give at least "
+                    f"memory_bytes={needed:,}",
+                    device=0,
+                    needed_bytes=needed,
+                    memory_bytes=int(self.budget_bytes),
+                )
+            )
+
+    def _measured(self, records: dict[str, JobRecord]) -> list[SimulatedJob]:
+        """Return each job as the trial has shown it."""
+        assert self.first_trial is not None
+        trial = {
+            name: record.iterations[self.first_trial.get(name, 0) :]
+            for name, record in records.items()
+        }
+        factors = slowdowns(trial, {name: x.solo_s for name, x in records.items()})
+        found = []
+        for name, record in records.items():
+            forecast = record.state.forecast
+            assert forecast is not None
+            alone = forecast.seconds or 1.0
+            scale = record.solo_s / alone
+            found.append(
+                SimulatedJob(
+                    name,
+                    forecast.retimed(
+                        forecast.forward_s * scale, forecast.backward_s * scale
+                    ),
+                    1,
+                    weight=record.state.weight,
+                    max_slowdown=record.max_slowdown,
+                    static_bytes=record.state.static_bytes,
+                    away_s=_away_s(trial[name]),
+                    slowdown=factors[name],
+                )
+            )
+        return found
+
+    def report(
+        self,
+        jobs: Sequence[Job],
+        runners: Sequence[JobRunner | JobProcess],
+        notes: Sequence[str],
+    ) -> ShareReport:
+        """Return the report."""
+        assert self.gate is not None
+        reports = []
+        lists = [record.iterations for record in self.gate.ended.values()]
+        until_s = min((own[-1].end_s for own in lists if own), default=0.0)
+        for job, runner in zip(jobs, runners, strict=True):
+            record = self.gate.ended[job.name]
+            reports.append(
+                JobReport(
+                    job.name,
+                    job.weight,
+                    runner.loss_values(),
+                    tuple(record.iterations),
+                    self.first_shared.get(job.name, 0),
+                    until_s,
+                    record.solo_s,
+                    record.state.static_bytes,
+                    record.state.forecast,
+                    record.num_wrong,
+                    runner.error,
+                    job.name in self.gate.hung,
+                )
+            )
+        choice = self.choice or Choice(self.wanted, "as asked for", ())
+        if choice.mode is Mode.AUTO:
+            choice = Choice(Mode.TURNS, "the jobs ended before the trial did", ())
+        return ShareReport(
+            choice.mode,
+            choice.why,
+            tuple(reports),
+            self.budget_bytes,
+            choice.predictions,
+            tuple(notes),
+        )
+
+
+def _counts(records: dict[str, JobRecord]) -> dict[str, int]:
+    return {name: len(record.iterations) for name, record in records.items()}
+
+
+def _away_s(iterations: Sequence[Iteration]) -> float:
+    """Return how long a job loads data between two iterations."""
+    pairs = pairwise(iterations)
+    return median([b.request_s - a.end_s for a, b in pairs] or [0.0])
