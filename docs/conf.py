@@ -6,17 +6,18 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "extension"))
 
 project = "hocket"
 author = "the hocket authors"
 release = version_of("hocket")
 version = release
 
-extensions = ["myst_parser", "docstrings"]
-myst_enable_extensions = ["deflist"]
+extensions = ["myst_parser", "public_names", "commands", "catalogues"]
+myst_enable_extensions = ["deflist", "fieldlist"]
 myst_heading_anchors = 3
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "extension"]
+python_maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_title = f"hocket {release}"

@@ -19,6 +19,7 @@ LAYERS: Final = (
     ("core",),
     ("schedules", "passes"),
     ("planner", "draw", "options", "freeze"),
+    ("citation",),
     ("cuda",),
     ("model", "run"),
     ("teacher", "sharing", "checkpoint"),

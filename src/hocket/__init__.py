@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hocket import checkpoint as checkpoint
     from hocket import freeze as freeze
+    from hocket.citation import citation as citation
     from hocket.core.check import Proof as Proof
     from hocket.core.check import check as check
     from hocket.core.costs import Costs as Costs
@@ -184,6 +185,7 @@ _HOMES = {
     "WorkerError": "hocket.errors",
     "World": "hocket.run.cluster.world",
     "check": "hocket.core.check",
+    "citation": "hocket.citation",
     "compile_step": "hocket.run.outoforder.compile_step",
     "emulate": "hocket.run.engine.emulator.emulate",
     "fill_with": "hocket.passes.fill_with",

@@ -2,7 +2,8 @@
 
     alpha 1/3, 12 layers     0 | 4 | 7 | 9 | 10 | 11 | 11 | 12
 
-Source: PipeTransformer (ICML 2021), whose released code freezes by this bound alone.
+Source: He et al., "PipeTransformer", arXiv:2102.03161 (ICML 2021), whose released code
+freezes by this bound alone.
 """
 
 from __future__ import annotations

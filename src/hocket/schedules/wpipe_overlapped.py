@@ -46,8 +46,8 @@ def wpipe_overlapped(
     d1  1F0 1F1 |: 3F0 3B0 3F1 3B1 3U 1F0@1 1B0 1F1@1 1B1 1U :| 3F0@1 3B0@1 3F1@1
           3B1@1 3U@1 1B0@1 1B1@1 1U@1
 
-    Source: the order of `wpipe`, with the warm-up of Megatron's interleaved 1F1B
-    (Narayanan et al., arXiv:2104.04473, section 2.2.2).
+    Source: the order of `wpipe` (Yang et al., "WPipe", ICLR'22), with the warm-up of
+    Megatron's interleaved 1F1B (Narayanan et al., arXiv:2104.04473, section 2.2.2).
 
     Args:
         shape: a shape with two stages per device.

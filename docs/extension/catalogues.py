@@ -1,51 +1,18 @@
-"""Sphinx directives that show public names and schedules in their own words.
-
-The docstrings stand on the page letter by letter, because they hold pictures of
-schedules and formulas; nothing is written down twice.
-"""
+"""The directives `schedules` and `hardware`: what the library's two tables hold."""
 
 from __future__ import annotations
 
-import inspect
 import textwrap
-from dataclasses import is_dataclass
-from enum import Enum
 from typing import Any, Final
 
 from docutils import nodes
+from public_names import function_of
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
-from sphinx.util.inspect import stringify_signature
 
 import hocket
 from hocket.core import hardware
 from hocket.core.hardware import load_catalogue
-
-
-def headline_of(name: str, value: object) -> str:
-    """How a name is used: what it takes, or else of what type it is."""
-    if isinstance(value, type) and issubclass(value, Exception):
-        return f"{name}({value.__mro__[1].__name__})"
-    if isinstance(value, type) and issubclass(value, Enum):
-        return f"{name}: {', '.join(value.__members__)}"
-    if not callable(value):
-        return f"{name}: {type(value).__name__}"
-    return name + stringify_signature(
-        inspect.signature(value),
-        show_return_annotation=not isinstance(value, type),
-        unqualified_typehints=True,
-    )
-
-
-def text_of(name: str, value: object) -> str:
-    """The headline, and below it the docstring where the value has one of its own."""
-    doc = inspect.getdoc(value) if callable(value) else None
-    if isinstance(value, type) and is_dataclass(value):
-        # A dataclass documents its own fields, and its base classes document theirs.
-        bases = [base for base in value.__mro__[1:] if is_dataclass(base)]
-        doc = "\n\n".join([doc or "", *(inspect.getdoc(base) or "" for base in bases)])
-    headline = textwrap.fill(headline_of(name, value), 80, subsequent_indent="    ")
-    return headline + (f"\n\n{doc}" if doc else "")
 
 
 def section_of(name: str, text: str, *, anchor: str = "") -> nodes.section:
@@ -54,23 +21,6 @@ def section_of(name: str, text: str, *, anchor: str = "") -> nodes.section:
     section += nodes.title(text=name)
     section += nodes.literal_block(text, text, language="text")
     return section
-
-
-class PublicNames(SphinxDirective):
-    """`public-names`: a section for each name in `hocket.__all__`."""
-
-    def run(self) -> list[nodes.Node]:
-        """Make the sections, in the order of `__all__`."""
-        names = set(hocket.__all__)
-        return [
-            section_of(
-                name,
-                text_of(name, getattr(hocket, name)),
-                # `Plan` and `plan` are two names, but would be one anchor.
-                anchor=f"{name}-class" if {name.lower()} & names - {name} else "",
-            )
-            for name in hocket.__all__
-        ]
 
 
 class Hardware(SphinxDirective):
@@ -131,15 +81,17 @@ class Schedules(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Make the sections, in the order of the table."""
-        return [
-            section_of(name, inspect.getdoc(entry.make) or "")
-            for name, entry in hocket.SCHEDULES.items()
-        ]
+        sections = []
+        for name, entry in hocket.SCHEDULES.items():
+            section = nodes.section(ids=[nodes.make_id(name)], names=[name])
+            section += nodes.title(text=name)
+            section += self.parse_text_to_nodes(function_of(entry.make))
+            sections.append(section)
+        return sections
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the directives with Sphinx."""
-    app.add_directive("public-names", PublicNames)
     app.add_directive("schedules", Schedules)
     app.add_directive("hardware", Hardware)
     return {"parallel_read_safe": True}

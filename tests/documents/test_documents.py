@@ -7,39 +7,22 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-ROOT: Final = Path(__file__).parent.parent
-DOCUMENTS: Final = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/[!_]*/*.md")]
+from tests.documents.blocks import (
+    DOCUMENTS,
+    ROOT,
+    blocks_of,
+    documents_with,
+    name_of,
 )
-FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
 LINK: Final = re.compile(r"\]\((?!https?:)([^)#]+)")
 TARGET: Final = re.compile(r"^([a-z-]+):", re.MULTILINE)
 COMMAND: Final = re.compile(r"(?:`|^)make ([a-z-]+)", re.MULTILINE)
-
-
-def name_of(path: Path) -> str:
-    """A document's path from the root, as the name of a test's case."""
-    return str(path.relative_to(ROOT))
-
-
-def blocks_of(path: Path, language: str) -> Iterator[str]:
-    """The code blocks of a document that are marked with a language."""
-    return (body for mark, body in FENCE.findall(path.read_text()) if mark == language)
-
-
-def documents_with(language: str) -> list[Any]:
-    """The documents that hold code of a language, as cases for a test."""
-    return [
-        pytest.param(path, id=name_of(path))
-        for path in DOCUMENTS
-        if any(blocks_of(path, language))
-    ]
 
 
 @pytest.mark.parametrize("document", documents_with("pycon"))
