@@ -43,15 +43,21 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if is_helper and collection_path.suffix == ".py" else None
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use the fixture `golden`, and put the longest first.
 
     `-m golden` finds the former. Of the latter, none must begin when all else is done,
     and one core is left to wait for the other; their timeouts tell which they are.
+    Tests that share what a module makes once run in one process, so that it is once.
     """
     for item in items:
         if "golden" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.golden)
+        shared = module_fixtures(item)
+        if shared and item.get_closest_marker("xdist_group") is None:
+            name = f"{item.nodeid.partition('::')[0]}: {', '.join(shared)}"
+            item.add_marker(pytest.mark.xdist_group(name))
     items.sort(key=timeout_s, reverse=True)
 
 
@@ -61,6 +67,14 @@ def pytest_collection_finish() -> None:
     Each pipeline has Python collect garbage, which would take a third of a second.
     """
     gc.freeze()
+
+
+def module_fixtures(item: pytest.Item) -> list[str]:
+    """The fixtures that a test shares with others of its module."""
+    if not isinstance(item, pytest.Function):
+        return []
+    found = item._fixtureinfo.name2fixturedefs.items()
+    return [name for name, defs in found if defs and defs[-1].scope == "module"]
 
 
 def timeout_s(item: pytest.Item) -> float:

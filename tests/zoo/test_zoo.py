@@ -1,8 +1,9 @@
 """Every architecture, in 2, 3 and 4 stages, equals the plain loop after 20 steps.
 
 Design, section 4. `make test` has those of `FEW`, in 4 stages, which cut at the most
-places; `make test-long` has all, in 2, 3 and 4. All stages lie on two workers, so that
-every value that skips stages travels to the next one, and on from there:
+places, for a few steps; `make test-long` has all, in 2, 3 and 4, for 20. All stages lie
+on two workers, so that every value that skips stages travels to the next one, and on
+from there:
 
     2 stages   0 │ 1         3 stages   0 2 │ 1         4 stages   0 2 │ 1 3
 """
@@ -18,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from bench.zoo.architecture import NAMES
-from tests.run.support.comparison import check_run
+from tests.run.support.comparison import FEW_STEPS, NUM_STEPS, check_run
 from tests.run.support.fork_server import fork_server
 from tests.run.support.small_models import specimen_of
 from tests.zoo.specimens import HAS_TORCHVISION, NEED_TORCHVISION, SPECIMENS
@@ -65,12 +66,14 @@ _KINDS: Final = (
 FEW: Final = tuple(x for x in _KINDS if x in HERE)
 
 
-def case(num_stages: int, names: Sequence[str]) -> dict[str, Any]:
+def case(
+    num_stages: int, names: Sequence[str], num_steps: int = NUM_STEPS
+) -> dict[str, Any]:
     """A training run of each, with uneven microbatches and an uneven last batch."""
     return {
         "num_microbatches": 4,
         "num_replicas": 1,
-        "num_steps": 20,
+        "num_steps": num_steps,
         "batch_size": 10,
         "last": 9,
         "cuts": {name: specimen_of(name).cuts.get(num_stages) for name in names},
@@ -95,9 +98,11 @@ class Job:
     folder: Path
 
 
-def trained(names: Sequence[str], numbers: Sequence[int], folder: Path) -> Job:
+def trained(
+    names: Sequence[str], numbers: Sequence[int], folder: Path, num_steps: int
+) -> Job:
     """Train in one process for all: it loads torch, transformers and torchvision."""
-    cases = [case(num_stages, names) for num_stages in numbers]
+    cases = [case(num_stages, names, num_steps) for num_stages in numbers]
     process = fork_server().Process(
         target=capture_and_train, args=(list(names), cases, folder)
     )
@@ -115,13 +120,13 @@ def trained(names: Sequence[str], numbers: Sequence[int], folder: Path) -> Job:
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """Some architectures, in as many stages as there are."""
-    return trained(FEW, [max(ORDERS)], tmp_path_factory.mktemp("zoo"))
+    return trained(FEW, [max(ORDERS)], tmp_path_factory.mktemp("zoo"), FEW_STEPS)
 
 
 @pytest.fixture(scope="module")
 def long_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """All architectures."""
-    return trained(HERE, sorted(ORDERS), tmp_path_factory.mktemp("zoo"))
+    return trained(HERE, sorted(ORDERS), tmp_path_factory.mktemp("zoo"), NUM_STEPS)
 
 
 def check(name: str, job: Job) -> None:

@@ -1,5 +1,7 @@
-"""Every synchronous pipeline equals the plain loop, after 20 AdamW steps in float64.
+"""Every synchronous pipeline equals the plain loop, after AdamW steps in float64.
 
+20 of them where a kind of order is played first, a few in its relatives; `make
+test-long` plays all of them for 20.
 Design, section 4: whatever the order, the cut, the number of workers and of replicas;
 with BatchNorm, dropout, tied weights, a skip across cuts, several inputs, arguments
 that are no tensors, parameters without gradient, and a smaller last batch.
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.support.comparison import case, check_runs
+from tests.run.support.comparison import case, check_runs, in_few_steps
 
 # Sizes of batches that are not the usual one are chosen for the form of microbatches:
 # of that, the models are captured before workers begin (preloaded.py).
@@ -56,12 +58,38 @@ JOBS = {
         case("tied-dropout", "1f1b", 4),
     ],
 }
+# Flushed and split, the first for the cut of batch norms, the second for tied weights
+# that draw; then every other order, a ring of replicas, and torch's messages.
+QUICK = {
+    1: in_few_steps(*JOBS[1]),
+    2: [
+        case("resnet", "1f1b", 3),
+        case("tied-dropout", "zb-v", 4),
+        *in_few_steps(
+            case("tied", "looped-bfs", 4),
+            case("tied", "gpipe", 2, num_replicas=2),
+            case("tied", "interleaved-1f1b", 4, transport="torch"),
+            case("tied", "zb-h1", 4),
+            case("tied", "ooo-modulo", 4),
+            case("resnet", "zb-h2", 4),
+            case("perceptron", "v-half", 4),
+            case("perceptron", "v-min", 4),
+            case("perceptron", "ooo-fast-forward", 4),
+            case("dropout", "hanayo", 4),
+        ),
+    ],
+}
 
 
-@pytest.mark.parametrize(
-    "num_workers",
-    [pytest.param(n, marks=[pytest.mark.long] * (n > 2)) for n in sorted(JOBS)],
-)
+@pytest.mark.parametrize("num_workers", sorted(QUICK))
+@pytest.mark.timeout(240)
+def test_each_kind_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
+    """Weights, buffers, losses of each step, and the evaluation."""
+    check_runs(QUICK[num_workers], num_workers, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", sorted(JOBS))
 @pytest.mark.timeout(240)
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
     """Weights, buffers, losses of each step, and the evaluation."""

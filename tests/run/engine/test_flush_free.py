@@ -1,7 +1,8 @@
 """Every flush-free run equals the single-process emulator of its delays.
 
-Design, section 4: after 20 steps in float64; with AdamW, and SGD with momentum; with
-BatchNorm and dropout; on 1 to 4 workers, and with replicas; with a smaller last batch.
+Design, section 4: after 20 steps in float64, or a few where another run of the same
+order has 20; with AdamW, and SGD with momentum; with BatchNorm and dropout; on 1 to 4
+workers, and with replicas; with a smaller last batch. `make test-long` has 20 steps.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.run.support.comparison import (
     check_alike,
     check_evaluation,
     difference,
+    in_few_steps,
 )
 from tests.run.support.flush_free import (
     FRAGILE_CUT,
@@ -118,6 +120,30 @@ JOBS = {
     ],
 }
 
+FEW_STEPS = 7  # prologue, body more than once, epilogue; two drains of three steps
+QUICK = {
+    1: in_few_steps(*JOBS[1], num_steps=FEW_STEPS),
+    2: [
+        case("resnet", "wpipe", 3, scheduler=True),
+        of_four("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
+        *in_few_steps(
+            case("perceptron", "pipedream", 1, batch_size=6),
+            case("resnet", "pipedream-2bw", 4, optimizer="sgd", transport="torch"),
+            case("dropout", "wpipe", 4, recompute="all"),
+            case("dropout", "wpipe", 4, clip_norm=0.05),
+            case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 4)),
+            case("perceptron", "wpipe", 2, by_step=True),
+            case("perceptron", given("wpipe", 2, 3), 3),
+            case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
+            case("perceptron", "wpipe", 2, correction="error-feedback"),
+            case("dropout", "pipedream-2bw", 2, correction="lr-discount"),
+            case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
+            of_four("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd"),
+            of_four("tied", "wpipe", 2, correction="weight-prediction", drain_every=3),
+            num_steps=FEW_STEPS,
+        ),
+    ],
+}
 
 MANY = {
     2: [
@@ -145,10 +171,15 @@ MANY = {
 }
 
 
-@pytest.mark.parametrize(
-    "num_workers",
-    [pytest.param(n, marks=[pytest.mark.long] * (n > 2)) for n in sorted(JOBS)],
-)
+@pytest.mark.parametrize("num_workers", sorted(QUICK))
+@pytest.mark.timeout(200)
+def test_each_kind_equals_the_emulator(num_workers: int, tmp_path: Path) -> None:
+    """Weights, buffers, the losses of each step, in order; and on each worker."""
+    _check_all(QUICK[num_workers], num_workers, tmp_path, whole_s=180.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_workers", sorted(JOBS))
 @pytest.mark.timeout(200)
 def test_equals_the_emulator(num_workers: int, tmp_path: Path) -> None:
     """Weights, buffers, the losses of each step, in order; and on each worker."""
@@ -156,12 +187,16 @@ def test_equals_the_emulator(num_workers: int, tmp_path: Path) -> None:
 
 
 ORDERED = {
-    2: [
+    2: in_few_steps(
         case("perceptron", "wpipe", 3, drain_every=3),
         case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 9)),
         case("tied", "wpipe", 4, clip_norm=0.05),
-    ],
-    4: [case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05)],
+        num_steps=11,  # an evaluation, and the epilogue behind it
+    ),
+    4: in_few_steps(
+        case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05),
+        num_steps=FEW_STEPS,
+    ),
 }
 
 

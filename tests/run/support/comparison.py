@@ -21,6 +21,7 @@ from tests.run.support.small_models import batches, make_model, specimen_of
 
 TOLERANCE: Final = 1e-10
 NUM_STEPS: Final = 20
+FEW_STEPS: Final = 4  # for runs whose mechanism another run has for 20 steps
 
 
 def case(
@@ -37,6 +38,11 @@ def case(
         "last": 9,
         **more,
     }
+
+
+def in_few_steps(*runs: dict[str, Any], num_steps: int = FEW_STEPS) -> list[Any]:
+    """The same runs, of a few steps each."""
+    return [{**run, "num_steps": num_steps} for run in runs]
 
 
 _oracle = lru_cache(maxsize=2)(plain_loop)

@@ -53,10 +53,11 @@ def _both(
     schedule: str | dict[str, Any] = "reverse-first-k",
     batch_size: int = 12,
     last: int = 12,
+    num_steps: int = NUM_STEPS,
     clip_norm: float | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    data = batches(model, NUM_STEPS, batch_size, last)
+    data = batches(model, num_steps, batch_size, last)
     with hocket.Pipeline(
         make_model(model),
         specimen_of(model).loss,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.run.cluster.world import World, join_world
 from hocket.run.stage.teacher_outputs import with_teachers
+from tests.run.support.rank_0_oracle import compared_on_rank_0
 
 WIDTH: Final = 8
 _NUM_TOKENS: Final = 5
@@ -143,6 +144,30 @@ def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
         program = pipeline.plan.schedule.program
         names = pipeline.plan.stage_names
     first = sum(stage.net == "teacher" for stage in program.stages)
+    cut_at = {
+        "teacher": [x.removeprefix("teacher.") for x in names[1:first]],
+        "model": list(names[first + 1 :]),
+    }
+
+    def difference() -> float:
+        return _far(case, models, program, cut_at, data, state)
+
+    return compared_on_rank_0(world, state, difference)
+
+
+def _far(
+    case: dict[str, Any],
+    models: Mapping[str, nn.Module],
+    program: hocket.Program,
+    cut_at: dict[str, list[str]],
+    data: list[Any],
+    state: dict[str, Tensor],
+) -> float:
+    """The largest relative difference of a weight or buffer to the emulator's."""
+    loss, update = LOSSES[case["loss"]](), None
+    if case["loss"] != "distillation":
+        update = hocket.Momentum(0.9)
+    optimizer = lars if case.get("is_lars") else adamw
     hocket.emulate(
         program,
         {
@@ -152,10 +177,7 @@ def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
         {"model": with_teachers(loss, ["teacher"])},
         {"model": optimizer} | ({} if update is None else {"teacher": update}),
         data,
-        cut_at={
-            "teacher": [x.removeprefix("teacher.") for x in names[1:first]],
-            "model": list(names[first + 1 :]),
-        },
+        cut_at=cut_at,
     )
     expected = dict(models["model"].state_dict())
     if update is not None:

@@ -32,7 +32,10 @@ _KNOWN: Final = (
     "transformers.activations",
     "transformers.models.",
     "transformers.pytorch_utils",
+    "tests.run.support.emulated_teachers",
+    "tests.run.support.freezing_workers",
     "tests.run.support.small_models",
+    "tests.run.support.teacher_models",
     "tests.run.support.program_workers",
 )
 

@@ -20,6 +20,7 @@ from hocket.run.cluster.world import World, join_world
 from hocket.run.engine.program_run import ProgramRun
 from hocket.run.engine.programs import by_net, nets
 from hocket.run.weights.momentum import FollowerUpdate
+from tests.run.support.rank_0_oracle import compared_on_rank_0
 
 NUM_STEPS: Final = 5
 WIDTH: Final = 4
@@ -160,8 +161,12 @@ def _difference(world: World, schedule: Schedule, given: dict[str, Any]) -> floa
         for _ in run.train(batches):
             pass
         states = run.state_dict()
-    hocket.emulate(schedule.program, **alone, batches=batches)
-    return max(_furthest(states[net], x) for net, x in alone["models"].items())
+
+    def difference() -> float:
+        hocket.emulate(schedule.program, **alone, batches=batches)
+        return max(_furthest(states[net], x) for net, x in alone["models"].items())
+
+    return compared_on_rank_0(world, states, difference)
 
 
 def compare_with_emulator(orders: list[str]) -> dict[str, float]:

@@ -14,7 +14,8 @@ import hocket
 from hocket.core.op import Kind
 from hocket.core.schedule import Lane, Schedule
 from hocket.passes.split_backward import split_backward
-from hocket.run.cluster.world import join_world
+from hocket.run.cluster.world import World, join_world
+from tests.run.support.rank_0_oracle import compared_on_rank_0
 
 NUM_STEPS = 7
 NUM_MICROBATCHES = 4
@@ -77,7 +78,7 @@ def train_all(cases: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _difference(
-    world: Any,
+    world: World,
     schedule: str,
     *,
     splits: bool = False,
@@ -102,18 +103,21 @@ def _difference(
         losses = [result.loss for result in pipeline.train(batches)]
         state = pipeline.state_dict()
         pipeline.measured()
-    model = make_model()
-    emulated = hocket.emulate(
-        order.program,
-        model,
-        nn.functional.mse_loss,
-        adamw,
-        batches,
-        cut_at=cut,
-        clip_norm=settings.get("clip_norm"),
-    )
-    for loss, each in zip(losses, emulated, strict=True):
-        assert abs(loss - each["loss"]) <= 1e-12 * abs(loss)
-    return max(
-        float((state[name] - x).abs().max()) for name, x in model.state_dict().items()
-    )
+
+    def difference() -> float:
+        model = make_model()
+        emulated = hocket.emulate(
+            order.program,
+            model,
+            nn.functional.mse_loss,
+            adamw,
+            batches,
+            cut_at=cut,
+            clip_norm=settings.get("clip_norm"),
+        )
+        for loss, each in zip(losses, emulated, strict=True):
+            assert abs(loss - each["loss"]) <= 1e-12 * abs(loss)
+        expected = model.state_dict()
+        return max(float((state[n] - x).abs().max()) for n, x in expected.items())
+
+    return compared_on_rank_0(world, {"losses": losses, "state": state}, difference)

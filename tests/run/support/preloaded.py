@@ -46,13 +46,23 @@ def _prepare() -> None:
     from tests.run.support.exported_once import export_once
     from tests.run.support.failing_workers import make_batches
     from tests.run.support.failing_workers import make_model as make_failing_model
+    from tests.run.support.freezing_workers import make_batches as freezing_batches
+    from tests.run.support.freezing_workers import make_model as make_freezing_model
     from tests.run.support.short_measurements import measure_shortly
     from tests.run.support.small_models import batches, make_model
+    from tests.run.support.teacher_models import make_batches as teacher_batches
+    from tests.run.support.teacher_models import make_student, make_teacher
 
     export_once(pytest.MonkeyPatch())
     for name, num_samples in READY:
         [(inputs, _)] = batches(name, 1, num_samples, num_samples)
         keep_ready(name, partial(make_model, name), *call_arguments(inputs))
+    for model, (inputs, _) in (
+        (make_freezing_model(), freezing_batches()[0]),
+        (make_student(), teacher_batches()[0]),
+        *((make_teacher(kind), teacher_batches()[0]) for kind in ("frozen", "moves")),
+    ):
+        capture(model, (inputs,))  # exported once, for all who are forked
     # Of this model torch then knows all operators, with fake tensors of these shapes.
     [(inputs, _)] = make_batches(1, size=4)
     capture(make_failing_model(), (inputs,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hocket.run.cluster.world import World, join_world
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.engine.program_run import ProgramRun
+from tests.run.support.rank_0_oracle import compared_on_rank_0
 
 WIDTH = 4
 NUM_STEPS = 5
@@ -179,6 +180,21 @@ def difference(
     ) as run:
         found = [result.losses_of for result in run.train(batches)]
         states = run.state_dict()
+    told = {"losses": found, "states": states}
+    return compared_on_rank_0(
+        world, told, lambda: _far(program, alone, clip_norm, found, states)
+    )
+
+
+def _far(
+    program: Program,
+    alone: dict[str, Any],
+    clip_norm: float | None,
+    found: Sequence[Mapping[str, Mapping[str, float]]],
+    states: Mapping[str, Mapping[str, Tensor]],
+) -> float:
+    """The largest relative difference of any number to the emulator."""
+    batches = make_batches(program)
     history = hocket.emulate(program, **alone, batches=batches, clip_norm=clip_norm)
     names = list(alone["models"])
     worst = 0.0

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.run.support.comparison import in_few_steps
 from tests.run.support.forked import answers_of
 
 TWENTY: Final = {"num_steps": 20, "schedule": "1f1b"}
@@ -19,6 +20,7 @@ CASES: Final[list[dict[str, Any]]] = [
     {"num_steps": 1, "schedule": "1f1b", "loss": "byol", "mode": "train", "delay": 1},
     {"num_steps": 2, "schedule": "1f1b", "loss": "byol", "mode": "train", "delay": 2},
 ]
+QUICK: Final = [CASES[0], *in_few_steps(*CASES[1:4], num_steps=6), *CASES[4:]]
 ATTENTION: Final[list[dict[str, Any]]] = [
     {**TWENTY, "loss": "distillation", "mode": "train", "schedule": "zb-h1"},
     {"num_steps": 1, "schedule": "1f1b", "loss": "distillation", "mode": "eval"},
@@ -29,7 +31,8 @@ ATTENTION: Final[list[dict[str, Any]]] = [
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param(CASES, id="views"),
+        pytest.param(QUICK, id="views"),
+        pytest.param(CASES, id="views, 20 steps", marks=pytest.mark.long),
         pytest.param(ATTENTION, id="attention", marks=pytest.mark.long),
     ],
 )

@@ -1,4 +1,7 @@
-"""Pipelines that play I and W equal the plain loop, after 20 AdamW steps in float64.
+"""Pipelines that play I and W equal the plain loop, after AdamW steps in float64.
+
+20 of them where an order is played first, a few in its relatives; `make test-long`
+plays all of them for 20.
 
 The orders are written down by hand here: what plays them must not depend on who makes
 them.
@@ -11,7 +14,7 @@ from typing import Final
 
 import pytest
 
-from tests.run.support.comparison import case, check_runs
+from tests.run.support.comparison import case, check_runs, in_few_steps
 
 # The zero-bubble paper's H1 for two devices and four microbatches.
 H1: Final = """\
@@ -62,6 +65,21 @@ JOBS: Final = {
 }
 
 
+QUICK: Final = {
+    1: in_few_steps(*JOBS[1]),
+    2: [*JOBS[2][2:3], *in_few_steps(*JOBS[2][3:])],
+    4: in_few_steps(*JOBS[4]),
+}
+
+
+@pytest.mark.parametrize("num_workers", sorted(QUICK))
+@pytest.mark.timeout(240)
+def test_each_kind_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
+    """Weights, buffers, losses of each step, and the evaluation."""
+    check_runs(QUICK[num_workers], num_workers, tmp_path)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("num_workers", sorted(JOBS))
 @pytest.mark.timeout(240)
 def test_equals_the_plain_loop(num_workers: int, tmp_path: Path) -> None:
