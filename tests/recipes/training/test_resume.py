@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.errors import CheckpointError, DataError, RecipeError
+from hocket.errors import CheckpointError, DataError, RecipeError, RunError
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.metrics_log import JSON_NAME, History
@@ -44,7 +44,7 @@ SMALL: Final = (
 )
 
 
-class InterruptedRunError(Exception):
+class InterruptedRunError(RunError):
     """What ends a run."""
 
 

@@ -9,17 +9,20 @@ from typing import Any, Final
 import pytest
 import torch
 
+from hocket.errors import CallbackError
 from hocket.model.profile.profile import Profile
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.objectives.losses import class_metrics
 from hocket.recipes.training import profiling
-from hocket.recipes.training.metrics_log import JSON_NAME
+from hocket.recipes.training.metrics_log import JSON_NAME, History
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
+from hocket.recipes.training.records import StepRecord
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.recipes.training.train import main, train_recipe
+from hocket.recipes.training.train import main, printable, train_recipe
+from hocket.run.checkpoint.format.newest import newest
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
 
@@ -144,3 +147,31 @@ def test_a_profile_is_measured_once(tmp_path: Path) -> None:
     assert again["path"] == fresh["path"]
     assert Profile.load(path).to_json() == again["profile"]
     assert path.stat().st_mtime_ns > written_ns
+
+
+def test_a_watcher_that_fails_loses_nothing(tmp_path: Path) -> None:
+    """Training ends, its weights are kept, and then the error is raised."""
+    folder, recipe = run_folder(tmp_path, "digits-vit")
+    watcher = FullDisk()
+    with pytest.raises(
+        CallbackError, match=r"rank 0: FullDisk\.step at step 0 failed: "
+    ):
+        train_recipe(recipe, folder, watchers=[watcher])
+    assert watcher.num_calls == 1
+    assert newest(folder / "checkpoints") is not None
+
+
+class FullDisk(History):
+    """Fails at its first step."""
+
+    num_calls = 0
+
+    def step(self, record: StepRecord) -> None:
+        """Fail."""
+        self.num_calls += 1
+        raise OSError("no space left on device")
+
+
+def test_samples_hold_nothing_that_a_terminal_obeys() -> None:
+    """A model of bytes may draw an escape sequence."""
+    assert printable("a\x1b[2Jb\nc\x07") == "a\ufffd[2Jb\nc\ufffd"

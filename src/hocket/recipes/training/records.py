@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hocket.errors import RecipeError
+from hocket.errors import HocketError, RecipeError
 from hocket.recipes.user_functions import load_function
 
 log = logging.getLogger(__name__)
@@ -224,9 +224,15 @@ class Watchers:
 
     @contextmanager
     def guard(self, what: str) -> Iterator[None]:
-        """Note an error of the block as a failure, and go on behind it."""
+        """Note an error of the block as a failure, and go on behind it.
+
+        Raises:
+            HocketError: the block raised it on purpose; it ends the run.
+        """
         try:
             yield
+        except HocketError:
+            raise
         except Exception as error:
             failure = f"{what} failed: {type(error).__name__}: {error}"
             self.failures.append(failure)
