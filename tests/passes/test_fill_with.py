@@ -40,7 +40,7 @@ every_base = pytest.mark.parametrize(
         for name in BASES
     ],
 )
-few = settings(max_examples=8, suppress_health_check=list(HealthCheck), deadline=None)
+few = settings(max_examples=5, suppress_health_check=list(HealthCheck), deadline=None)
 
 
 @cache
