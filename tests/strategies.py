@@ -171,6 +171,11 @@ def accepted(name: str) -> tuple[Shape, ...]:
     return tuple(shape for shape in _small_shapes() if _takes(name, shape))
 
 
+def largest(name: str) -> Shape:
+    """The last of them, which is found without making all others."""
+    return next(x for x in reversed([*_small_shapes()]) if _takes(name, x))
+
+
 def _small_shapes() -> Iterator[Shape]:
     for p in range(1, 6):
         for m in range(1, 13):

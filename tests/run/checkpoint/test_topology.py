@@ -154,7 +154,7 @@ def test_a_killed_worker_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         str(folder),
         num_workers=2,
         folder=folder.parent,
-        timeout_s=4.0,
+        timeout_s=6.0,
         limit_s=30.0,  # the one left may only learn of it by its timeout
     )
     assert outcome.codes[1] == -9

@@ -164,14 +164,16 @@ def test_a_label_out_of_range_changes_no_weight(tmp_path: Path) -> None:
         (2, 0, "0U", 0, {}),
         (2, 1, "wait in 1F0", 2, {}),
         (2, 1, "between steps", 1, {}),
-        (2, 1, "1F1", 2, TORCH),
+        pytest.param(2, 1, "1F1", 2, TORCH, marks=pytest.mark.long),
         (2, 1, "wait in 1F0", 2, TORCH),
-        (4, 3, "1B0", 2, REPLICAS),
+        pytest.param(4, 3, "1B0", 2, REPLICAS, marks=pytest.mark.long),
         (4, 0, "0R", 2, REPLICAS),
-        (4, 3, "1U", 2, REPLICAS),
-        (2, 1, "3B1", 2, FLUSH_FREE),
+        pytest.param(4, 3, "1U", 2, REPLICAS, marks=pytest.mark.long),
+        pytest.param(2, 1, "3B1", 2, FLUSH_FREE, marks=pytest.mark.long),
         (2, 0, "0U", 2, FLUSH_FREE),
-        (4, 2, "2R", 2, {**REPLICAS, **FLUSH_FREE}),
+        pytest.param(
+            *(4, 2, "2R", 2, {**REPLICAS, **FLUSH_FREE}), marks=pytest.mark.long
+        ),
     ],
 )
 def test_the_others_end_after_a_kill(

@@ -87,27 +87,26 @@ def test_equals_ddp_on_three(tmp_path: Path) -> None:
         assert {n: x for n, x in answer.items() if x["difference"] > 1e-10} == {}
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"num_replicas": 1}, "num_replicas=2 on as many workers"),
-        ({"stages_per_device": 3}, "name with cut= the modules"),
-        ({"memory_bytes": 100}, "The smallest memory_bytes that works is "),
-        ({"precision": "float16"}, 'schedule="1f1b"'),
-        ({"accumulate": 2}, "take larger batches"),
-        (case("tied", LAYERS, 5), "a k of at most 4 works"),
-    ],
-    ids=["one replica", "number of buckets", "memory", "float16", "accumulate", "tied"],
-)
-def test_refuses(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "one replica": ({"num_replicas": 1}, "num_replicas=2 on as many workers"),
+    "number of buckets": ({"stages_per_device": 3}, "name with cut= the modules"),
+    "memory": ({"memory_bytes": 100}, "The smallest memory_bytes that works is "),
+    "float16": ({"precision": "float16"}, 'schedule="1f1b"'),
+    "accumulate": ({"accumulate": 2}, "take larger batches"),
+    "tied": (case("tied", LAYERS, 5), "a k of at most 4 works"),
+}
+
+
+def test_refuses(tmp_path: Path) -> None:
     """Every worker, with the numbers and a way out."""
     for answer in answers_of(
         "tests.run.support.data_parallel_workers:refused",
-        settings,
+        {name: settings for name, (settings, _) in REFUSED.items()},
         num_workers=2,
         folder=tmp_path,
     ):
-        assert words in answer
+        for name, (_, words) in REFUSED.items():
+            assert words in answer[name], name
 
 
 def test_resumes_as_if_never_stopped(tmp_path: Path) -> None:

@@ -125,26 +125,30 @@ def _difference(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     )
 
 
-def refused(settings: dict[str, Any]) -> str:
-    """Return what the pipeline says to bad input."""
+def refused(cases: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Return what the pipeline says to bad input, by case."""
     torch.set_num_threads(1)
     with closing(join_world()) as world:
-        given = {"num_replicas": world.world_size, "model": "perceptron", **settings}
-        name = given.pop("model")
-        schedule = _order(given.pop("schedule", "reverse-first-k"), world.world_size)
-        data = batches(name, 1, 12, 12)
-        try:
-            hocket.Pipeline(
-                make_model(name),
-                specimen_of(name).loss,
-                optimizer=make_optimizer,
-                example=data[0],
-                schedule=schedule,
-                world=world,
-                **{"num_microbatches": 1, **given},
-            )
-        except HocketError as error:
-            return str(error)
+        return {name: _refused(world, settings) for name, settings in cases.items()}
+
+
+def _refused(world: World, settings: dict[str, Any]) -> str:
+    given = {"num_replicas": world.world_size, "model": "perceptron", **settings}
+    name = given.pop("model")
+    schedule = _order(given.pop("schedule", "reverse-first-k"), world.world_size)
+    data = batches(name, 1, 12, 12)
+    try:
+        hocket.Pipeline(
+            make_model(name),
+            specimen_of(name).loss,
+            optimizer=make_optimizer,
+            example=data[0],
+            schedule=schedule,
+            world=world,
+            **{"num_microbatches": 1, **given},
+        )
+    except HocketError as error:
+        return str(error)
     return "accepted"
 
 

@@ -138,7 +138,7 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
     [
         pytest.param(ONE_WORKER, 1, id="1"),
         pytest.param(TWO_WORKERS, 2, id="2"),
-        pytest.param(ACCUMULATED[::2], 1, id="1, accumulated"),
+        pytest.param(ACCUMULATED[::2], 1, id="1, accumulated", marks=pytest.mark.long),
         pytest.param(ACCUMULATED, 2, id="2, accumulated"),
         pytest.param(COMPILED, 2, id="2, compiled", marks=pytest.mark.long),
         pytest.param(MORE_ON_TWO, 2, id="2, more", marks=pytest.mark.long),
