@@ -63,13 +63,19 @@ def _case(case: Case, data: Path, world: World) -> dict[str, Any]:
     for seed in range(NUM_SEEDS):
         with tempfile.TemporaryDirectory() as place:
             own = [*common, f"training.seed={seed}"]
-            first = [*own, "freeze.policy=none", f"training.num_epochs={NUM_PRETRAINED}"]
+            first = [
+                *own,
+                "freeze.policy=none",
+                f"training.num_epochs={NUM_PRETRAINED}",
+            ]
             begun = pretrain(
                 *ready(case.recipe, first), world, Path(place) / "begun" / "model"
             )
             for name, settings in POLICIES.items():
                 asked = [*own, *settings, f"model.pretrained={begun}"]
-                found = train(*ready(case.recipe, asked), evaluation, world, Path(place))
+                found = train(
+                    *ready(case.recipe, asked), evaluation, world, Path(place)
+                )
                 ran[name].append(found)
                 print(f"{case.name} | {name} | {found['accuracy']:.3f}", flush=True)
     return {"case": case.name, "policies": ran}
