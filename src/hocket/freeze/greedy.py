@@ -30,7 +30,8 @@ def greedy(
         sizes: the units' sizes; PipeTransformer counts millions of parameters.
         num_devices: devices; the last takes all that is left.
         frozen_size: the size of the frozen part, which the first device runs: it counts
-            for a sixth.
+            for a sixth, so that fewer units fit beside it. The released code has the
+            rule, and calls it with no frozen part at all.
 
     >>> greedy([1.0, 2.0, 1.0, 2.0, 1.0], 2)
     [2, 3]
@@ -40,7 +41,7 @@ def greedy(
         left = sizes[begin:]
         num_left = num_devices - device
         most = (sum(left) + (pvariance(left) if left else 0.0)) / num_left
-        load = -frozen_size * (1 - FROZEN_SHARE) if device == 0 else 0.0
+        load = frozen_size * FROZEN_SHARE if device == 0 else 0.0
         end = begin
         while end < len(sizes) and load + sizes[end] < most:
             load += sizes[end]
