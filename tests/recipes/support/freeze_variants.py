@@ -13,17 +13,22 @@ from hocket.recipes.training.train import make_pipeline
 from tests.run.support.bad_input_workers import join
 from tests.run.support.freezing_workers import measure_briefly
 
-_CACHE: Final = ("cache.ram_bytes=10000000", "cache.disk_bytes=10000000")
-_MOVES: Final = 'freeze.shapes={2 = "1x2"}'
+_CACHE: Final = (
+    "cache.ram_bytes=10000000",
+    "cache.disk_bytes=10000000",
+    "cache.draws_once=true",
+)
+_BY_HAND: Final = ("freeze.policy=listed", "freeze.num_frozen={1 = 2}")
+_STAYS: Final = (*_BY_HAND, "freeze.shapes={}")
+_MOVES: Final = (*_BY_HAND, 'freeze.shapes={2 = "1x2"}')
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "nothing freezes": ("freeze.policy=none",),
-    "cut again": ("freeze.shapes={}",),
-    "replicas": (_MOVES,),
-    "cache": ("freeze.shapes={}", *_CACHE),
-    "all": (_MOVES, *_CACHE),
-    "greedy": ("freeze.balance=greedy",),
+    "cut again": _STAYS,
+    "replicas": _MOVES,
+    "cache": (*_STAYS, *_CACHE),
+    "all": (*_MOVES, *_CACHE),
+    "greedy": (*_BY_HAND, "freeze.balance=greedy"),
 }
-_BY_HAND: Final = ("freeze.policy=listed", "freeze.num_frozen={1 = 2}")
 
 
 def train_variants(settings: list[str], folder: str) -> Any:
@@ -38,7 +43,7 @@ def train_variants(settings: list[str], folder: str) -> Any:
     found = {}
     for number, (name, own) in enumerate(VARIANTS.items()):
         place = Path(folder) / str(number)
-        asked = [*settings, *_BY_HAND, *own]
+        asked = [*settings, *own]
         if _CACHE[0] in own:
             asked.append(f"cache.folder={place}")
         recipe = resolve("cifar100-vit", asked, allow_outside=True).recipe
