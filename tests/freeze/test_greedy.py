@@ -134,12 +134,15 @@ def test_a_run_is_cut_and_halved_by_this_rule() -> None:
     assert {*with_two_parts} == {first, PipelineShape(4, 2)}
 
 
-def test_a_stage_without_a_layer_is_refused() -> None:
-    """With the numbers; the exact rule leaves none out."""
+def test_each_stage_gets_a_layer() -> None:
+    """Where there are as many; a large first or last layer takes no stage away."""
+    assert greedy([9.0, 1.0, 1.0], 3) == [0, 3, 0]
+    assert greedy_boundaries([9.0, 1.0, 1.0], 3) == (1, 2)
+    assert greedy_boundaries([1.0, 1.0, 9.0], 3) == (1, 2)
     with pytest.raises(
-        ShapeError, match="without a layer: of 3 layers, the stages get"
+        ShapeError, match="1 layers of 3 are left to train, fewer than 2"
     ):
-        greedy_boundaries([9.0, 1.0, 1.0], 3)
+        greedy_boundaries([9.0, 1.0, 1.0], 2, num_frozen=2)
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])

@@ -24,7 +24,6 @@ _MOVES: Final = (*_BY_HAND, 'freeze.shapes={2 = "1x2"}')
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "nothing freezes": ("freeze.policy=none",),
     "cut again": _STAYS,
-    "replicas": _MOVES,
     "cache": (*_STAYS, *_CACHE),
     "all": (*_MOVES, *_CACHE),
     "greedy": (*_BY_HAND, "freeze.balance=greedy"),
