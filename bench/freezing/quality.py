@@ -30,7 +30,8 @@ POLICIES: Final = {
     "alpha = 1/2": ("freeze.policy=alpha", "freeze.alpha=0.5"),
 }
 _SIZES: Final = (
-    "pipeline.layout=1x1",
+    "pipeline.layout=",
+    "pipeline.num_workers=1",
     "model.num_blocks=6",
     "data.max_samples=1500",
 )
