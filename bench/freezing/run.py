@@ -4,7 +4,7 @@
 
 All contestants train in turn in the same two processes with one thread each, and in the
 other order every other round. Each round has a seed of its own for the order of the
-samples; all begin with the same pretrained weights. A case takes some four minutes.
+samples; all begin with the same pretrained weights. A case takes some six minutes.
 """
 
 from __future__ import annotations

@@ -31,6 +31,25 @@ def measured(rows: list[Row]) -> list[list[str]]:
     ]
 
 
+def qualities(rows: list[Row]) -> list[list[str]]:
+    """Accuracy of each policy, beside that of the same seeds without freezing."""
+    table = [["case", "policy", "frozen layers, by epoch", "accuracy", "difference"]]
+    for row in rows:
+        runs = list(row["policies"].items())
+        base = [x["accuracy"] for x in runs[0][1]]
+        for name, found in runs:
+            own = [x["accuracy"] for x in found]
+            apart = [100 * (a - b) for a, b in zip(own, base, strict=True)]
+            frozen = " ".join(str(number) for _, number in found[0]["epochs"])
+            cells = [row["case"], name, frozen, _spread([100 * x for x in own])]
+            table.append([*cells, "–" if name == runs[0][0] else _spread(apart)])
+    return table
+
+
+def _spread(values: list[float]) -> str:
+    return f"{fmean(values):.1f} ± {pstdev(values):.1f} %"
+
+
 def _freezing_only(row: Row) -> list[str]:
     """Return what is simulated: a pipeline that freezes layers is cut again."""
     cells = [row["case"], "freezing only, simulated", *["–"] * 4]
@@ -94,4 +113,4 @@ def _quality(runs: list[Row]) -> list[str]:
         return ["–", "–"]
     found = [100 * ran["accuracy"] for ran in runs]
     hits = sum(ran["cache_hits"] for ran in runs) / len(runs)
-    return [f"{fmean(found):.1f} ± {pstdev(found):.1f} %", f"{hits:,.0f}"]
+    return [_spread(found), f"{hits:,.0f}"]

@@ -6,9 +6,12 @@ from itertools import accumulate, pairwise
 
 import pytest
 
+from hocket.errors import ShapeError
 from hocket.freeze.alpha import num_frozen_after
-from hocket.freeze.greedy import greedy, halved, largest_part
+from hocket.freeze.greedy import greedy, greedy_boundaries, halved, largest_part
+from hocket.freeze.shapes import Frozen, PipelineShape, halved_shape
 from hocket.planner.balance import Balancer
+from hocket.planner.work import LayerCost
 
 
 def units(embedding: int, hidden: int, num_layers: int, head: list[int]) -> list[float]:
@@ -108,10 +111,38 @@ def test_the_exact_cut_halves_one_layer_later() -> None:
 
 
 def test_a_frozen_part_counts_for_a_sixth() -> None:
-    """The first device takes less of the rest: more fits beside negative load."""
+    """The first device takes less of the rest."""
     sizes = [1.0] * 12
     assert greedy(sizes, 3) == [3, 4, 5]
-    assert greedy(sizes, 3, frozen_size=2.4) == [5, 3, 4]
+    assert greedy(sizes, 3, frozen_size=12.0) == [1, 5, 6]
+    assert greedy_boundaries([6.0, 6.0, *sizes], 3, num_frozen=2) == (3, 8)
+
+
+def test_a_run_is_cut_and_halved_by_this_rule() -> None:
+    """The authors' partition at first, and their pipeline lengths as layers freeze."""
+    sizes = vit(1000)
+    costs = [LayerCost(str(i), 1.0, 1.0, 1.0) for i in range(len(sizes))]
+    assert Frozen(costs, 0, sizes=sizes).boundaries(4) == (7, 13, 19)
+    shape = first = PipelineShape(8, 1)
+    found, with_two_parts = [], []
+    for num_frozen in range(1, 13):
+        model = Frozen(costs, 1 + 2 * num_frozen, sizes=sizes)
+        shape = halved_shape(model, shape, first, num_parts=16)
+        found.append(shape.num_stages)
+        with_two_parts.append(halved_shape(model, first, first, num_parts=2))
+    assert found == [8] * 4 + [4] * 4 + [2] * 2 + [1] * 2
+    assert {*with_two_parts} == {first, PipelineShape(4, 2)}
+
+
+def test_each_stage_gets_a_layer() -> None:
+    """Where there are as many; a large first or last layer takes no stage away."""
+    assert greedy([9.0, 1.0, 1.0], 3) == [0, 3, 0]
+    assert greedy_boundaries([9.0, 1.0, 1.0], 3) == (1, 2)
+    assert greedy_boundaries([1.0, 1.0, 9.0], 3) == (1, 2)
+    with pytest.raises(
+        ShapeError, match="1 layers of 3 are left to train, fewer than 2"
+    ):
+        greedy_boundaries([9.0, 1.0, 1.0], 2, num_frozen=2)
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])

@@ -30,7 +30,8 @@ def greedy(
         sizes: the units' sizes; PipeTransformer counts millions of parameters.
         num_devices: devices; the last takes all that is left.
         frozen_size: the size of the frozen part, which the first device runs: it counts
-            for a sixth.
+            for a sixth, so that fewer units fit beside it. The released code has the
+            rule, and calls it with no frozen part at all.
 
     >>> greedy([1.0, 2.0, 1.0, 2.0, 1.0], 2)
     [2, 3]
@@ -40,7 +41,7 @@ def greedy(
         left = sizes[begin:]
         num_left = num_devices - device
         most = (sum(left) + (pvariance(left) if left else 0.0)) / num_left
-        load = -frozen_size * (1 - FROZEN_SHARE) if device == 0 else 0.0
+        load = frozen_size * FROZEN_SHARE if device == 0 else 0.0
         end = begin
         while end < len(sizes) and load + sizes[end] < most:
             load += sizes[end]
@@ -55,25 +56,33 @@ def greedy_boundaries(
 ) -> tuple[int, ...]:
     """Return the units at which stages 1, 2, ... begin, behind frozen units.
 
+    Each stage gets a unit, also where the rule alone leaves a device without.
+
     Args:
         sizes: the units' sizes, in millions of parameters.
         num_stages: the stages that train.
         num_frozen: the units at the front that are frozen.
 
     Raises:
-        ShapeError: a stage gets no unit.
+        ShapeError: there are fewer units left than stages.
 
     >>> greedy_boundaries([1.0, 1.0, 2.0, 1.0, 2.0, 1.0], 2, num_frozen=1)
     (3,)
+    >>> greedy_boundaries([9.0, 1.0, 1.0], 2)
+    (1,)
     """
-    counts = greedy(sizes[num_frozen:], num_stages, sum(sizes[:num_frozen]))
-    if 0 in counts:
+    num_left = len(sizes) - num_frozen
+    if num_left < num_stages:
         raise ShapeError(
-            f"balance='greedy' leaves stage {counts.index(0)} of {num_stages} without "
-            f"a layer: of {len(sizes) - num_frozen} layers, the stages get "
-            f"{', '.join(map(str, counts))}; take balance='exact', or fewer stages"
+            f"{num_left} layers of {len(sizes)} are left to train, fewer than "
+            f"{num_stages} stages: take fewer stages, or freeze fewer layers"
         )
-    return tuple(num_frozen + place for place in accumulate(counts[:-1]))
+    counts = greedy(sizes[num_frozen:], num_stages, sum(sizes[:num_frozen]))
+    begins: list[int] = []
+    for stage, place in enumerate(accumulate(counts[:-1]), start=1):
+        least = begins[-1] + 1 if begins else 1
+        begins.append(min(max(place, least), num_left - num_stages + stage))
+    return tuple(num_frozen + begin for begin in begins)
 
 
 def largest_part(sizes: Sequence[float], num_devices: int) -> float:

@@ -73,6 +73,9 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
     assert found["shapes"] == {4: (2, 2), 6: (1, 4)}
     assert options(free_dir, ALPHA, "freeze.shapes={}")["shapes"] == {}
     assert options(free_dir, ALPHA)["shapes"] is None
+    assert found["balance"] == "exact"
+    greedy = options(free_dir, ALPHA, "freeze.balance=greedy")
+    assert greedy["balance"] == "greedy"
     cache = found["cache"]
     assert (cache.ram_bytes, cache.disk_bytes, cache.dtype) == (1000, 0, "bfloat16")
     assert cache.folder == free_dir / "cache"  # the run's

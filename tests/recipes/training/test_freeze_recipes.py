@@ -25,8 +25,10 @@ from hocket.run.data.sample_loader import SampleLoader
 from tests.recipes.data.test_squad import CONTEXT, file_of, question, write
 from tests.recipes.models.test_kinds import image_folder, sst2
 from tests.recipes.support.cifar_folder import cifar100
+from tests.recipes.support.freeze_variants import VARIANTS
 from tests.recipes.support.real_data import real
 from tests.run.support.forked import answers_of
+from tests.run.support.forked_launch import launch_forked
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores
 BATCH: Final = 8
@@ -192,6 +194,30 @@ def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
     page = (run_dir / "report.html").read_text()
     assert "1x2" in page
     assert "transition" in page
+
+
+@pytest.mark.long  # tests/recipes/config/test_freeze.py has what becomes of settings
+@pytest.mark.timeout(220)
+def test_each_part_can_be_left_out(tmp_path: Path) -> None:
+    """By settings of a recipe; that replicas alone are made, the test above shows."""
+    settings = [
+        *small("cifar100-vit", tmp_path / "data"),
+        *("pipeline.layout=2x1", "training.num_epochs=3"),
+    ]
+    entry = "tests.recipes.support.freeze_variants:train_variants"
+    arguments = [settings, str(tmp_path)]
+    found, other = launch_forked(entry, arguments, num_workers=2, run_dir=tmp_path)
+
+    assert found == other
+    assert {*found} == {*VARIANTS}
+    ends = {name: [tuple(x[:2]) for x in epochs] for name, epochs in found.items()}
+    assert ends["nothing freezes"] == [("2x1", 0)] * 3
+    assert ends["cut again"] == ends["cache"] == [("2x1", 0), ("2x1", 2), ("2x1", 2)]
+    assert ends["all"] == [("2x1", 0), ("1x2", 2), ("1x2", 2)]
+    assert ends["greedy"] == ends["all"]  # the stem has most of the parameters
+    hits = {name: [x[2] for x in epochs] for name, epochs in found.items()}
+    assert hits["cache"] == hits["all"] == [0, 0, 32]
+    assert not any(sum(x) for name, x in hits.items() if name not in ("cache", "all"))
 
 
 def test_begins_with_weights_from_a_folder(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ Buffers = dict[str, Tensor]
 
 def freeze(model: Model, num_frozen: int) -> None:
     """Freeze the first blocks, with the stem before them."""
-    frozen = [model.stem, *model.blocks[:num_frozen]] if num_frozen else []
-    for module in frozen:
+    frozen = [model.stem, *list(model.blocks)[:num_frozen]]
+    for module in frozen if num_frozen else ():
         module.eval().requires_grad_(requires_grad=False)
 
 

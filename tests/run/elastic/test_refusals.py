@@ -89,6 +89,8 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
         ),
         ({"freeze": None, "num_run_steps": 9}, "num_run_steps has no effect without"),
         ({"freeze": None, "shapes": {}}, "shapes has no effect without freeze"),
+        ({"freeze": None, "balance": "greedy"}, "greedy' has no effect without freeze"),
+        ({"balance": "halves"}, "balance 'halves' should be 'exact' or 'greedy'"),
         (
             {"freeze": None, "cache": hocket.Cache("c", ram_bytes=1, disk_bytes=0)},
             "cache has no effect without freeze",

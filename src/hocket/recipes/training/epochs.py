@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import inf, isfinite, nan
 
+from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Table
@@ -85,9 +86,15 @@ class EpochSums:
             num_reductions=step.num_reductions * self.num_steps,
             reduced_bytes=step.reduced_bytes * self.num_steps,
             message_bytes=step.message_bytes * self.num_steps,
-            link_bytes_per_s=pipeline.plan.costs.link.bytes_per_s,
+            link_bytes_per_s=_message_rate(pipeline.plan.costs),
             ring_bytes_per_s=pipeline.plan.costs.reduce_link.bytes_per_s,
         )
+
+
+def _message_rate(costs: Costs) -> float:
+    """Return the bytes per second of a message, copied at both of its ends."""
+    seconds = 1 / costs.link.bytes_per_s + 2 / costs.handling.bytes_per_s
+    return 1 / seconds if seconds else inf
 
 
 @dataclass(frozen=True, slots=True)

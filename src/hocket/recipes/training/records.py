@@ -93,7 +93,8 @@ class EpochRecord:
         num_reductions: reductions over replicas.
         reduced_bytes: the bytes that they reduced.
         message_bytes: the bytes sent between devices of the first replica.
-        link_bytes_per_s: the bandwidth between two devices, measured before training.
+        link_bytes_per_s: the bandwidth between two devices, their copies of a message
+            included, measured before training; infinite where it was not to be seen.
         ring_bytes_per_s: the bandwidth of each worker in an all-reduce of all, between
             hosts where there are several; infinite where it was not measured.
     """
