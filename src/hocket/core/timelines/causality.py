@@ -1,8 +1,8 @@
 """Find what each op of a timeline waited for, and until when.
 
-    d1  ··F0 ├──────┤                     sent_s   the maker has ended, or the
-             sent_s  ready_s                       reduction has begun
-    d2  ░░░░░░░░░░░░░F0                   ready_s  the value is there
+d1  ··F0 ├──────┤                     sent_s   the maker has ended, or the
+         sent_s  ready_s                       reduction has begun
+d2  ░░░░░░░░░░░░░F0                   ready_s  the value is there
 """
 
 from __future__ import annotations

@@ -232,9 +232,7 @@ def _busy_s(timeline: Timeline) -> list[float]:
     """Return the seconds of work of each lane's device."""
     devices: defaultdict[int, float] = defaultdict(float)
     lanes = timeline.schedule.lanes
-    for lane, starts, ends in zip(
-        lanes, timeline.start_s, timeline.end_s, strict=True
-    ):
+    for lane, starts, ends in zip(lanes, timeline.start_s, timeline.end_s, strict=True):
         lasted = (ends - starts).tolist()
         devices[lane.device] += sum(
             seconds

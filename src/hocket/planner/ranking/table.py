@@ -59,9 +59,7 @@ def to_text(
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _show(
-    ranking: Ranking, console: Console, num_rows: int, *, has_all: bool
-) -> None:
+def _show(ranking: Ranking, console: Console, num_rows: int, *, has_all: bool) -> None:
     """Print a ranking to a console."""
     _print(console, head(ranking))
     console.print()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hocket.core.timelines.idle import idle_by_cause
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import WaitError
 from hocket.run.weights.gradient_status import PendingGradientStatus
 
@@ -29,6 +31,7 @@ class StepResult:
         transition_s: the seconds for which the layout was changed before the step.
         cache_hits: the samples whose outputs of the frozen layers came from the cache,
             over all replicas; 0 without a cache.
+        recorded: the step's timeline, once `Pipeline.measured` has gathered it.
     """
 
     step: int
@@ -44,6 +47,20 @@ class StepResult:
     layout: str = ""
     transition_s: float = 0.0
     cache_hits: int = 0
+    recorded: list[Timeline] = field(repr=False, compare=False, default_factory=list)
+
+    @property
+    def idle_s(self) -> dict[str, float] | None:
+        """The seconds in which a device does not work, by cause: the mean over devices.
+
+        The causes are those of `hocket.core.timelines.idle.Cause`. None unless
+        `Pipeline.measured` was called after this step; where steps overlap, they are
+        those of all steps of that timeline.
+        """
+        if not self.recorded:
+            return None
+        seconds = idle_by_cause(self.recorded[-1]).seconds
+        return {cause.value: idle_s for cause, idle_s in seconds.items()}
 
     @property
     def grad_norm(self) -> float:
