@@ -141,7 +141,7 @@ _GROUPS: Final[dict[str, type]] = {
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options for each of its parameters `sizes`, `costs` and `what_if`."""
+    """Give a command the options for each of its parameters in `_GROUPS`."""
     own = inspect.signature(command)
     made = {name: _GROUPS[name] for name in own.parameters if name in _GROUPS}
 

@@ -16,8 +16,8 @@ from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig
-    from hocket.recipes.config.resolve import Resolved
     from hocket.planner.ranking.shown import Paper, Shown
+    from hocket.recipes.config.resolve import Resolved
 
 ENTRY: Final = "hocket.recipes.training.planning:main"
 

@@ -86,7 +86,7 @@ class Causality:
         self._usual_s = {} if self._is_exact else self._medians()
 
     def latest(self, row: int) -> Need | None:
-        """Return what came last of all that an op needs; None if nothing had to come."""
+        """Return what came last of what an op needs; None if nothing had to come."""
         found = list(self._waited(row))
         return max(found, key=lambda need: need.ready_s, default=None)
 

@@ -99,7 +99,7 @@ class Idle:
 
     @cached_property
     def fractions(self) -> dict[Cause, float]:
-        """The share of the makespan that each cause takes: they add up to the bubble."""
+        """The share of the makespan by cause; together they are the bubble."""
         makespan_s = self.timeline.makespan_s
         if makespan_s <= 0.0:
             return dict.fromkeys(Cause, 0.0)
