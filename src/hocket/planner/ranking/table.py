@@ -99,7 +99,7 @@ def choice(ranking: Ranking) -> Iterator[str]:
         yield from _nothing_fits(ranking)
         return
     yield RULE
-    yield f"best: {_sentence(best, ranking)}"
+    yield f"best: {sentence(best, ranking)}"
     yield from advice(ranking)
     yield from ranking.notes
 
@@ -233,7 +233,8 @@ def _brief(outcome: Outcome, ranking: Ranking) -> str:
     return f"{name}{_bucket_sentence(outcome)}, {speed} samples/s"
 
 
-def _sentence(outcome: Outcome, ranking: Ranking) -> str:
+def sentence(outcome: Outcome, ranking: Ranking) -> str:
+    """Describe an outcome: its shape, its speed, the seconds of a step."""
     candidate = outcome.candidate
     v = candidate.stages_per_device
     per_device = f" ({v} per device)" if v > 1 else ""

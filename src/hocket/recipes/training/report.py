@@ -16,7 +16,12 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
-from hocket.recipes.run_files import COSTS_NAME, RECIPE_NAME, REPORT_NAME
+from hocket.recipes.run_files import (
+    COSTS_NAME,
+    RECIPE_NAME,
+    REPORT_NAME,
+    TIMELINE_NAME,
+)
 from hocket.recipes.training.epochs import epoch_table
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
@@ -31,7 +36,7 @@ def write_report(
     history: History,
     summary: SummaryRecord,
 ) -> Path:
-    """Write one self-contained HTML page into the run's folder, and its costs.
+    """Write one self-contained HTML page into the run's folder, with timeline and costs.
 
     Args:
         run_dir: the folder, with the recipe in it.
@@ -62,6 +67,8 @@ def write_report(
     )
     path = run_dir / REPORT_NAME
     path.write_text(page, encoding="utf-8")
+    if measured is not None:
+        (run_dir / TIMELINE_NAME).write_text(measured.to_json(), encoding="utf-8")
     costs = measured_costs(plan, measured)
     (run_dir / COSTS_NAME).write_text(costs_json.to_json(costs), encoding="utf-8")
     return path
