@@ -36,7 +36,7 @@ def write_report(
     history: History,
     summary: SummaryRecord,
 ) -> Path:
-    """Write one self-contained HTML page into the run's folder, with timeline and costs.
+    """Write one HTML page into the run's folder, with its timeline and costs.
 
     Args:
         run_dir: the folder, with the recipe in it.
