@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.output import aligned, write_output
+from hocket.cli.shared.output import aligned, write_output
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run's folder, as `hocket train` left.")

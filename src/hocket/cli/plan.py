@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hocket.cli.output import write_output
-from hocket.cli.status_line import StatusLine
+from hocket.cli.shared.output import write_output
+from hocket.cli.shared.status_line import StatusLine
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 
 if TYPE_CHECKING:

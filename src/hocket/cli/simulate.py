@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.options import Sizes, UniformCosts, with_options
-from hocket.cli.output import aligned
-from hocket.cli.planning import load_timeline
-from hocket.cli.what_if import WhatIf
+from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.output import aligned
+from hocket.cli.shared.planning import load_timeline
+from hocket.cli.shared.what_if import WhatIf
 from hocket.errors import PlanError
 
 if TYPE_CHECKING:

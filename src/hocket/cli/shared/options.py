@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
 
-from hocket.cli.what_if import WhatIf
+from hocket.cli.shared.what_if import WhatIf
 
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
