@@ -51,11 +51,12 @@ def from_json(text: str, *, path: str = "<json>") -> Costs:
             f'{{"hocket_costs": {VERSION}, as `hocket train` and `hocket plan` write it'
         )
     try:
+        rest: dict[str, Any] = {name: _link(document[name]) for name in _LINKS}
+        rest |= {name: _number(name, document[name]) for name in _PLAIN}
         return Costs(
             stages=tuple(_checked(StageCost, stage) for stage in document["stages"]),
             links=tuple((int(a), int(b), _link(x)) for a, b, x in document["links"]),
-            **{name: _link(document[name]) for name in _LINKS},
-            **{name: _number(name, document[name]) for name in _PLAIN},
+            **rest,
         )
     except KeyError as error:
         raise ParseError(f"{path}: there is no {error}") from None
