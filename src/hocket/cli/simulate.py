@@ -155,9 +155,9 @@ def _report(timeline: Timeline) -> Iterator[str]:
         yield from lines
     links = {ends: n for ends, n in timeline.link_bytes().items() if n}
     if links:
-        rows = [(f"d{a} to d{b}", byte_size(n)) for (a, b), n in links.items()]
+        sent = [(f"d{a} to d{b}", byte_size(n)) for (a, b), n in links.items()]
         yield ""
-        yield from aligned([("link", "sent"), *rows])
+        yield from aligned([("link", "sent"), *sent])
 
 
 def _lane_rows(timeline: Timeline, numbers: Summary) -> Iterator[tuple[str, ...]]:

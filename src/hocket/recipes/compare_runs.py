@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -134,18 +134,18 @@ class Comparison:
         def pair(name: str) -> tuple[Any, Any]:
             return self.first.summary.get(name), self.second.summary.get(name)
 
-        yield _row("last loss", *map(_last_loss, (self.first, self.second)), short)
-        yield _row("last evaluation's loss", *pair("loss"), short)
-        yield _row("samples/s", *pair("samples_per_s"), short)
-        yield _row("step, measured", *pair("measured_step_s"), seconds)
-        yield _row("step, predicted", *pair("predicted_step_s"), seconds)
+        yield _row("last loss", [*map(_last_loss, (self.first, self.second))], short)
+        yield _row("last evaluation's loss", pair("loss"), short)
+        yield _row("samples/s", pair("samples_per_s"), short)
+        yield _row("step, measured", pair("measured_step_s"), seconds)
+        yield _row("step, predicted", pair("predicted_step_s"), seconds)
         idle = [x or {} for x in pair("idle_s")]
         for cause in dict.fromkeys((*idle[0], *idle[1])):
             values = [times.get(cause) for times in idle]
             if any(values):
-                yield _row(f"idle: {cause}", *values, seconds)
-        peaks = (_peak(run) for run in (self.first, self.second))
-        yield _row("peak memory of rank 0", *peaks, byte_size)
+                yield _row(f"idle: {cause}", values, seconds)
+        peaks = [_peak(run) for run in (self.first, self.second)]
+        yield _row("peak memory of rank 0", peaks, byte_size)
 
 
 def _flat(entries: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -184,8 +184,11 @@ def _text(value: object) -> str:
     return _NONE if value is None else json.dumps(value, default=str)
 
 
-def _row(name: str, first: Any, second: Any, text: Any) -> Row:
-    cells = [_NONE if value is None else text(value) for value in (first, second)]
+def _row(
+    name: str, values: Sequence[float | None], text: Callable[[float], str]
+) -> Row:
+    first, second = values
+    cells = [_NONE if value is None else text(value) for value in values]
     if first is None or second is None:
         return name, cells[0], cells[1], _NONE
     if not first:

@@ -72,7 +72,7 @@ class Causality:
         first = np.array(columns.first)
         traffic = timeline.traffic
         maker = first[traffic.lane] + traffic.position
-        self._arrived_s = dict(
+        self._arrived_s: dict[tuple[int, int], float] = dict(
             zip(
                 zip(maker.tolist(), traffic.to_device.tolist(), strict=True),
                 traffic.end_s.tolist(),
