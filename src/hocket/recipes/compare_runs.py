@@ -197,8 +197,8 @@ def _row(
 
 
 def _percent(share: float) -> str:
-    text = f"{100 * share:+.1f} %"
-    return "same" if text in ("+0.0 %", "-0.0 %") else text
+    text = f"{100 * share:+.1f} %".replace("-", "−")
+    return "same" if text in ("+0.0 %", "−0.0 %") else text
 
 
 def _signed(number: float) -> str:

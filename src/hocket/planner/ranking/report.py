@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -23,6 +24,7 @@ from hocket.planner.ranking.scatter import to_svg
 from hocket.planner.ranking.table import RULE, advice, choice, head, sentence
 
 _MOST_ROWS: Final = 200
+_TITLE: Final = "The best and its rivals"
 
 
 def to_html(ranking: Ranking) -> str:
@@ -41,7 +43,7 @@ def to_html(ranking: Ranking) -> str:
         f"Plan for {ranking.model}",
         summary=f"best: {sentence(best, ranking)}",
         samples_per_step=ranking.batch_size,
-        leading=(_table(below, ranking.rows(), ranking),),
+        leading=(replace(_table(_TITLE, ranking.rows(), ranking), note=below),),
         figures=(
             Figure(
                 "Every candidate: samples per second over peak memory per device",
