@@ -40,7 +40,7 @@ from bench.freezing.training import (
     use_one_thread,
 )
 from bench.measure import environment, write_result
-from hocket.cli.output import aligned
+from hocket.cli.shared.output import aligned
 from hocket.freeze.alpha import num_frozen_after
 from hocket.run.cluster.world import World, join_world
 

@@ -11,8 +11,8 @@ import typer
 from hocket.cli.check import check_command
 from hocket.cli.draw import draw_command
 from hocket.cli.main import LazyCommand
-from hocket.cli.options import Sizes, UniformCosts, with_options
 from hocket.cli.search import search_command
+from hocket.cli.shared.options import Sizes, UniformCosts, with_options
 from hocket.cli.simulate import simulate_command
 
 SIZES = ["devices", "microbatches", "steps", "stages_per_device", "replicas"]

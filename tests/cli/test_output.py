@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.cli.output import aligned
+from hocket.cli.shared.output import aligned
 
 
 def test_first_column_left_others_right() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from hocket.cli.main import app
+from hocket.core.costs import Costs, StageCost
+from hocket.core.formats.costs_json import to_json
 from hocket.draw.quantity import byte_size
 from tests.draw.timelines import REAL, measured, simulated
 
@@ -98,3 +100,48 @@ def test_an_order_that_is_made_for_times_is_made_for_these() -> None:
 
     assert numbers_of("zb-auto", *sizes) == numbers_of("zb-h2", *sizes)
     assert found["makespan_s"] < by_hand["makespan_s"]
+
+
+def test_idle_time_has_causes() -> None:
+    """They add up to the bubble, for all lanes and each; the text names them."""
+    numbers = numbers_of("1f1b", "-d", "4", "-m", "8", "--message", "0.25")
+    makespan_s = numbers["makespan_s"]
+    total = sum(numbers["idle_s"].values()) / makespan_s
+
+    assert total == pytest.approx(numbers["bubble_fraction"])
+    for lane in numbers["lanes"]:
+        share = sum(lane["idle_s"].values()) / makespan_s
+        assert share == pytest.approx(lane["bubble_fraction"])
+    text = simulate("1f1b", "-d", "4", "-m", "8", "--message", "0.25")
+    assert "warm-up and drain" in text
+    assert "messages take" in text
+
+
+def test_what_if_changes_the_costs_of_a_file(tmp_path: Path) -> None:
+    """`--costs` gives the devices; --slow and --jitter change what they take."""
+    stage = StageCost(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0)
+    (tmp_path / "costs.json").write_text(to_json(Costs((stage,) * 3)))
+    given = ("gpipe", "-m", "8", "--costs", str(tmp_path))
+
+    assert numbers_of(*given)["makespan_s"] == pytest.approx(30.0)
+    slow = numbers_of(*given, "--slow", "rank=1:1.5")
+    assert slow["makespan_s"] == pytest.approx(42.0)
+    text = simulate(*given, "--slow", "rank=1:1.5", "--jitter", "0")
+    assert "a step of 42 s instead of 30 s, +40.0 %" in text
+    assert "stage 1 is 28.6 % longer than the mean" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--slow", "1.2"), "write rank=1:1.2"),
+        (("--link", "0-1:fast"), "write 0-1:10Gb/s"),
+        (("--link", "0-9:1Gb/s"), "there is no device 9"),
+        (("--costs", "nowhere"), "does not exist"),
+    ],
+)
+def test_a_what_if_that_cannot_be_says_how(more: tuple[str, ...], words: str) -> None:
+    """One sentence, with an example."""
+    done = CliRunner().invoke(app, ["simulate", "1f1b", "-d", "2", "-m", "2", *more])
+    assert done.exit_code
+    assert words in " ".join(done.output.split())

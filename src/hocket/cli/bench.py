@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from hocket.cli.output import aligned
+from hocket.cli.shared.output import aligned
 
 _COLUMNS: Final = 100  # of a legend
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.options import Sizes, with_options
-from hocket.cli.planning import load_schedule
+from hocket.cli.shared.options import Sizes, with_options
+from hocket.cli.shared.planning import load_schedule
 from hocket.errors import ScheduleError
 
 if TYPE_CHECKING:

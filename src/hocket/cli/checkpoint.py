@@ -9,7 +9,7 @@ from typing import Annotated, assert_never
 
 import typer
 
-from hocket.cli.output import aligned
+from hocket.cli.shared.output import aligned
 from hocket.errors import CheckpointError
 
 

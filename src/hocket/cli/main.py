@@ -23,10 +23,13 @@ COMMANDS: Final = {
     "plan": "Plan: every way to train a recipe on so many devices, the best first.",
     "profile": "Measure a recipe's model, layer by layer.",
     "draw": "Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.",
-    "simulate": "Simulate a schedule: makespan, bubble, memory and bytes sent.",
+    "simulate": (
+        "Simulate a schedule: makespan, idle time by cause, memory and bytes sent."
+    ),
     "search": (
         "Search for the best order of a schedule's work, and prove how good it is."
     ),
+    "compare": "Compare two runs: settings, losses, step time by cause, memory.",
     "share": "Train several recipes on one device at the same time.",
     "bench": "Show a published experiment, simulated and measured, beside its source.",
     "check": (

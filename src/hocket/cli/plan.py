@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hocket.cli.output import write_output
-from hocket.cli.status_line import StatusLine
+from hocket.cli.shared.output import write_output
+from hocket.cli.shared.status_line import StatusLine
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig
-    from hocket.recipes.config.resolve import Resolved
     from hocket.planner.ranking.shown import Paper, Shown
+    from hocket.recipes.config.resolve import Resolved
 
 ENTRY: Final = "hocket.recipes.training.planning:main"
 

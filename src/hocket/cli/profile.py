@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hocket.cli.output import aligned
+from hocket.cli.shared.output import aligned
 from hocket.cli.train import (
     LayoutOption,
     OutsideOption,

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from hocket import env
-from hocket.cli.output import write_output
+from hocket.cli.shared.output import write_output
 from hocket.errors import ConfigError
 
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.options import Sizes, UniformCosts, with_options
-from hocket.cli.output import aligned
-from hocket.cli.planning import load_timeline
+from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.output import aligned
+from hocket.cli.shared.planning import load_timeline
+from hocket.cli.shared.what_if import WhatIf
+from hocket.errors import PlanError
 
 if TYPE_CHECKING:
+    from hocket.core.costs import Costs
     from hocket.core.timelines.timeline import Timeline
     from hocket.draw.summary import Summary
 
@@ -30,36 +34,80 @@ def simulate_command(
     source: SourceArgument,
     sizes: Sizes,
     costs: UniformCosts,
+    what_if: WhatIf,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the numbers as JSON.")
     ] = False,
 ) -> None:
-    """Simulate a schedule: makespan, bubble, memory and bytes sent.
+    """Simulate a schedule: makespan, idle time by cause, memory and bytes sent.
 
-    All devices are equal and take the seconds given.
+    All devices are equal and take the seconds given; or the costs are those of a run
+    or of a plan (--costs). --slow, --link and --jitter change them: the numbers are
+    then those with the change, beside the time without it.
     """
-    timeline = load_timeline(source, sizes, costs.make())
+    known = what_if.read()
+    given = costs.make() if known is None else known
+    if known is not None and sizes.devices is None:
+        sizes = replace(sizes, devices=len(known.stages))
+    timeline = load_timeline(source, sizes, given)
+    before = timeline
+    if what_if.is_asked:
+        timeline = _changed(timeline, given, what_if)
     if as_json:
         import json
 
         typer.echo(json.dumps(_document(timeline), indent=2))
     else:
+        if before is not timeline:
+            typer.echo(_difference(before, timeline))
         typer.echo("\n".join(_report(timeline)))
 
 
+def _changed(timeline: Timeline, costs: Costs, what_if: WhatIf) -> Timeline:
+    """Return the timeline with the costs that are asked for.
+
+    Raises:
+        PlanError: the timeline was read from a file: it has no costs.
+    """
+    from hocket.core.simulate import simulate
+    from hocket.core.timelines.timeline import Origin
+
+    schedule = timeline.schedule
+    if timeline.origin is not Origin.SIMULATED:
+        raise PlanError("a measured timeline has no costs to change: name a schedule")
+    return simulate(schedule, what_if.changed(costs, schedule.program))
+
+
+def _difference(before: Timeline, after: Timeline) -> str:
+    from hocket.draw.quantity import seconds
+
+    change = after.step_s / before.step_s - 1 if before.step_s else 0.0
+    return (
+        f"what if: a step of {seconds(after.step_s)} instead of "
+        f"{seconds(before.step_s)}, {100 * change:+.1f} %\n"
+    )
+
+
 def _document(timeline: Timeline) -> dict[str, Any]:
+    from hocket.core.timelines.idle import idle_by_cause
     from hocket.draw.summary import summarize
 
     numbers = summarize(timeline)
+    idle = idle_by_cause(timeline)
     return {
         "origin": timeline.origin.value,
         "makespan_s": numbers.makespan_s,
         "step_s": numbers.step_s,
         "bubble_fraction": numbers.bubble,
         "steady_bubble_fraction": numbers.steady_bubble,
+        "idle_s": {cause.value: idle_s for cause, idle_s in idle.seconds.items()},
         "lanes": [
-            {"lane": label, "bubble_fraction": bubble}
-            for label, bubble in numbers.lane_bubbles
+            {
+                "lane": label,
+                "bubble_fraction": bubble,
+                "idle_s": {c.value: idle_s for c, idle_s in idle.lane_s(lane).items()},
+            }
+            for lane, (label, bubble) in enumerate(numbers.lane_bubbles)
         ],
         "devices": [
             {
@@ -83,6 +131,7 @@ def _peak_bytes(numbers: Summary, device: int) -> float | None:
 def _report(timeline: Timeline) -> Iterator[str]:
     from hocket.draw.quantity import byte_size, percent, seconds
     from hocket.draw.summary import summarize
+    from hocket.draw.where import Where, advice, idle_rows
 
     numbers = summarize(timeline)
     yield from aligned(
@@ -93,13 +142,22 @@ def _report(timeline: Timeline) -> Iterator[str]:
             ("steady bubble", percent(numbers.steady_bubble)),
         ]
     )
+    where = Where.of(timeline)
+    rows = idle_rows(where.idle)
+    if rows:
+        yield ""
+        yield from aligned([("idle because of", "share", "per step"), *rows])
     yield ""
     yield from aligned(_lane_rows(timeline, numbers))
+    lines = advice(where)
+    if lines:
+        yield ""
+        yield from lines
     links = {ends: n for ends, n in timeline.link_bytes().items() if n}
     if links:
-        rows = [(f"d{a} to d{b}", byte_size(n)) for (a, b), n in links.items()]
+        sent = [(f"d{a} to d{b}", byte_size(n)) for (a, b), n in links.items()]
         yield ""
-        yield from aligned([("link", "sent"), *rows])
+        yield from aligned([("link", "sent"), *sent])
 
 
 def _lane_rows(timeline: Timeline, numbers: Summary) -> Iterator[tuple[str, ...]]:

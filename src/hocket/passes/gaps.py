@@ -92,6 +92,11 @@ class _Lane:
     waiting: list[Op] = field(default_factory=list)
     done: list[Op] = field(default_factory=list)
 
+    @property
+    def has_fixed(self) -> bool:
+        """Whether ops that keep their order are left."""
+        return self.position < len(self.fixed)
+
     @classmethod
     def of(cls, lane: Lane, costs: Costs, schedule: Schedule) -> _Lane:
         """Return a lane at its begin."""
@@ -162,7 +167,9 @@ class _Filler:
 
     def run(self) -> None:
         """Fill all lanes."""
-        while lanes := [x for x in self.lanes if x.waiting or x.position < len(x.fixed)]:
+        while lanes := [
+            x for x in self.lanes if x.waiting or x.position < len(x.fixed)
+        ]:
             lanes.sort(key=lambda lane: lane.free_s)
             if not any(self._advance(lane) for lane in lanes):
                 # Each waits for another: then one of them waits for a W.

@@ -109,10 +109,13 @@ def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placeme
     program = schedule.program
     if any(stage.delay for stage in program.stages):
         # Its delays and versions are those of a pipeline that is full.
-        schedule = _first_of((p, 2 * p, 4 * p, 1), name, p, stages_per_device, 1)
+        many = (p, 2 * p, 4 * p, 1)
+        schedule = _first_of(many, name, p, stages_per_device, 1)
         program = schedule.program
         num_steps = _FULL_STEPS + -(-num_devices // program.num_microbatches_of(0))
-        schedule = _first_of((p, 2 * p, 4 * p, 1), name, p, stages_per_device, num_steps)
+        schedule = _first_of(
+            (p, 2 * p, 4 * p, 1), name, p, stages_per_device, num_steps
+        )
     if not all(stage.trainable for stage in program.stages):
         raise ShapeError(f"{name} does not train all of its stages")
     if len(program.nets) > 1:

@@ -209,9 +209,7 @@ def rank(
     return _with_timelines(ranking, predictor, search)
 
 
-def _with_timelines(
-    ranking: Ranking, predictor: Predictor, search: Search
-) -> Ranking:
+def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> Ranking:
     """Return the ranking with the best's timeline, and what limits the table's rows."""
 
     def timeline(candidate: Candidate) -> Timeline:
@@ -223,9 +221,7 @@ def _with_timelines(
     if search.is_exhaustive:
         rows = joined(ranking.fitting)
     limits = {
-        outcome.candidate: limit_of(row[0], timeline)
-        for row in rows
-        for outcome in row
+        outcome.candidate: limit_of(row[0], timeline) for row in rows for outcome in row
     }
     best = ranking.best
     step = None if best is None else timeline(best.candidate)

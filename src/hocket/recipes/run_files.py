@@ -6,6 +6,9 @@ from typing import Final
 
 RECIPE_NAME: Final = "recipe.toml"
 REPORT_NAME: Final = "report.html"
+COSTS_NAME: Final = "costs.json"
+TIMELINE_NAME: Final = "timeline.json"
+METRICS_NAME: Final = "metrics.jsonl"
 SAMPLE_NAME: Final = "sample.txt"
 CHECKPOINTS_NAME: Final = "checkpoints"
 CACHE_NAME: Final = "cache"

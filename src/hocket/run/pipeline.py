@@ -242,9 +242,12 @@ class Pipeline(StagedRun):
         """
         schedule, record = self._driver.last()
         with self._reported("measured()"):
-            return gather_timeline(
+            timeline = gather_timeline(
                 schedule, self.plan.costs, record, self.world, self._layout
             )
+        if self._driver.last_result is not None:
+            self._driver.last_result.recorded[:] = [timeline]
+        return timeline
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Weights and buffers by the uncut model's names; every worker must call this.

@@ -1,8 +1,8 @@
 """Find what each op of a timeline waited for, and until when.
 
-    d1  ··F0 ├──────┤                     sent_s   the maker has ended, or the
-             sent_s  ready_s                       reduction has begun
-    d2  ░░░░░░░░░░░░░F0                   ready_s  the value is there
+d1  ··F0 ├──────┤                     sent_s   the maker has ended, or the
+         sent_s  ready_s                       reduction has begun
+d2  ░░░░░░░░░░░░░F0                   ready_s  the value is there
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Causality:
         first = np.array(columns.first)
         traffic = timeline.traffic
         maker = first[traffic.lane] + traffic.position
-        self._arrived_s = dict(
+        self._arrived_s: dict[tuple[int, int], float] = dict(
             zip(
                 zip(maker.tolist(), traffic.to_device.tolist(), strict=True),
                 traffic.end_s.tolist(),
@@ -86,7 +86,7 @@ class Causality:
         self._usual_s = {} if self._is_exact else self._medians()
 
     def latest(self, row: int) -> Need | None:
-        """Return what came last of all that an op needs; None if nothing had to come."""
+        """Return what came last of what an op needs; None if nothing had to come."""
         found = list(self._waited(row))
         return max(found, key=lambda need: need.ready_s, default=None)
 

@@ -1,8 +1,8 @@
 """Find the chain of work and waits that makes a timeline as long as it is.
 
-    d0  F0━F1 B0 B1━━U     ━ the critical path: whatever on it becomes shorter may make
-          ┃        ┃         the whole shorter; what is beside it does not
-    d1    F0━B0 F1━B1
+d0  F0━F1 B0 B1━━U     ━ the critical path: whatever on it becomes shorter may make
+      ┃        ┃         the whole shorter; what is beside it does not
+d1    F0━B0 F1━B1
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Idle:
 
     @cached_property
     def fractions(self) -> dict[Cause, float]:
-        """The share of the makespan that each cause takes: they add up to the bubble."""
+        """The share of the makespan by cause; together they are the bubble."""
         makespan_s = self.timeline.makespan_s
         if makespan_s <= 0.0:
             return dict.fromkeys(Cause, 0.0)
@@ -232,9 +232,7 @@ def _busy_s(timeline: Timeline) -> list[float]:
     """Return the seconds of work of each lane's device."""
     devices: defaultdict[int, float] = defaultdict(float)
     lanes = timeline.schedule.lanes
-    for lane, starts, ends in zip(
-        lanes, timeline.start_s, timeline.end_s, strict=True
-    ):
+    for lane, starts, ends in zip(lanes, timeline.start_s, timeline.end_s, strict=True):
         lasted = (ends - starts).tolist()
         devices[lane.device] += sum(
             seconds

@@ -95,7 +95,7 @@ function listenToChart(plot, svg, chart, { x, y, range, readout, height }) {
     });
     readout.textContent = `${values.filter(Boolean).join(", ")} at step ${short(step)}`;
   };
-  plot.onpointermove = (event) => {
+  plot.onpointerdown = plot.onpointermove = (event) => {
     const place = event.clientX - svg.getBoundingClientRect().left;
     const share = (place - x(range.first)) / (x(range.last) - x(range.first));
     const step = range.first + share * (range.last - range.first);
@@ -104,7 +104,8 @@ function listenToChart(plot, svg, chart, { x, y, range, readout, height }) {
     at = isNearer ? after - 1 : after;
     tell(true);
   };
-  plot.onpointerleave = plot.onblur = () => {
+  plot.onpointerleave = plot.onblur = (event) => {
+    if (event.pointerType === "touch") return; // a tap stays
     at = steps.length - 1;
     tell(false);
   };

@@ -17,6 +17,7 @@ class Table:
         head: one text per column.
         rows: each with one text per column.
         is_open: False folds it away below its title.
+        note: below it, in lines.
 
     Raises:
         PlanError: a row has another number of columns than the head.
@@ -26,6 +27,7 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     is_open: bool = True
+    note: str = ""
 
     def __post_init__(self) -> None:
         """Refuse rows that do not fit the head."""

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind
+from hocket.core.timelines.critical_path import CriticalPath
+from hocket.core.timelines.idle import Cause, Wait
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
@@ -30,14 +32,24 @@ from hocket.draw.palette import (
 )
 from hocket.draw.steps import step_ends
 from hocket.draw.summary import knows_bytes, memory_curves
+from hocket.draw.where import Where
 
 _KINDS = tuple(Kind)
+_CAUSES = tuple(Cause)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _Columns = dict[str, Any]
 
 
-def page_data(timelines: Sequence[Titled], charts: Sequence[Chart]) -> _Columns:
-    """Return all that the script needs, as plain lists, numbers and strings."""
+def page_data(
+    timelines: Sequence[Titled], wheres: Sequence[Where], charts: Sequence[Chart]
+) -> _Columns:
+    """Return all that the script needs, as plain lists, numbers and strings.
+
+    Args:
+        timelines: with their titles.
+        wheres: where the time of each went.
+        charts: quantities over steps.
+    """
     tones = sorted(
         {t for _, line in timelines for t in stage_tones(line.schedule.program)}
     )
@@ -53,7 +65,11 @@ def page_data(timelines: Sequence[Titled], charts: Sequence[Chart]) -> _Columns:
         ],
         "paler": paler_note(line.schedule.program for _, line in timelines),
         "fills": {theme.value: _fills(tones, theme) for theme in Theme},
-        "panels": [_panel(title, line, tones) for title, line in timelines],
+        "causes": [cause.value for cause in _CAUSES],
+        "panels": [
+            _panel(title, line, where, tones)
+            for (title, line), where in zip(timelines, wheres, strict=True)
+        ],
         "charts": [_chart(chart) for chart in charts],
     }
 
@@ -72,7 +88,9 @@ def _fills(tones: Sequence[float], theme: Theme) -> list[list[list[str]]]:
     ]
 
 
-def _panel(title: str, timeline: Timeline, tones: Sequence[float]) -> _Columns:
+def _panel(
+    title: str, timeline: Timeline, where: Where, tones: Sequence[float]
+) -> _Columns:
     program = timeline.schedule.program
     clock = _Clock(timeline)
     ends = step_ends(timeline)
@@ -85,7 +103,10 @@ def _panel(title: str, timeline: Timeline, tones: Sequence[float]) -> _Columns:
         if len(program.nets) > 1
         else [],
         "tones": [tones.index(tone) for tone in stage_tones(program)],
-        "lanes": [_lane(timeline, i, clock) for i in range(len(ends))],
+        "lanes": [
+            _lane(timeline, i, where.idle.waits[i], clock) for i in range(len(ends))
+        ],
+        "path": _path(where.path, clock),
         "steps": [_gaps(clock.array(lane_ends)) for lane_ends in ends],
         "transfers": _transfers(timeline, clock),
         "memory": _memory(timeline, clock),
@@ -113,7 +134,9 @@ def _gaps(ticks: NDArray[np.int64]) -> list[int]:
     return gaps
 
 
-def _lane(timeline: Timeline, index: int, clock: _Clock) -> _Columns:
+def _lane(
+    timeline: Timeline, index: int, waits: Sequence[Wait], clock: _Clock
+) -> _Columns:
     lane = timeline.schedule.lanes[index]
     starts = clock.array(timeline.start_s[index])
     ends = clock.array(timeline.end_s[index])
@@ -130,6 +153,35 @@ def _lane(timeline: Timeline, index: int, clock: _Clock) -> _Columns:
         "step": _gaps(np.array([op.step for op in lane.ops], np.int64)),
         "gap": (starts - before).tolist(),
         "duration": (ends - starts).tolist(),
+        "waits": _waits(waits, clock),
+    }
+
+
+def _waits(waits: Sequence[Wait], clock: _Clock) -> _Columns:
+    """Return a lane's idle time; lanes and devices that are not there are -1."""
+    starts = clock.array(np.array([wait.start_s for wait in waits]))
+    ends = clock.array(np.array([wait.end_s for wait in waits]))
+    before = np.concatenate(([0], ends[:-1])) if waits else ends
+    return {
+        "gap": (starts - before).tolist(),
+        "duration": (ends - starts).tolist(),
+        "cause": [_CAUSES.index(wait.cause) for wait in waits],
+        "on": [-1 if wait.lane is None else wait.lane for wait in waits],
+        "to": [-1 if wait.to_device is None else wait.to_device for wait in waits],
+    }
+
+
+def _path(path: CriticalPath, clock: _Clock) -> _Columns:
+    """Return the segments of the critical path, which follow each other."""
+    segments = path.segments
+    ends = clock.array(np.array([segment.end_s for segment in segments]))
+    begin = clock.ticks(segments[0].start_s) if segments else 0
+    return {
+        "begin": begin,
+        "duration": np.diff(ends, prepend=begin).tolist(),
+        "part": [segment.part.value for segment in segments],
+        "lane": [segment.lane for segment in segments],
+        "to": [-1 if x.to_device is None else x.to_device for x in segments],
     }
 
 

@@ -53,6 +53,26 @@ function describeMemory({ device, time }, panel, inView) {
   };
 }
 
+/** What a lane waits for in a gap: the causes, the longest first, and for whom. */
+function causesWithin(panel, lane, from, to, look) {
+  const sums = new Map();
+  for (const wait of panel.lanes[lane].waits) {
+    const time = Math.min(to, wait.end) - Math.max(from, wait.start);
+    if (time <= 0) continue;
+    const text = causeText(panel, wait, look);
+    sums.set(text, (sums.get(text) ?? 0) + time);
+  }
+  return [...sums].sort((a, b) => b[1] - a[1]);
+}
+
+/** "messages, d0 to d1" or "warm-up and drain, for d2". */
+function causeText(panel, wait, look) {
+  const name = look.causes[wait.cause];
+  if (wait.on < 0) return name;
+  const on = panel.lanes[wait.on];
+  return wait.to < 0 ? `${name}, for ${on.label}` : `${name}, d${on.device} to d${wait.to}`;
+}
+
 function describeIdle(found, panel, look, inView) {
   const { ops, work, label } = panel.lanes[found.lane];
   const last = found.after - 1;
@@ -62,7 +82,9 @@ function describeIdle(found, panel, look, inView) {
   const rows = [["from", instantText(from, inView)], ["for", timeText(to - from)]];
   if (last >= 0) rows.push(["after", name(last)]);
   if (found.after < work.op.length) rows.push(["before", name(found.after)]);
-  return { title: `${label} waits`, about: "bubble", rows };
+  const causes = causesWithin(panel, found.lane, from, to, look);
+  for (const [cause, time] of causes.slice(0, 6)) rows.push([timeText(time), cause]);
+  return { title: `${label} waits`, about: causes.length ? causes[0][0] : "bubble", rows };
 }
 
 function describeOp(found, panel, others, look, inView) {

@@ -5,8 +5,8 @@ const panels = data.panels.map((raw) => readPanel(raw, data.kinds));
 const figures = [...document.querySelectorAll(".panel")];
 const tip = document.getElementById("tip");
 const darkQuery = matchMedia("(prefers-color-scheme: dark)");
-const options = { messages: false, memory: true, look: null };
-const state = { hovered: null, pinned: null, cursor: null, range: null };
+const options = { messages: false, memory: true, path: true, look: null };
+const state = { hovered: null, pinned: null, cursor: null, range: null, isTapped: false };
 const view = makeView(Math.max(...panels.map((panel) => panel.makespan)) || 1, () => redraw("picture"));
 const places = panels.map(() => null);
 const overview = makeOverview(document.querySelector(".overview canvas"), panels, view, () => places[0]);
@@ -15,8 +15,8 @@ const overview = makeOverview(document.querySelector(".overview canvas"), panels
 
 function readLook() {
   const style = getComputedStyle(document.documentElement);
-  const look = { kinds: data.kinds, fills: data.fills[darkQuery.matches ? "dark" : "light"] };
-  for (const name of ["page", "track", "band", "ink", "muted", "grid", "curve", "focus"]) {
+  const look = { kinds: data.kinds, causes: data.causes, fills: data.fills[darkQuery.matches ? "dark" : "light"] };
+  for (const name of ["page", "track", "band", "ink", "muted", "grid", "curve", "focus", "path"]) {
     look[name] = style.getPropertyValue(`--${name}`).trim();
   }
   return look;
@@ -163,6 +163,25 @@ function walk(along, across) {
   if (index !== undefined) pin(panel, { what: "op", lane, index, time });
 }
 
+// ------------------------------------------------------------ terms
+
+/** Terms explain themselves when they are pointed at, tapped or focused. */
+function listenToTerms() {
+  for (const term of document.querySelectorAll("[data-meaning]")) {
+    const show = () => {
+      const { left, bottom } = term.getBoundingClientRect();
+      const words = { title: term.textContent, about: term.dataset.meaning, rows: [] };
+      showTip(tip, words, left, bottom - 12);
+    };
+    const hide = () => (tip.hidden = true);
+    term.addEventListener("pointerenter", show);
+    term.addEventListener("click", show);
+    term.addEventListener("focus", show);
+    term.addEventListener("pointerleave", (event) => event.pointerType !== "touch" && hide());
+    term.addEventListener("blur", hide);
+  }
+}
+
 // ------------------------------------------------------------ steps
 
 const numSteps = panels[0].steps[0].length;
@@ -211,16 +230,20 @@ function listenToPanel(figure, number) {
       state.range = range;
       redraw("marks");
     },
-    onClick: () => {
+    onClick: (event) => {
+      state.pinned = null;
+      point(number, event); // a finger has not moved before it taps
       const { hovered } = state;
       if (hovered?.found.what === "op") pin(hovered.panel, hovered.found);
+      else if (event.pointerType === "touch" && hovered) state.isTapped = true;
       else release();
     },
   });
   marks.addEventListener("pointermove", (event) => point(number, event));
   marks.addEventListener("pointerleave", () => {
     state.hovered = state.cursor = null;
-    if (!state.pinned) tip.hidden = true;
+    if (!state.pinned && !state.isTapped) tip.hidden = true;
+    state.isTapped = false;
     redraw("marks");
   });
   const steady = panels[number];
@@ -237,14 +260,15 @@ document.querySelectorAll("[data-do]").forEach((button) => {
 document.getElementById("steps").hidden = numSteps < 2;
 const hasMessages = panels.some((panel) => panel.transfers.length > 0);
 document.getElementById("show-messages").closest("label").hidden = !hasMessages;
-for (const name of ["messages", "memory"]) {
+for (const name of ["messages", "memory", "path"]) {
   const box = document.getElementById(`show-${name}`);
   box.addEventListener("change", () => {
     options[name] = box.checked;
     layOutAll();
   });
 }
-addEventListener("scroll", () => state.pinned && release(), { passive: true });
+listenToTerms();
+addEventListener("scroll", () => !tip.hidden && release(), { passive: true });
 addEventListener("resize", layOutAll);
 darkQuery.addEventListener("change", layOutAll);
 layOutAll();

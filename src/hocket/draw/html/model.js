@@ -62,9 +62,32 @@ function readLane(raw, kinds, tick) {
     device: raw.device,
     bubble: raw.bubble,
     ops,
+    waits: readWaits(raw.waits, tick),
     work: spanList(ops, all.filter((i) => !kinds[ops.kind[i]].beside)),
     beside: spanList(ops, all.filter((i) => kinds[ops.kind[i]].beside)),
   };
+}
+
+/** Idle time by cause: `on` is the lane that is waited for, `to` where a message goes. */
+function readWaits(raw, tick) {
+  let last = 0;
+  return raw.cause.map((cause, i) => {
+    const start = (last + raw.gap[i]) * tick;
+    last += raw.gap[i] + raw.duration[i];
+    return { start, end: last * tick, cause, on: raw.on[i], to: raw.to[i] };
+  });
+}
+
+/** The critical path: what each segment is, on which lane, from when to when. */
+function readPath(raw, tick) {
+  const ends = summed(raw.duration, tick);
+  return raw.part.map((part, i) => ({
+    part,
+    lane: raw.lane[i],
+    to: raw.to[i],
+    start: raw.begin * tick + (i ? ends[i - 1] : 0),
+    end: raw.begin * tick + ends[i],
+  }));
 }
 
 /** Messages between an op that made a value and one that waited for it. */
@@ -87,6 +110,7 @@ function readPanel(raw, kinds) {
     lanes: raw.lanes.map((lane) => readLane(lane, kinds, raw.tick)),
     steps: raw.steps.map((ends) => summed(ends, raw.tick)),
     transfers: readTransfers(raw.transfers, raw.tick),
+    path: readPath(raw.path, raw.tick),
     memory: {
       title: raw.memory.title,
       isBytes: raw.memory.isBytes,

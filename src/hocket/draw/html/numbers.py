@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
+from hocket.core.timelines.idle import Cause
 from hocket.draw.html.content import Table
 from hocket.draw.layout import Titled
 from hocket.draw.quantity import byte_size, percent, seconds, short
 from hocket.draw.summary import Summary, summarize
+from hocket.draw.where import MEANINGS as CAUSES
+from hocket.draw.where import Where
 
 _Summaries = Sequence[Summary]
 Row = tuple[str, ...]
+
+MEANINGS: Final = {
+    "makespan": "from the start of the first op to the end of the last one",
+    "time per step": "the makespan, divided by the number of steps",
+    "bubble": "the share of the makespan in which a lane does not work: the mean over "
+    "lanes",
+    "bubble, steady": "the same while the pipeline is full: after the end of warm-up, "
+    "and before the pipeline begins to drain",
+    "peak memory of a device": "the most bytes alive at once on the device that holds "
+    "most",
+    "peak activations, microbatches": "how many microbatches have left activations "
+    "for their backward: the most at once on a device, counted in shares of its "
+    "stages",
+    "sent over links": "bytes from device to device, reductions not among them",
+    **{cause.value: meaning for cause, meaning in CAUSES.items()},
+}
+
+
+def idle_table(timelines: Sequence[Titled], wheres: Sequence[Where]) -> Table:
+    """Return the idle time of each timeline by cause: shares of its makespan."""
+    names = [title or timeline.origin.value for title, timeline in timelines]
+    heads = (*names, "difference") if len(names) == 2 else tuple(names)
+    rows = []
+    for cause in Cause:
+        shares = [where.idle.fractions[cause] for where in wheres]
+        if any(percent(share) != "0 %" for share in shares):
+            rows.append(_row(cause.value, shares, percent, _points))
+    return Table("", ("idle because of", *heads), tuple(rows))
 
 
 def number_tables(

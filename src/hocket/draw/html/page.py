@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Final
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html.content import Chart, Facts, Figure, Table
 from hocket.draw.html.data import page_data, surface_variables
-from hocket.draw.html.numbers import number_tables
+from hocket.draw.html.numbers import MEANINGS, idle_table, number_tables
 from hocket.draw.layout import Titled, as_panels
 from hocket.draw.palette import Theme
 from hocket.draw.quantity import counted
 from hocket.draw.summary import num_microbatches_text
+from hocket.draw.where import Where, advice
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -65,11 +66,15 @@ def to_html(
         PlanError: no timeline was given.
     """
     panels = as_panels(timelines)
+    wheres = [Where.of(timeline) for _, timeline in panels]
     whole, each = number_tables(panels, samples_per_step)
     return _template().render(
         title=title,
         summary=summary or _sizes(panels[0][1]),
         whole=whole,
+        idle=idle_table(panels, wheres),
+        advice=advice(wheres[-1]),
+        meanings=MEANINGS,
         each=each,
         leading=leading,
         tables=tables,
@@ -77,7 +82,7 @@ def to_html(
         charts=charts,
         figures=figures,
         facts=facts,
-        data=page_data(panels, charts),
+        data=page_data(panels, wheres, charts),
         light=surface_variables(Theme.LIGHT),
         dark=surface_variables(Theme.DARK),
         style=_asset("style.css"),

@@ -39,6 +39,7 @@ function paintPanel(context, panel, place, view, look, options) {
   for (const [colour, boxes] of batches) paintBoxes(context, colour, boxes);
   paintTexts(context, texts);
   if (options.messages) paintMessages(context, panel, place, view, look);
+  if (options.path) paintPath(context, panel, place, view, look);
   paintAxis(context, place, view, look);
   if (options.memory) paintMemory(context, panel, place, view, look);
 }

@@ -117,3 +117,24 @@ function messageLine(context, transfer, place, view) {
   const toY = to + (isDown ? 0 : place.laneHeight);
   line(context, place.x(view, transfer.start), fromY, place.x(view, transfer.end), toY);
 }
+
+/** The critical path: a line below the ops on it, and from lane to lane. */
+function paintPath(context, panel, place, view, look) {
+  context.strokeStyle = look.path;
+  context.fillStyle = look.path;
+  context.lineWidth = 1.6;
+  clipToLanes(context, place, () => {
+    let y = null;
+    for (const { lane, start, end } of panel.path) {
+      if (end < view.from || start > view.to) {
+        y = null;
+        continue;
+      }
+      const below = place.laneY(lane) + place.laneHeight + 0.5;
+      const x = place.x(view, start);
+      if (y !== null && y !== below) line(context, x, y, x, below);
+      line(context, x, below, place.x(view, end), below);
+      y = below;
+    }
+  });
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -20,9 +21,10 @@ from hocket.planner.ranking.columns import (
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.rows import Row, joined
 from hocket.planner.ranking.scatter import to_svg
-from hocket.planner.ranking.table import RULE, choice, head
+from hocket.planner.ranking.table import RULE, advice, choice, head, sentence
 
 _MOST_ROWS: Final = 200
+_TITLE: Final = "The best and its rivals"
 
 
 def to_html(ranking: Ranking) -> str:
@@ -35,13 +37,13 @@ def to_html(ranking: Ranking) -> str:
     if best is None or ranking.timeline is None:
         raise PlanError("\n".join(choice(ranking)))
     every = joined(islice(ranking.fitting, _MOST_ROWS))
-    _, *others = choice(ranking)  # the rule is the table's title
+    below = "\n".join((RULE, *advice(ranking)))
     return html.to_html(
         [("the best, one step, predicted", ranking.timeline)],
         f"Plan for {ranking.model}",
-        summary="\n".join(others),
+        summary=f"best: {sentence(best, ranking)}",
         samples_per_step=ranking.batch_size,
-        leading=(_table(RULE, ranking.rows(), ranking),),
+        leading=(replace(_table(_TITLE, ranking.rows(), ranking), note=below),),
         figures=(
             Figure(
                 "Every candidate: samples per second over peak memory per device",
@@ -53,7 +55,12 @@ def to_html(ranking: Ranking) -> str:
             _table(f"The best {len(every)} that fit", every, ranking, is_open=False),
             *_stale_tables(ranking),
         ),
-        facts=(Facts("What this rests on", text="\n".join(head(ranking))),),
+        facts=(
+            Facts(
+                "What this rests on",
+                text="\n".join((*head(ranking), "", *ranking.notes)),
+            ),
+        ),
     )
 
 

@@ -82,5 +82,3 @@ def _numbers(outcome: Outcome) -> tuple[object, ...]:
         short(outcome.peak_bytes),
         outcome.delay,
     )
-
-

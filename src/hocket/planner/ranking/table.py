@@ -59,9 +59,7 @@ def to_text(
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _show(
-    ranking: Ranking, console: Console, num_rows: int, *, has_all: bool
-) -> None:
+def _show(ranking: Ranking, console: Console, num_rows: int, *, has_all: bool) -> None:
     """Print a ranking to a console."""
     _print(console, head(ranking))
     console.print()
@@ -101,7 +99,7 @@ def choice(ranking: Ranking) -> Iterator[str]:
         yield from _nothing_fits(ranking)
         return
     yield RULE
-    yield f"best: {_sentence(best, ranking)}"
+    yield f"best: {sentence(best, ranking)}"
     yield from advice(ranking)
     yield from ranking.notes
 
@@ -235,7 +233,8 @@ def _brief(outcome: Outcome, ranking: Ranking) -> str:
     return f"{name}{_bucket_sentence(outcome)}, {speed} samples/s"
 
 
-def _sentence(outcome: Outcome, ranking: Ranking) -> str:
+def sentence(outcome: Outcome, ranking: Ranking) -> str:
+    """Describe an outcome: its shape, its speed, the seconds of a step."""
     candidate = outcome.candidate
     v = candidate.stages_per_device
     per_device = f" ({v} per device)" if v > 1 else ""

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, Final
 
 from hocket.core.timelines.timeline import Timeline
+from hocket.draw.where import Where, advice
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.epochs import EpochSums
 from hocket.recipes.training.records import (
@@ -73,6 +74,8 @@ class Loop:
         self._num_since_drain = 0
         self._unreported: deque[StepResult] = deque()
         self._sums = EpochSums()
+        self._data_s = 0.0  # waited for batches, of all epochs that have ended
+        self._num_steps = 0  # of those
         self._went_on_s = monotonic()  # after the last step, or its evaluation
         self._evaluation_s = 0.0
         self._totals = Totals()
@@ -212,6 +215,8 @@ class Loop:
     def _report_epoch(self) -> None:
         """Report the epoch that has ended, and begin to count the next one."""
         sums, self._sums = self._sums, EpochSums()
+        self._data_s += sums.data_s
+        self._num_steps += sums.num_steps
         assert sums.last is not None, "a step ends it"
         step = sums.last.step
         measured = self.timelines[-1] if self._measured_step == step else None
@@ -257,9 +262,24 @@ class Loop:
             measured_bubble_fraction=None
             if measured is None
             else _bubble_fraction(measured),
+            **self._where(measured),
         )
         self.watchers.summary(record)
         return record
+
+    def _where(self, measured: Timeline | None) -> dict[str, Any]:
+        """Return where the time of a typical step went, for the summary."""
+        if measured is None:
+            return {}
+        where = Where.of(measured)
+        num_steps = measured.schedule.program.num_steps
+        idle_s = {
+            cause.value: seconds / num_steps
+            for cause, seconds in where.idle.seconds.items()
+        }
+        if self._num_steps:
+            idle_s["data"] = self._data_s / self._num_steps
+        return {"idle_s": idle_s, "advice": tuple(advice(where))}
 
     @property
     def typical(self) -> Timeline | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.errors import MissingPackageError
+from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.records import (
     EpochRecord,
     EvaluationRecord,
@@ -24,7 +25,7 @@ from hocket.recipes.training.records import (
     SummaryRecord,
 )
 
-JSON_NAME: Final = "metrics.jsonl"
+JSON_NAME: Final = METRICS_NAME
 TENSORBOARD_NAME: Final = "tensorboard"
 _PLACES: Final = ("step", "epoch", "num_steps", "num_samples")  # not drawn
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
@@ -94,7 +95,7 @@ class MetricsLog:
         self._lines.close()
         self._board.close()
 
-    def _write(self, kind: str, numbers: Mapping[str, float | str | None]) -> None:
+    def _write(self, kind: str, numbers: Mapping[str, Any]) -> None:
         """Write one line; JSON has no NaN, so that null replaces it."""
         finite = {
             name: None if isinstance(x, float) and not isfinite(x) else x

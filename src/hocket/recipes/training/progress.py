@@ -21,6 +21,7 @@ from hocket.run.engine.plan import Plan
 
 RECENT_STEPS: Final = 20  # that the numbers shown are means of
 PLAIN_INTERVAL_S: Final = 5.0  # between two plain lines
+_MOST_ADVICE: Final = 2  # lines at the end of a run; the report has all
 _SHARES: Final = ("accuracy", "f1", "exact_match")  # how names of such metrics end
 
 
@@ -199,7 +200,17 @@ def summary_lines(record: SummaryRecord) -> str:
         f"{record.measured_step_s * 1e3:.1f} ms measured\n"
         f"bubble: {record.predicted_bubble_fraction:.1%} predicted, "
         f"{record.measured_bubble_fraction:.1%} measured"
+        f"{_where_lines(record)}"
     )
+
+
+def _where_lines(record: SummaryRecord) -> str:
+    """Describe where the time of a step went, and what would shorten it."""
+    largest = sorted(record.idle_s.items(), key=lambda item: -item[1])
+    shown = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in largest if seconds]
+    lines = [f"idle, per step: {', '.join(shown)}"] if shown else []
+    lines += [f"  {line}" for line in record.advice[:_MOST_ADVICE]]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def result_line(record: SummaryRecord) -> str:

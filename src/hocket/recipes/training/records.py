@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -147,6 +147,10 @@ class SummaryRecord:
         predicted_step_s: the seconds of a step; where steps overlap, from the end of
             one to the end of the next.
         measured_step_s: the same of a typical step; None if none was measured.
+        idle_s: the seconds per step in which a device does not work, by cause, the mean
+            over devices of a typical step; and `data`: between steps, rank 0 waits for
+            batches.
+        advice: what would shorten a step, the largest saving first.
     """
 
     num_steps: int
@@ -158,6 +162,8 @@ class SummaryRecord:
     measured_bubble_fraction: float | None
     predicted_step_s: float
     measured_step_s: float | None
+    idle_s: Mapping[str, float] = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
 
     @property
     def samples_per_s(self) -> float:

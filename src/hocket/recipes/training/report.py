@@ -10,10 +10,18 @@ from pathlib import Path
 import torch
 
 from hocket import __version__
+from hocket.core.costs import Costs
+from hocket.core.formats import costs_json
 from hocket.core.simulate import simulate
+from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
-from hocket.recipes.run_files import RECIPE_NAME, REPORT_NAME
+from hocket.recipes.run_files import (
+    COSTS_NAME,
+    RECIPE_NAME,
+    REPORT_NAME,
+    TIMELINE_NAME,
+)
 from hocket.recipes.training.epochs import epoch_table
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
@@ -28,7 +36,7 @@ def write_report(
     history: History,
     summary: SummaryRecord,
 ) -> Path:
-    """Write one self-contained HTML page into the run's folder.
+    """Write one HTML page into the run's folder, with its timeline and costs.
 
     Args:
         run_dir: the folder, with the recipe in it.
@@ -59,7 +67,18 @@ def write_report(
     )
     path = run_dir / REPORT_NAME
     path.write_text(page, encoding="utf-8")
+    if measured is not None:
+        (run_dir / TIMELINE_NAME).write_text(measured.to_json(), encoding="utf-8")
+    costs = measured_costs(plan, measured)
+    (run_dir / COSTS_NAME).write_text(costs_json.to_json(costs), encoding="utf-8")
     return path
+
+
+def measured_costs(plan: Plan, measured: Timeline | None) -> Costs:
+    """Return the plan's costs, corrected by a measured step of its own order."""
+    if measured is None or measured.schedule != plan.schedule:
+        return plan.costs
+    return fit(plan.costs, [measured])
 
 
 def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:

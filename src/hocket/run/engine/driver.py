@@ -89,6 +89,7 @@ class Driver:
         self._open: _Segment | None = None
         self._last: _Segment | None = None
         self._results: deque[StepResult] = deque()  # of the loop that goes on
+        self.last_result: StepResult | None = None
 
     @property
     def is_drained(self) -> bool:
@@ -256,6 +257,7 @@ class Driver:
                 by_net,
             )
             self._results.append(result)
+            self.last_result = result
 
     def _order_of(self, num_steps: int) -> Schedule:
         schedule = self._plan.schedule

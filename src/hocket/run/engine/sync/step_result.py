@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hocket.core.timelines.idle import idle_by_cause
+from hocket.core.timelines.timeline import Timeline
 from hocket.errors import WaitError
 from hocket.run.weights.gradient_status import PendingGradientStatus
 
@@ -31,6 +33,7 @@ class StepResult:
             over all replicas; 0 without a cache.
         cache_s: the seconds in which this worker read from the cache and stored in it,
             since the step before.
+        recorded: the step's timeline, once `Pipeline.measured` has gathered it.
     """
 
     step: int
@@ -47,6 +50,20 @@ class StepResult:
     transition_s: float = 0.0
     cache_hits: int = 0
     cache_s: float = 0.0
+    recorded: list[Timeline] = field(repr=False, compare=False, default_factory=list)
+
+    @property
+    def idle_s(self) -> dict[str, float] | None:
+        """The seconds in which a device does not work, by cause: the mean over devices.
+
+        The causes are those of `hocket.core.timelines.idle.Cause`. None unless
+        `Pipeline.measured` was called after this step; where steps overlap, they are
+        those of all steps of that timeline.
+        """
+        if not self.recorded:
+            return None
+        seconds = idle_by_cause(self.recorded[-1]).seconds
+        return {cause.value: idle_s for cause, idle_s in seconds.items()}
 
     @property
     def grad_norm(self) -> float:

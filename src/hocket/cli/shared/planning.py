@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from hocket.cli.options import Sizes
+from hocket.cli.shared.options import Sizes
 from hocket.errors import PlanError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@
                                   ▲             ▲
     on the command line:  --devices --steps    --forward --message ...
 
-A command has parameters of the types `Sizes` and `UniformCosts`, whose fields are
-options; `with_options` passes typer the options in their place.
+A command has parameters of the types `Sizes`, `UniformCosts` and `WhatIf`, whose fields
+are options; `with_options` passes typer the options in their place.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
 import typer
+
+from hocket.cli.shared.what_if import WhatIf
 
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
@@ -131,11 +133,15 @@ class UniformCosts:
         return Costs((share,), is_device_share=True, link=Link(latency_s=self.message))
 
 
-_GROUPS: Final[dict[str, type]] = {"sizes": Sizes, "costs": UniformCosts}
+_GROUPS: Final[dict[str, type]] = {
+    "sizes": Sizes,
+    "costs": UniformCosts,
+    "what_if": WhatIf,
+}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options for each of its parameters `sizes` and `costs`."""
+    """Give a command the options for each of its parameters in `_GROUPS`."""
     own = inspect.signature(command)
     made = {name: _GROUPS[name] for name in own.parameters if name in _GROUPS}
 
