@@ -36,7 +36,8 @@ class Loop:
     ) -> None:
         self.job, self.optimizer, self.clip_norm = job, optimizer, clip_norm
         kind = job.device.type
-        self.autocast = lambda: torch.autocast(kind, enabled=amp)
+        # torch's cache of casts is one for all threads, and any of them empties it.
+        self.autocast = lambda: torch.autocast(kind, enabled=amp, cache_enabled=False)
         self.scaler = torch.amp.GradScaler(kind, enabled=amp and kind == "cuda")
 
     def update(self, chunks: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> Tensor:
@@ -47,7 +48,7 @@ class Loop:
             with self.job.forward(), self.autocast():
                 loss = loss_of(chunk) / len(chunks)
             with self.job.backward():
-                torch.autograd.backward(self.scaler.scale(loss))
+                torch.autograd.backward([self.scaler.scale(loss)])
             total += loss.detach()
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
