@@ -36,8 +36,9 @@ class Loop:
     ) -> None:
         self.job, self.optimizer, self.clip_norm = job, optimizer, clip_norm
         kind = job.device.type
-        self.autocast = lambda: torch.autocast(kind, enabled=amp)
-        self.scaler = torch.amp.GradScaler(kind, enabled=amp and kind == "cuda")
+        # torch's cache of casts is one for all threads, and any of them empties it.
+        self.autocast = lambda: torch.autocast(kind, enabled=amp, cache_enabled=False)
+        self.scaler: Any = torch.amp.GradScaler(kind, enabled=amp and kind == "cuda")
 
     def update(self, chunks: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> Tensor:
         """Train on chunks, with one update; return the mean of their losses."""
@@ -47,7 +48,7 @@ class Loop:
             with self.job.forward(), self.autocast():
                 loss = loss_of(chunk) / len(chunks)
             with self.job.backward():
-                torch.autograd.backward(self.scaler.scale(loss))
+                self.scaler.scale(loss).backward()
             total += loss.detach()
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)

@@ -88,8 +88,13 @@ class _Loop:
         self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
         self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
         kind, half = context.device.type, _HALVES.get(recipe.training.precision)
+        # torch's cache of casts is one for all threads, and any of them empties it.
         self.autocast = partial(
-            torch.autocast, kind, dtype=half, enabled=half is not None
+            torch.autocast,
+            kind,
+            dtype=half,
+            enabled=half is not None,
+            cache_enabled=False,
         )
         self.scaler = torch.amp.GradScaler(kind, enabled=half is torch.float16)
         self.num_batches = 0

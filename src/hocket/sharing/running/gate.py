@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Final
 
@@ -48,6 +49,7 @@ class JobGates(Gates):
     stop_error: BaseException | None = None
     all_made: threading.Event = field(default_factory=threading.Event)
     _later: Callable[[], None] | None = None
+    _look_s: float = inf  # when those that wait look again
 
     def join(
         self, name: str, weight: float, max_slowdown: float, timeout_s: float
@@ -78,7 +80,8 @@ class JobGates(Gates):
                 return
             self.ended[name] = self.board.records[name]
             self.board.leave(name, perf_counter())
-            self._changed()
+            self._open()
+            self.condition.notify_all()
 
     def pass_through(self, name: str, point: Point) -> None:
         """See `Gates`."""
@@ -99,14 +102,14 @@ class JobGates(Gates):
         with self.condition:
             self._check(name)
             self.board.begin_backward(name, perf_counter())
-            self._changed()
+            self._open()
 
     def pause(self, name: str) -> None:
         """See `Gates`."""
         with self.condition:
             self._check(name)
             self.board.wait(name, Point.AWAY, perf_counter())
-            self._changed()
+            self._open()
 
     def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> None:
         """See `Gates`."""
@@ -116,8 +119,10 @@ class JobGates(Gates):
             if not is_watched:
                 self.board.retime(name)
             self._later = self.on_finish() or self._later
+            if self._later is not None:
+                self.condition.notify_all()
             if not goes_on:
-                self._changed()
+                self._open()
 
     def must_watch(self, name: str) -> bool:
         """See `Gates`: where the forecast did not hold, or is old."""
@@ -161,16 +166,16 @@ class JobGates(Gates):
             raise StoppedError
 
     def _open(self) -> float:
-        """Open gates; return when to look again."""
-        opened, look_s = self.board.open_gates(perf_counter())
-        if opened:
-            self.condition.notify_all()
-        return look_s
+        """Open gates; return when to look again.
 
-    def _changed(self) -> None:
-        """Open gates, and let those that wait see when to look again."""
-        self._open()
-        self.condition.notify_all()
+        Those that wait are woken only for that: to wake a thread takes the interpreter
+        from the one that trains.
+        """
+        opened, look_s = self.board.open_gates(perf_counter())
+        if opened or look_s < self._look_s:
+            self.condition.notify_all()
+        self._look_s = look_s
+        return look_s
 
     def abandon_hung(self, only: str | None = None) -> None:
         """Remove the jobs that have been at one point for too long.
@@ -189,7 +194,8 @@ class JobGates(Gates):
                 self.ended[name] = record
                 self.board.leave(name, now_s, keeps_memory=self.keeps_memory)
                 self.on_abandon(name)
-                self._changed()
+                self._open()
+                self.condition.notify_all()
 
     @property
     def mode(self) -> Mode:
