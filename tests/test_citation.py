@@ -31,7 +31,7 @@ def test_every_published_order_has_its_paper(name: str) -> None:
 
 
 def test_a_run_has_the_papers_of_its_parts() -> None:
-    """Each once, whether a name, a recipe, a pipeline, a class or an object names it."""
+    """Each once, whether a name, recipe, pipeline, class or object names it."""
     pipeline = SimpleNamespace(plan=SimpleNamespace(schedule_name="zb-v"))
 
     assert keys("wpipe") == ["yang2022wpipe"]
@@ -72,7 +72,7 @@ def test_every_paper_is_whole_and_is_cited() -> None:
     assert max(counts.values()) == 1
     public = [
         value
-        for value in map(hocket.__dict__.get, hocket.__all__)
+        for value in (getattr(hocket, name) for name in hocket.__all__)
         if isinstance(value, type) or callable(value)
     ]
     freezing = [getattr(hocket.freeze, name) for name in hocket.freeze.__all__]

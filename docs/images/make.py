@@ -5,6 +5,7 @@ They come from the library alone, so that they are what it does; a test holds th
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
 from hocket.draw.palette import SURFACES, Theme
+from hocket.passes.add_frozen_prefix import add_frozen_prefix
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.fill_with import fill_with
 from hocket.passes.serial import serial
@@ -26,6 +28,10 @@ from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SimulatedJob
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from chart import chart_svg  # noqa: E402  (beside this file, however it is run)
+
 NUM_DEVICES, NUM_MICROBATCHES = 4, 8
 _ZERO_BUBBLE = ("1f1b", "zb-h1", "zb-h2")
 _FLUSH_FREE = {
@@ -110,6 +116,22 @@ def in_buckets(k: int, *, barrier: bool) -> Timeline:
     return simulate(schedule, Costs(stages, reduce_link=Link(bytes_per_s=16 / 16.2)))
 
 
+def shortened(num_devices: int, num_microbatches: int, frozen: float) -> Timeline:
+    """A replica of a model of which a share is frozen, and runs forward only.
+
+    The whole model has a forward of 4 and a backward of 8.
+    """
+    schedule = make_schedule(
+        "gpipe", num_devices=num_devices, num_microbatches=num_microbatches
+    )
+    trained_s = 4 * (1 - frozen) / num_devices
+    stages = tuple([StageCost(trained_s, trained_s, trained_s)] * num_devices)
+    if frozen:
+        schedule = add_frozen_prefix(schedule)
+        stages = (StageCost(4 * frozen), *stages)
+    return simulate(schedule, Costs(stages))
+
+
 def sharing_modes() -> str:
     """Two jobs in each mode, with their memory, under one budget."""
     times = [i / 8 for i in range(8)] + [1 + (i + 1) / 4 for i in range(8)]
@@ -168,7 +190,14 @@ def pictures() -> dict[str, str]:
         ),
         ("reverse first-k with k = 4, and no barrier", in_buckets(4, barrier=False)),
     ]
+    freezing = [
+        ("before: four stages, one replica, 8 microbatches", shortened(4, 8, 0.0)),
+        ("half is frozen: two stages, one of two replicas, 4", shortened(2, 4, 0.5)),
+        ("3/4 are frozen: one stage, one of four replicas, 2", shortened(1, 2, 0.75)),
+    ]
     return {
+        "choose.svg": chart_svg(),
+        "freezing.svg": to_svg(freezing, style=Style(show_memory=False)),
         "sharing.svg": sharing_modes(),
         "ooo-single.svg": to_svg(single, style=Style(show_memory=False)),
         "reverse-first-k.svg": to_svg(data_parallel, style=Style(show_memory=False)),

@@ -51,9 +51,11 @@ def citation(*subjects: object) -> str:
     text = _plain("\n\n".join(part for one in subjects for part in _sources(one)))
     cited = [entry for entry, marks in _papers().items() if _names(text, marks)]
     known = {mark for marks in _papers().values() for mark in marks}
-    for number in dict.fromkeys(_ARXIV.findall(text)):
-        if number not in known:
-            cited.append(f"@misc{{arxiv{number},\n  eprint = {{{number}}}\n}}")
+    cited += [
+        f"@misc{{arxiv{number},\n  eprint = {{{number}}}\n}}"
+        for number in dict.fromkeys(_ARXIV.findall(text))
+        if number not in known
+    ]
     return "\n\n".join(cited)
 
 

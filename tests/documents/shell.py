@@ -94,8 +94,19 @@ def find_data(folder: Path) -> None:
     """
     for name, there in DATA.items():
         (folder / name).symlink_to(real(there.partition("/")[0]).parent / there)
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "MNLI").mkdir()
+    for name in ("train.tsv", "dev_matched.tsv"):
+        (folder / "MNLI" / name).write_text(_rows_of_mnli())
     (folder / "cifar-100-python").mkdir()
     cifar100(folder / "cifar-100-python", 256)
+
+
+def _rows_of_mnli() -> str:
+    """Pairs of sentences in the form of GLUE's task."""
+    labels = "entailment", "neutral", "contradiction"
+    rows = [f"a man {i} runs\ta man {i} moves\t{labels[i % 3]}" for i in range(256)]
+    return "\n".join(["sentence1\tsentence2\tgold_label", *rows]) + "\n"
 
 
 def _nothing(folder: Path) -> None:

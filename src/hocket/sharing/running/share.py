@@ -48,6 +48,9 @@ def share(
     process. Its first iterations run in turns, and show how long they take and what
     they hold.
 
+    Sources: Zico (Lim et al., ATC 2021) for `budget`; Wavelet (Wang et al., MLSys 2021)
+    for `tick-tock`.
+
     Args:
         jobs: the jobs; an error in one ends that one alone.
         memory_bytes: the most that all jobs may hold at once; None for no limit.

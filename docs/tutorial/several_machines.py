@@ -1,0 +1,22 @@
+"""Step 4: two replicas, which may be on two machines, and a checkpoint."""
+
+from __future__ import annotations
+
+import torch
+from digits import batches, loss, make_model
+
+import hocket
+
+with hocket.Pipeline(
+    make_model(),
+    loss,
+    optimizer=lambda parameters: torch.optim.AdamW(parameters, 1e-3),
+    example=next(batches()),
+    schedule="zb-h1",
+    num_microbatches=4,
+    num_replicas=2,
+) as pipeline:
+    for result in pipeline.train(batches()):
+        if pipeline.is_main and result.step % 29 == 28:
+            print(f"step {result.step}: loss {result.loss:.4f}")
+    pipeline.save("checkpoints")
