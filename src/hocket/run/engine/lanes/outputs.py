@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from hocket.run.data.step_batch import NetBatches
@@ -19,12 +19,12 @@ class Way(NamedTuple, Generic[_To]):
     Args:
         to: each lane's channel to another device, or where a stage of this one looks.
         places: which of the results; None for all.
-        count: for how many microbatches they are read.
+        num_read: for how many microbatches they are read.
     """
 
     to: _To
     places: Places | None
-    count: int
+    num_read: int
 
 
 class Output:
@@ -41,7 +41,7 @@ class Output:
     def __init__(
         self,
         net: str,
-        far: Sequence[Way[Mapping[int, Outgoing]]],
+        far: Sequence[Way[dict[int, Outgoing]]],
         near: Sequence[Way[dict[Key, Values]]],
         *,
         copies: bool,
