@@ -18,7 +18,7 @@ from bench.freezing.cases import CASES, LOCAL, Case
 from bench.freezing.table import qualities
 from bench.freezing.training import pretrain, ready, train
 from bench.measure import environment, write_result
-from hocket.cli.output import aligned
+from hocket.cli.shared.output import aligned
 from hocket.run.cluster.world import World, join_world
 
 RESULTS: Final = Path(__file__).parent / "results" / "quality.json"

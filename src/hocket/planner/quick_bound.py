@@ -73,14 +73,14 @@ class StageSums:
         fill_s = _before(self._forward_s)[first] + hops_s
         drain_s = _before(self._backward_s)[first] + hops_s
         stage_s = num_microbatches * (self._forward_s + self._backward_s)
-        work_s = _per_device(stage_s, of)
+        busy_s = _per_device(stage_s, of)
         if placement.splits:
             last_s = num_microbatches * _per_device(self._weight_grad_s, of)
             drain_s -= _before(self._weight_grad_s)[first] + last_s
         end_s = np.maximum(drain_s, _per_device(self._update_s, of))
-        last_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
+        end_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
         after_s = _least(stage_s, of) + rings_s + _least(self._update_s, of)
-        return float((fill_s + np.maximum(work_s + last_s, after_s)).max())
+        return float((fill_s + np.maximum(busy_s + end_s, after_s)).max())
 
     def work_s(self, placement: Placement, num_microbatches: int) -> float:
         """Return the busiest device's work in a step."""
