@@ -11,6 +11,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
+from hocket.draw.quantity import counted
 from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
@@ -69,6 +70,18 @@ class Pipeline(StagedRun):
     def from_config(cls, config: PipelineConfig) -> Pipeline:
         """Make a pipeline of a configuration, such as `dataclasses.replace` makes."""
         return cls(**values_of(PipelineConfig, config))
+
+    def __str__(self) -> str:
+        """Describe the plan that is played, and how far training has come."""
+        layout = self._checkpoints.played.shape
+        steps = counted(self._step, "step")
+        return f"{self.plan}\n{layout} (stages x replicas), {steps} trained"
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        name = self.plan.schedule_name or "a given order"
+        layout = self._checkpoints.played.shape
+        return f"<hocket.Pipeline {name} {layout}, step {self._step}>"
 
     @property
     def is_main(self) -> bool:

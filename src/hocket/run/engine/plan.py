@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
+from hocket.draw.quantity import byte_size, counted, percent, seconds
 from hocket.model.profile.profile import Profile
 from hocket.model.trace.example import Example
 
@@ -40,6 +41,30 @@ class Plan:
     profile: Profile
     costs: Costs
     predicted: Timeline
+
+    def __str__(self) -> str:
+        """Describe the order, each device's stages and memory, and the prediction."""
+        program, predicted = self.schedule.program, self.predicted
+        lines = [
+            f"{self.schedule_name or 'a given order'}: "
+            f"{counted(program.num_stages, 'stage')} on "
+            f"{counted(program.num_devices, 'device')}, "
+            f"{counted(program.nets[-1].num_microbatches, 'microbatch')}"
+        ]
+        for device, stages in enumerate(program.stages_on):
+            begins = ", ".join(f"{i} ({self.stage_names[i]})" for i in stages)
+            peak = byte_size(predicted.peak_bytes(device))
+            noun = "stage" if len(stages) == 1 else "stages"
+            lines.append(f"  device {device}: {noun} {begins}; {peak} at most")
+        bubble = (
+            predicted.steady_bubble_fraction
+            if self.schedule.body
+            else predicted.bubble_fraction
+        )
+        lines.append(
+            f"predicted: {seconds(predicted.step_s)} a step, bubble {percent(bubble)}"
+        )
+        return "\n".join(lines)
 
     @property
     def digest(self) -> str:

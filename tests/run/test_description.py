@@ -1,0 +1,31 @@
+"""A pipeline says what it plays."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import nn
+
+import hocket
+
+
+def test_a_pipeline_prints_its_plan() -> None:
+    """Order, stages and memory of each device, prediction, layout and steps."""
+    batch = torch.ones(4, 3), torch.zeros(4, 3)
+    pipeline = hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, 3)),
+        nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        example=batch,
+        schedule="1f1b",
+        num_microbatches=2,
+    )
+    with pipeline:
+        pipeline.step(batch)
+        first, device, prediction, last = str(pipeline).splitlines()
+        assert repr(pipeline) == "<hocket.Pipeline 1f1b 1x1, step 1>"
+    assert first == "1f1b: 1 stage on 1 device, 2 microbatches"
+    assert re.fullmatch(r"  device 0: stage 0 \(0\); [\d.]+ B at most", device)
+    assert re.fullmatch(r"predicted: [\d.]+ .s a step, bubble 0 %", prediction)
+    assert last == "1x1 (stages x replicas), 1 step trained"
