@@ -23,7 +23,10 @@ from tests.run.support.network import (
 from tests.run.support.processes import eventually
 
 WHOLE_S: Final = 200.0  # for four Pythons to import torch on a busy machine
-END_S: Final = 20.0
+TIMEOUT_S: Final = (
+    15.0  # of the pipeline: at the end of an epoch, no message breaks off
+)
+END_S: Final = TIMEOUT_S + 20.0
 SETTINGS: Final = (
     *("model.width=8", "model.num_blocks=4", "model.num_heads=2", "model.mlp_width=16"),
     *("data.side=32", "model.patch_size=16", "training.batch_size=8"),
@@ -43,6 +46,7 @@ def start(hosts: Hosts, folder: Path, num_epochs: int) -> list[ForkedPython]:
         f"data.path={data}",
         f"run.profile_folder={folder / 'profiles'}",
         f"training.num_epochs={num_epochs}",
+        f"pipeline.timeout_s={TIMEOUT_S}",
     )
     script = ["-m", "hocket", "train", "cifar100-vit", "--layout", "2x1"]
     script += ["--run-dir", str(folder / "run")]
