@@ -37,7 +37,12 @@ class Loop:
         self.job, self.optimizer, self.clip_norm = job, optimizer, clip_norm
         kind = job.device.type
         # torch's cache of casts is one for all threads, and any of them empties it.
-        self.autocast = lambda: torch.autocast(kind, enabled=amp, cache_enabled=False)
+        cast: dict[str, Any] = {
+            "device_type": kind,
+            "enabled": amp,
+            "cache_enabled": False,
+        }
+        self.autocast: Callable[[], Any] = lambda: torch.autocast(**cast)
         self.scaler: Any = torch.amp.GradScaler(kind, enabled=amp and kind == "cuda")
 
     def update(self, chunks: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> Tensor:
