@@ -7,7 +7,6 @@ batch ──┬─ chunk 0: forward, backward ─┐
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -38,9 +37,12 @@ class Loop:
         self.job, self.optimizer, self.clip_norm = job, optimizer, clip_norm
         kind = job.device.type
         # torch's cache of casts is one for all threads, and any of them empties it.
-        self.autocast: Callable[[], AbstractContextManager[Any]] = lambda: (
-            torch.autocast(kind, enabled=amp, cache_enabled=False)
-        )
+        cast: dict[str, Any] = {
+            "device_type": kind,
+            "enabled": amp,
+            "cache_enabled": False,
+        }
+        self.autocast: Callable[[], Any] = lambda: torch.autocast(**cast)
         self.scaler: Any = torch.amp.GradScaler(kind, enabled=amp and kind == "cuda")
 
     def update(self, chunks: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> Tensor:
@@ -51,8 +53,7 @@ class Loop:
             with self.job.forward(), self.autocast():
                 loss = loss_of(chunk) / len(chunks)
             with self.job.backward():
-                scaled: Tensor = self.scaler.scale(loss)
-                scaled.backward()
+                self.scaler.scale(loss).backward()
             total += loss.detach()
         if self.clip_norm is not None:
             self.scaler.unscale_(self.optimizer)
