@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import PlanError
-from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
+from hocket.planner.candidate import Candidate, Outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.table import to_text
 from tests.planner.toys import MIB, cluster, layers, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
@@ -204,7 +205,7 @@ def test_a_small_model_is_trained_by_data_parallelism() -> None:
     ranking = rank(work(8, weight_bytes=MIB), cluster(4), 64)
     assert ranking.best is not None
     assert ranking.best.candidate.schedule == "ddp"
-    assert "Plain data parallelism is the choice here" in str(ranking)
+    assert "plain data parallelism is the choice" in str(ranking)
 
 
 def test_a_model_too_large_for_a_device_is_trained_in_a_pipeline() -> None:
@@ -348,6 +349,7 @@ def test_json_has_keys_that_stay() -> None:
         "bubble_fraction",
         "bound_s",
         "gap",
+        "limit",
         "fits",
         "missing_bytes",
         "peak_bytes",
@@ -370,11 +372,73 @@ def test_json_has_keys_that_stay() -> None:
     }
 
 
-def test_every_kind_of_data_parallelism_is_in_the_table() -> None:
-    """Beside the pipelines, whether or not it is among the best; and one device."""
-    text = str(ranked(work(8), cluster(4), 16, Search()))
-    for name in DATA_PARALLEL:
-        assert name in text
+@pytest.mark.parametrize("num_rows", [4, 12, 40])
+def test_the_choice_and_its_rivals_are_rows(num_rows: int) -> None:
+    """Never more rows than asked for, in order, and no outcome twice."""
+    ranking = ranked(work(8), cluster(4), 16, EVERYTHING)
+    rows = ranking.rows(num_rows)
+    shown = [outcome for row in rows for outcome in row]
+
+    assert len(rows) <= num_rows
+    assert len({x.candidate for x in shown}) == len(shown)
+    for one in (ranking.best, ranking.best_pipeline, ranking.best_data_parallel):
+        assert one in shown
+    speeds = [row[0].samples_per_s for row in rows]
+    assert all(a >= b * (1 - 1e-4) for a, b in pairwise(speeds))
+
+
+def test_the_choice_follows_from_its_rule() -> None:
+    """Nothing simpler is within 1 % of the fastest."""
+    ranking = ranked(work(8), cluster(4), 16, EVERYTHING)
+    best, fastest = ranking.best, ranking.fastest
+    assert best is not None
+    assert fastest is not None
+    near = [
+        outcome
+        for outcome in ranking.fitting
+        if outcome.samples_per_s >= 0.99 * fastest.samples_per_s and not outcome.delay
+    ]
+    assert best in near
+    if not best.candidate.is_data_parallel:
+        assert not any(x.candidate.is_data_parallel for x in near)
+        assert best.candidate.num_stages == min(x.candidate.num_stages for x in near)
+
+
+def test_equal_outcomes_share_a_row() -> None:
+    """Two schedules are one order where there is one microbatch."""
+    asked = Search(("gpipe", "1f1b"), num_devices=(4,), num_microbatches=(1,))
+    text = str(rank(work(8), cluster(4), 16, asked))
+    assert "1f1b = gpipe" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_table_is_no_wider_than_asked_for(width: int) -> None:
+    """Columns are left out, names wrapped; the first is always the choice's mark."""
+    ranking = ranked(work(8), cluster(4), 16, Search())
+    text = to_text(ranking, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    assert len([x for x in text.splitlines() if x.startswith("> ")]) == 2  # and rule
+    assert "limited" in text
+
+
+def test_what_limits_a_row_is_what_its_devices_wait_for() -> None:
+    """The bubble with few microbatches, messages over slow links, the work alone."""
+
+    def limit(m: int, **links: float) -> str:
+        asked = Search(
+            ("gpipe",),
+            num_devices=(4,),
+            num_microbatches=(m,),
+            recompute=(False,),
+            data_parallel=False,
+        )
+        ranking = rank(work(8), cluster(4, **links), m, asked)
+        assert ranking.best is not None
+        return ranking.limit_of(ranking.best)
+
+    assert limit(4, bytes_per_s=float("inf")) == "bubble"
+    assert limit(128, bytes_per_s=float("inf")) == "work"
+    assert limit(4, bytes_per_s=float("inf"), latency_s=10.0) == "messages"
 
 
 def test_the_table_is_always_the_same(golden: Callable[[str, str], None]) -> None:
@@ -385,3 +449,4 @@ def test_the_table_is_always_the_same(golden: Callable[[str, str], None]) -> Non
         32,
     )
     golden("planner/table.txt", str(ranking) + "\n")
+    golden("planner/table-80.txt", to_text(ranking, width=80) + "\n")

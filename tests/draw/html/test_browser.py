@@ -234,3 +234,32 @@ def test_16_lanes_and_20_000_spans_stay_smooth(browser: Page, tmp_path: Path) ->
 
     assert page.complaints == []
     assert frames[15] < 200
+
+
+def test_an_idle_stretch_says_what_it_waits_for(report: Page) -> None:
+    """The causes, and for whom; device 2 cannot begin before the first two have."""
+    _, y = source_line_of(report, 0, lane=2, op=0)
+    left = report.evaluate("hocket.places[0].x(hocket.view, 0)")
+    box = report.evaluate(
+        "document.querySelectorAll('.marks')[0].getBoundingClientRect().left"
+    )
+    report.mouse("mouseMoved", box + left + 3, y)
+    words = report.evaluate("document.getElementById('tip').innerText").split("\n")
+
+    assert words[0] == "d2 waits"
+    assert "warm-up and drain, for d0" in words
+    assert "messages, d0 to d1" in words
+
+
+def test_terms_explain_themselves(report: Page) -> None:
+    """Where they are pointed at; and the path can be switched off."""
+    report.evaluate(
+        "[...document.querySelectorAll('.term')]"
+        ".find((term) => term.textContent === 'bubble, steady').click()"
+    )
+    words = report.evaluate("document.getElementById('tip').innerText")
+    assert "while the pipeline is full" in words
+    before = num_colours(report, ".picture")
+    report.evaluate("document.getElementById('show-path').click()")
+    report.finish_frames()
+    assert num_colours(report, ".picture") < before

@@ -28,7 +28,8 @@ def data_of(page: str) -> dict[str, Any]:
 def rows_of(page: str) -> list[list[str]]:
     """The cells of every table row of a page, in order."""
     rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+    cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in rows]
+    return [[re.sub(r"</?span[^>]*>", "", text) for text in row] for row in cells]
 
 
 def predicted_and_measured() -> list[tuple[str, Timeline]]:

@@ -144,6 +144,7 @@ function pin(panel, found) {
 
 function release() {
   state.pinned = state.hovered = state.cursor = null;
+  state.isTapped = false;
   tip.hidden = true;
   redraw("marks");
 }
@@ -239,11 +240,13 @@ function listenToPanel(figure, number) {
       else release();
     },
   });
-  marks.addEventListener("pointermove", (event) => point(number, event));
+  marks.addEventListener("pointermove", (event) => {
+    if (event.pointerType === "mouse") state.isTapped = false;
+    point(number, event);
+  });
   marks.addEventListener("pointerleave", () => {
     state.hovered = state.cursor = null;
     if (!state.pinned && !state.isTapped) tip.hidden = true;
-    state.isTapped = false;
     redraw("marks");
   });
   const steady = panels[number];
@@ -268,7 +271,7 @@ for (const name of ["messages", "memory", "path"]) {
   });
 }
 listenToTerms();
-addEventListener("scroll", () => !tip.hidden && release(), { passive: true });
+addEventListener("scroll", () => (state.pinned || state.isTapped) && release(), { passive: true });
 addEventListener("resize", layOutAll);
 darkQuery.addEventListener("change", layOutAll);
 layOutAll();

@@ -12,7 +12,7 @@ from hocket.planner.candidate import Outcome
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.rows import Row
 
-GAP: Final = 2  # spaces between two columns
+GAP: Final = 1  # spaces between two columns
 NAME_WIDTH: Final = 16  # of the first column: the longest name of one schedule
 
 
