@@ -29,6 +29,7 @@ CHART: Final = (
             ("only one device", "ooo-single", "one captured step, W beside I"),
             ("a fast network", "DDP", "no bubble: all reductions are hidden"),
             ("a slow network", "reverse-first-k", "hides what DDP waits for"),
+            ("only sharded, fast network", "FSDP", "little to wait for, much to send"),
         ),
     ),
     Question(
@@ -44,8 +45,13 @@ CHART: Final = (
         ),
     ),
     Question(
-        ("Does the model cut well", "into 2 stages per device?"),
+        ("Does the model cut well", "into 2 stages per device,", "or more?"),
         (
+            (
+                "memory for all activations",
+                "ooo-modulo",
+                "a bubble that 6 stages divide by 6",
+            ),
             ("as much memory as 1f1b", "zb-v", "almost no bubble"),
             ("about half of it", "v-half", "half of 1f1b's bubble, or less"),
             ("about a third of it", "v-min", "less bubble than 1f1b"),
@@ -59,13 +65,13 @@ CHART: Final = (
         ),
     ),
     Question(
-        ("Else", ""),
+        ("Else",),
         (("", "1f1b", "nothing is split; the plainest of all"),),
     ),
 )
 
 _ROW, _GAP, _TOP = 34, 30, 40
-_LEFT, _RIGHT, _WIDTH = 20, 320, 900
+_LEFT, _RIGHT, _WIDTH = 20, 320, 1000
 _BOX = 230
 
 
@@ -92,9 +98,9 @@ def chart_svg() -> str:
             f'font-family="sans-serif" font-size="14">\n<style>{style}</style>',
             f'<rect width="{_WIDTH}" height="{y}" fill="var(--page)"/>',
             _text(_LEFT, 22, "ask", "var(--muted)"),
-            _text(_RIGHT, 22, "if", "var(--muted)"),
-            _text(_RIGHT + 190, 22, "take", "var(--muted)"),
-            _text(_RIGHT + 340, 22, "because", "var(--muted)"),
+            _text(_RIGHT, 22, "yes, and", "var(--muted)"),
+            _text(_RIGHT + 210, 22, "take", "var(--muted)"),
+            _text(_RIGHT + 385, 22, "because", "var(--muted)"),
             *parts,
             "</svg>\n",
         ]
@@ -117,12 +123,13 @@ def _question(question: Question, y: int, height: int, *, is_last: bool) -> list
     edge = _LEFT + _BOX
     for i, (condition, name, cost) in enumerate(question.answers):
         at = y + offset + _ROW * i
+        end = _RIGHT - 10 if condition else _RIGHT + 200
         parts += [
             f'<path d="M{edge} {middle} C{edge + 40} {middle} {edge + 20} {at} '
-            f'{_RIGHT - 10} {at}" fill="none" stroke="var(--line)"/>',
+            f'{_RIGHT - 10} {at} H{end}" fill="none" stroke="var(--line)"/>',
             _text(_RIGHT, at + 5, condition, "var(--muted)"),
-            _text(_RIGHT + 190, at + 5, name, "var(--ink)", bold=True),
-            _text(_RIGHT + 340, at + 5, cost, "var(--muted)"),
+            _text(_RIGHT + 210, at + 5, name, "var(--ink)", bold=True),
+            _text(_RIGHT + 385, at + 5, cost, "var(--muted)"),
         ]
     if not is_last:
         x, below = _LEFT + _BOX / 2, y + height

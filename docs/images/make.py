@@ -116,20 +116,20 @@ def in_buckets(k: int, *, barrier: bool) -> Timeline:
     return simulate(schedule, Costs(stages, reduce_link=Link(bytes_per_s=16 / 16.2)))
 
 
-def shortened(num_devices: int, num_microbatches: int, frozen: float) -> Timeline:
-    """A replica of a model of which a share is frozen, and runs forward only.
+def shortened(num_microbatches: int, *trained_s: float) -> Timeline:
+    """A replica of a model that is frozen but for stages with these forwards.
 
-    The whole model has a forward of 4 and a backward of 8.
+    The whole model has a forward of 4 seconds and a backward of 8.
     """
     schedule = make_schedule(
-        "gpipe", num_devices=num_devices, num_microbatches=num_microbatches
+        "gpipe", num_devices=len(trained_s), num_microbatches=num_microbatches
     )
-    trained_s = 4 * (1 - frozen) / num_devices
-    stages = tuple([StageCost(trained_s, trained_s, trained_s)] * num_devices)
-    if frozen:
+    stages = [StageCost(forward_s, forward_s, forward_s) for forward_s in trained_s]
+    frozen_s = 4 - sum(trained_s)
+    if frozen_s:
         schedule = add_frozen_prefix(schedule)
-        stages = (StageCost(4 * frozen), *stages)
-    return simulate(schedule, Costs(stages))
+        stages.insert(0, StageCost(frozen_s))
+    return simulate(schedule, Costs(tuple(stages)))
 
 
 def sharing_modes() -> str:
@@ -191,9 +191,12 @@ def pictures() -> dict[str, str]:
         ("reverse first-k with k = 4, and no barrier", in_buckets(4, barrier=False)),
     ]
     freezing = [
-        ("before: four stages, one replica, 8 microbatches", shortened(4, 8, 0.0)),
-        ("half is frozen: two stages, one of two replicas, 4", shortened(2, 4, 0.5)),
-        ("3/4 are frozen: one stage, one of four replicas, 2", shortened(1, 2, 0.75)),
+        ("before: four stages, one replica, 8 microbatches", shortened(8, 1, 1, 1, 1)),
+        (
+            "half is frozen: two stages, one of two replicas, 4",
+            shortened(4, 2 / 3, 4 / 3),
+        ),
+        ("3/4 are frozen: one stage, one of four replicas, 2", shortened(2, 1)),
     ]
     return {
         "choose.svg": chart_svg(),

@@ -172,7 +172,7 @@ FILES: Final[dict[str, Callable[[Path], None]]] = {
 
 def is_slow(words: Sequence[str]) -> bool:
     """Whether a command trains, plans or starts workers: long tests run it."""
-    return words[0] in {*TRAINING, "plan"} or "--workers" in words
+    return words[0] in {*TRAINING, "plan", "profile"} or "--workers" in words
 
 
 def cut_short(words: Sequence[str]) -> Iterator[str]:

@@ -14,10 +14,12 @@ from typing import Any, Final
 import pytest
 
 import hocket as package
+from hocket.cli.main import COMMANDS
 from tests.cli.shell import hocket
 from tests.documents.blocks import (
     DOCUMENTS,
     KINDS,
+    ROOT,
     blocks_in,
     blocks_of,
     commands_in,
@@ -103,6 +105,17 @@ def test_full_size_commands_can_be_read(document: Path, free_dir: Path) -> None:
             own = hocket_words(words)
             if own:
                 read(own, free_dir)
+
+
+def test_every_command_has_its_page() -> None:
+    """With examples; what it takes is read from the command when the pages are made."""
+    folder = ROOT / "docs/reference/commands"
+    assert {path.stem for path in folder.glob("*.md")} == {*COMMANDS, "index"}
+    listed = (folder / "index.md").read_text(encoding="utf-8").split()
+    for name in COMMANDS:
+        assert f"```{{command}} {name}\n" in (folder / f"{name}.md").read_text()
+        assert any(blocks_of(folder / f"{name}.md", "sh", "sh full-size"))
+        assert name in listed
 
 
 @pytest.mark.parametrize("document", documents_with("toml"))

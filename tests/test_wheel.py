@@ -1,0 +1,113 @@
+"""The wheel holds all that is needed, and works where there is no repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Final
+from zipfile import ZipFile
+
+import pytest
+
+ROOT: Final = Path(__file__).parent.parent
+SOURCE: Final = ROOT / "src"
+BUILD_S: Final = 300.0
+# What a wheel is for: an order, its picture, a plan, published numbers, a run.
+COMMANDS: Final = (
+    ("check", "1f1b", "--devices", "2", "--microbatches", "4"),
+    ("draw", "1f1b", "--devices", "2", "--microbatches", "4", "-o", "1f1b.html"),
+    ("plan", "digits-vit", "--devices", "2", "--hardware", "v100-32g"),
+    ("bench", "wpipe"),
+    (
+        *("train", "digits-vit", "--workers", "2", "--run-dir", "run"),
+        *("--set", "training.num_epochs=1", "--set", "training.max_steps=4"),
+        *("--set", "model.width=16", "--set", "model.num_blocks=2"),
+        *("--set", "model.mlp_width=16", "--set", "run.profile_folder=profiles"),
+    ),
+)
+
+
+def run(command: list[str], cwd: Path, **variables: str) -> None:
+    """Run a command without the repository on its path; it must succeed."""
+    inherited = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**inherited, **variables},
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the working tree with what pip would install for it."""
+    folder = tmp_path_factory.mktemp("dist")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
+    run([*pip, "--wheel-dir", str(folder), str(ROOT)], folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_all_data_are_below_the_package() -> None:
+    """The build takes the whole folder `src/hocket`: what is in it is in the wheel."""
+    build = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/hocket"]\n' in build
+    tracked = subprocess.run(
+        ["git", "check-ignore", "--stdin"],
+        cwd=ROOT,
+        input="\n".join(str(path) for path in data_files()),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert not tracked.stdout, "hatch leaves out what git ignores"
+
+
+def data_files() -> list[Path]:
+    """All files of the package that are no Python."""
+    found = [path for path in SOURCE.glob("hocket/**/*") if path.is_file()]
+    kept = [path for path in found if path.suffix not in {".py", ".pyc"}]
+    assert {".toml", ".json", ".js", ".css", ".html", ".bib"} <= {
+        path.suffix for path in kept
+    }
+    assert SOURCE / "hocket/py.typed" in kept
+    return kept
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_data_file_is_in_the_wheel(wheel: Path) -> None:
+    """Recipes, tables, templates, hardware, papers and the mark of types."""
+    expected = {str(path.relative_to(SOURCE)) for path in data_files()}
+    assert expected - set(ZipFile(wheel).namelist()) == set()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own, whose other packages are those of this one."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv/bin/python"
+    run([str(python), "-m", "pip", "install", "-q", "--no-deps", str(wheel)], tmp_path)
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    # Not as a path file: that would also read the other environment's own path files,
+    # and with them an editable install of this repository.
+    (others,) = {path for path in sys.path if path.endswith("site-packages")}
+    (tmp_path / "others").mkdir()
+    for path in Path(others).iterdir():
+        if "hocket" not in path.name and path.suffix != ".pth":
+            (tmp_path / "others" / path.name).symlink_to(path)
+    variables = {"PYTHONPATH": str(tmp_path / "others"), "OMP_NUM_THREADS": "1"}
+    where = f"import hocket; assert hocket.__file__.startswith({str(site)!r})"
+    run([str(python), "-c", where], tmp_path, **variables)
+    for command in COMMANDS:
+        run([str(python), "-m", "hocket", *command], tmp_path, **variables)
+    assert (tmp_path / "run/report.html").exists()
