@@ -105,6 +105,7 @@ ROOMS: Final = {
         "weights",
         "engine",
         "outoforder",
+        "fill",
         "tune",
         "checkpoint",
         "elastic",

@@ -9,9 +9,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from hocket.core.check import check
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.footprint import Footprint
+from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
+from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw import Style, to_svg
@@ -132,6 +135,55 @@ def shortened(num_microbatches: int, *trained_s: float) -> Timeline:
     return simulate(schedule, Costs(tuple(stages)))
 
 
+def rotating(num_devices: int = NUM_DEVICES) -> Timeline:
+    """Wavelet's model-parallel waves: in each slot, all devices run the same stage.
+
+    Device `x` runs stage `y` on batch `(x - y) mod n`, forwards and backwards, so that
+    what a forward keeps stays where its backward is. Each batch has a copy of the
+    model; the gradients of a stage's copies are summed (op R) behind its backwards.
+    """
+    n = num_devices
+    copies = tuple(tuple(batch * n + y for batch in range(n)) for y in range(n))
+    program = Program(
+        nets=tuple(Net(f"batch-{batch}", 1) for batch in range(n)),
+        stages=tuple(
+            Stage(f"batch-{batch}", (batch + y) % n)
+            for batch in range(n)
+            for y in range(n)
+        ),
+        flows=tuple(
+            (batch * n + y, batch * n + y + 1)
+            for batch in range(n)
+            for y in range(n - 1)
+        ),
+        copies=copies,
+    )
+
+    def lane(device: int) -> Lane:
+        own = [copies[y][(device - y) % n] for y in range(n)]
+        backwards = [
+            Op(kind, stage, None if kind is Kind.REDUCE else 0)
+            for stage in reversed(own)
+            for kind in (Kind.BACKWARD, Kind.REDUCE)
+        ]
+        return Lane(
+            device,
+            0,
+            (
+                *(Op(Kind.FORWARD, stage, 0) for stage in own),
+                *backwards,
+                *(Op(Kind.UPDATE, stage) for stage in own),
+            ),
+        )
+
+    schedule = Schedule(program, tuple(map(lane, range(n))))
+    check(schedule)
+    stage = StageCost(1.0, 1.0, 1.0, update_s=0.1, output_bytes=1, gradient_bytes=4)
+    links = Link(bytes_per_s=1 / 0.15), Link(bytes_per_s=20.0)
+    costs = Costs((stage,) * n * n, link=links[0], reduce_link=links[1])
+    return simulate(schedule, costs)
+
+
 def sharing_modes() -> str:
     """Two jobs in each mode, with their memory, under one budget."""
     times = [i / 8 for i in range(8)] + [1 + (i + 1) / 4 for i in range(8)]
@@ -198,10 +250,19 @@ def pictures() -> dict[str, str]:
         ),
         ("3/4 are frozen: one stage, one of four replicas, 2", shortened(2, 1)),
     ]
+    waves = [
+        (
+            "model parallelism: one batch at a time",
+            timeline_of("gpipe", 1, 0.1, 1, 0.15),
+        ),
+        ("waves of four batches, whose stages rotate", rotating()),
+        ("1f1b: four microbatches", timeline_of("1f1b", 1, 0.1, 4, 0.15)),
+    ]
     return {
         "choose.svg": chart_svg(),
         "freezing.svg": to_svg(freezing, style=Style(show_memory=False)),
         "sharing.svg": sharing_modes(),
+        "waves.svg": to_svg(waves, style=Style(show_memory=False)),
         "ooo-single.svg": to_svg(single, style=Style(show_memory=False)),
         "reverse-first-k.svg": to_svg(data_parallel, style=Style(show_memory=False)),
         "teacher.svg": to_svg(teachers, style=Style(show_memory=False)),

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from hocket.run.engine.emulator.emulate import emulate as emulate
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
+    from hocket.run.fill.settings import Fill as Fill
     from hocket.run.fit import fit as fit
     from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
     from hocket.run.outoforder.compile_step import compile_step as compile_step
@@ -90,6 +91,8 @@ if TYPE_CHECKING:
     from hocket.sharing.running.job import Job as Job
     from hocket.sharing.running.job import JobContext as JobContext
     from hocket.sharing.running.share import share as share
+    from hocket.sharing.waves.waves import WaveResult as WaveResult
+    from hocket.sharing.waves.waves import Waves as Waves
     from hocket.teacher.evaluation import LinearProbe as LinearProbe
     from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
     from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
@@ -127,6 +130,7 @@ _HOMES = {
     "EarlyStop": "hocket.run.early_stop",
     "EvaluationLoader": "hocket.run.data.sample_loader",
     "EvaluationResult": "hocket.run.data.metrics",
+    "Fill": "hocket.run.fill.settings",
     "FitError": "hocket.errors",
     "HocketError": "hocket.errors",
     "Job": "hocket.sharing.running.job",
@@ -181,6 +185,8 @@ _HOMES = {
     "TwoViewSamples": "hocket.teacher.view_loader",
     "TwoViews": "hocket.teacher.views",
     "WaitError": "hocket.errors",
+    "WaveResult": "hocket.sharing.waves.waves",
+    "Waves": "hocket.sharing.waves.waves",
     "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",
     "World": "hocket.run.cluster.world",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -424,7 +426,7 @@ def test_the_table_is_no_wider_than_asked_for(width: int) -> None:
 def test_what_limits_a_row_is_what_its_devices_wait_for() -> None:
     """The bubble with few microbatches, messages over slow links, the work alone."""
 
-    def limit(m: int, **links: float) -> str:
+    def limit(m: int, **links: Any) -> str:
         asked = Search(
             ("gpipe",),
             num_devices=(4,),

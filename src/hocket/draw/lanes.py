@@ -10,7 +10,7 @@ from hocket.core.program import Program
 from hocket.core.timelines.timeline import Span, Timeline
 from hocket.draw.palette import KIND_NAMES, stage_tones
 from hocket.draw.quantity import percent, seconds
-from hocket.draw.scene import Anchor, Box, Fill, Path, Role, Shape, Text, TextOn
+from hocket.draw.scene import Anchor, AreaFill, Box, Path, Role, Shape, Text, TextOn
 from hocket.draw.steps import step_ends
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def lane_shapes(
     for span in timeline.spans:
         if span.op.kind not in MESSAGES and span.end_s > span.start_s:
             y = top + span.lane * (height + _GAP)
-            fill = Fill(span.op.kind, tones[span.op.stage])
+            fill = AreaFill(span.op.kind, tones[span.op.stage])
             number = span.op.stage if names_stages else span.op.microbatch
             text = "" if number is None else str(number)
             yield from _op(span, text, fill, _place(timeline, axis, span), y, height)
@@ -112,7 +112,7 @@ def _step_labels(timeline: Timeline, axis: Axis, y: float) -> Iterator[Shape]:
 def _op(
     span: Span,
     text: str,
-    fill: Fill,
+    fill: AreaFill,
     place: tuple[float, float],
     y: float,
     height: float,

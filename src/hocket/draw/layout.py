@@ -23,7 +23,7 @@ from hocket.draw.lanes import lane_labels, lane_shapes, transfer_shapes
 from hocket.draw.memory import memory_shapes
 from hocket.draw.palette import KIND_NAMES, paler_note
 from hocket.draw.quantity import percent, seconds, ticks, time_unit
-from hocket.draw.scene import Anchor, Box, Fill, Path, Role, Scene, Shape, Text
+from hocket.draw.scene import Anchor, AreaFill, Box, Path, Role, Scene, Shape, Text
 from hocket.draw.summary import summarize
 from hocket.errors import PlanError
 
@@ -204,7 +204,7 @@ def _legend(timelines: Sequence[Timeline], y: float) -> Iterator[Shape]:
     for kind in Kind:
         if kind not in found or kind in MESSAGES:
             continue
-        yield Box(x, y, 12, 12, Fill(kind), corner=2)
+        yield Box(x, y, 12, 12, AreaFill(kind), corner=2)
         yield Text(x + 17, y + 10, KIND_NAMES[kind], 11.5, Role.INK)
         x += 17 + 6.2 * len(KIND_NAMES[kind]) + 18
     if note := paler_note(timeline.schedule.program for timeline in timelines):

@@ -31,7 +31,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class AreaFill:
     """The colour of an op: its kind, and how much it is faded."""
 
     kind: Kind
@@ -42,10 +42,10 @@ class Fill:
 class TextOn:
     """The colour of text on a fill."""
 
-    fill: Fill
+    fill: AreaFill
 
 
-Paint = Role | Fill | TextOn
+Paint = Role | AreaFill | TextOn
 
 
 class Anchor(Enum):
@@ -110,9 +110,9 @@ def colour(paint: Paint, theme: Theme) -> str:
     match paint:
         case Role():
             return str(getattr(SURFACES[theme], paint.value))
-        case Fill(kind, tone):
+        case AreaFill(kind, tone):
             return palette.fill(kind, tone, theme)
-        case TextOn(Fill(kind, tone)):
+        case TextOn(AreaFill(kind, tone)):
             return palette.text_on(palette.fill(kind, tone, theme))
         case _:
             assert_never(paint)

@@ -41,6 +41,9 @@ class Pipeline(StagedRun):
         config: not an argument of its own: the fields of `hocket.PipelineConfig` are
             the arguments, `Pipeline(model, loss, optimizer=..., example=..., ...)`.
 
+    Attributes:
+        filling: how far `fill` has come, and its simulated timeline.
+
     Raises:
         ModelError: the model cannot be captured or cut as asked.
         ShapeError: the schedule's constraints refuse the numbers.
@@ -238,7 +241,7 @@ class Pipeline(StagedRun):
         is_sized = self._check_loader(loader, call)
         self._drain()
         with (
-            self._using(use_ema),
+            self._executor.averaged(is_used=use_ema),
             self._reported(call),
             preserve_generators(self.world.device),
         ):
@@ -275,7 +278,7 @@ class Pipeline(StagedRun):
             The whole model's state, the same on every worker.
         """
         self._drain()
-        with self._using(ema), self._reported("state_dict()"):
+        with self._executor.averaged(is_used=ema), self._reported("state_dict()"):
             return gather_state(
                 self._outline,
                 self._executor.runners.values(),
@@ -309,9 +312,15 @@ class Pipeline(StagedRun):
                 checkpoints are unchanged, and training may go on.
         """
         self._drain()
+        self.filling.deliver()
         with self._reported("save()"):
             self._checkpoints.save(
-                Path(folder), self._step, data=data, background=background, keep=keep
+                Path(folder),
+                self._step,
+                data=data,
+                num_filled=self.filling.num_samples,
+                background=background,
+                keep=keep,
             )
 
     def load(
@@ -341,6 +350,7 @@ class Pipeline(StagedRun):
                 Path(folder), step, allow_previous=allow_previous
             )
             self._step = loaded.step
+            self.filling.resume_from(loaded.num_filled)
             self._go_on_with(self._checkpoints.played)
             self._driver.resume_from(loaded.step)
             self._attach_cache()

@@ -7,7 +7,6 @@ PipelineConfig ─▶ assembly.py ─▶ plan, executor, layout ─▶ the next 
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,10 +17,9 @@ from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.layout import make_layout
-from hocket.run.data.batch import digest, on_device
 from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_iterable, check_same_length
-from hocket.run.data.step_batch import NetBatches, make_step_batches
+from hocket.run.data.step_batch import NetBatches, make_net_batches
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import PlayedLayout
@@ -29,6 +27,7 @@ from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.engine.worker_run import WorkerRun
+from hocket.run.fill.make import make_filling
 from hocket.run.tune.config import PipelineConfig
 
 
@@ -66,6 +65,10 @@ class StagedRun(WorkerRun, ABC):
                 }
             )
             self._executor = executor
+            self.filling = make_filling(
+                config.fill, plan, executor.player, world, layout, config.memory_bytes
+            )
+            self._stack.callback(self.filling.close)
             self._driver = Driver(executor, recorder, self._playing)
             self._checkpoints = CheckpointManager(
                 self._outline,
@@ -84,26 +87,18 @@ class StagedRun(WorkerRun, ABC):
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
         self._freeze_if_due(batches[0])
-        device, salts = self.world.device, [digest(batch) for batch in batches]
-        here = [on_device(batch, device) for batch in batches]
-        by_net = [
-            make_step_batches(
-                here,
-                self._step,
-                self._layout,
-                {net.name: net.num_microbatches},
-                self.plan.example,
-                device,
-                self._sizes_of[net.name],
-                salts,
-            )
-            for net in self.plan.schedule.program.nets
-        ]
+        self.filling.begin(len(batches))
+        found = make_net_batches(
+            batches,
+            self._step,
+            self._layout,
+            self.plan.schedule.program.nets,
+            self.plan.example,
+            self.world.device,
+            self._sizes_of,
+        )
         self._step += 1
-        return [
-            {net: x for made in parts for net, x in made.items()}
-            for parts in zip(*by_net, strict=True)
-        ]
+        return found
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""
@@ -139,6 +134,7 @@ class StagedRun(WorkerRun, ABC):
 
     def _described(self, result: StepResult) -> StepResult:
         """Return a result with the layout that played it, and what is frozen."""
+        self.filling.deliver()
         layout = self._checkpoints.played.shape
         if self._freezing is None:
             return replace(result, layout=layout)
@@ -167,9 +163,6 @@ class StagedRun(WorkerRun, ABC):
     def _drain(self) -> None:
         """Finish all steps in flight, before weights are read."""
         self._driver.finish()
-
-    def _using(self, ema: bool) -> contextlib.AbstractContextManager[None]:
-        return self._executor.averaged() if ema else contextlib.nullcontext()
 
     def _check_loader(self, loader: Iterable[Any], call: str) -> bool:
         check_iterable(loader)

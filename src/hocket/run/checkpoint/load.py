@@ -53,11 +53,13 @@ class Loaded:
         path: the checkpoint.
         step: the number of the next step.
         data: the user's data that was saved with it.
+        num_filled: the samples that `fill` had done.
     """
 
     path: Path
     step: int
     data: Any
+    num_filled: int = 0
 
 
 def load(
@@ -96,7 +98,7 @@ def load(
             if run.freezing is not None:
                 watched = watched_tensors(needs, tensors)
                 run.freezing.resume(saved.freezing, run.played, watched)
-            return Loaded(path, saved.step, saved.data)
+            return Loaded(path, saved.step, saved.data, saved.num_filled)
         faults.append(found)
         log.warning("%s", found)
     hint = "" if allow_previous else _HINT

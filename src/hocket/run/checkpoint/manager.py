@@ -78,7 +78,14 @@ class CheckpointManager:
         self._run.go_on_with(played)
 
     def save(
-        self, folder: Path, step: int, *, data: Any, background: bool, keep: int | None
+        self,
+        folder: Path,
+        step: int,
+        *,
+        data: Any,
+        background: bool,
+        keep: int | None,
+        num_filled: int = 0,
     ) -> None:
         """Save the run's state after `step` steps; every worker must call this.
 
@@ -89,11 +96,12 @@ class CheckpointManager:
         """
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
-        data = _as_json(data)
+        data = as_json(data)
         with self._noted("save", step):
             self._writer.wait()
             self._enter(folder)
-            run = replace(self._run.record(), step=step, data=data)
+            known = self._run.record()
+            run = replace(known, step=step, data=data, num_filled=num_filled)
             share = _attempted(self._run.share if not background else self._copied)
             exchange = self._exchange()
             if background:
@@ -208,7 +216,12 @@ def _check_shared_folder(folder: Path, token: str, rank: int) -> str:
     return ""
 
 
-def _as_json(data: Any) -> Any:
+def as_json(data: Any) -> Any:
+    """Return the user's data as it is saved.
+
+    Raises:
+        DataError: it is not JSON.
+    """
     try:
         return json.loads(json.dumps(data))
     except (TypeError, ValueError, RecursionError) as error:

@@ -79,6 +79,12 @@ def check_setup(path: Path, there: RunRecord, here: RunRecord) -> None:
     Raises:
         CheckpointError: the runs differ; names what differs.
     """
+    if there.waves is not None:
+        raise CheckpointError(
+            f"{path} is of a run in two waves: load it with hocket.Waves; to take the "
+            "weights alone, export them and load them into the model before the "
+            "pipeline is made. Nothing was loaded"
+        )
     kinds = [
         (
             "gradient scaler (precision)",

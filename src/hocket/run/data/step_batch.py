@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from hocket.core.program import Net
 from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.step_header import StepHeader
@@ -87,7 +88,7 @@ def make_step_batches(
     layout: Layout,
     num_microbatches: Mapping[str, int],
     example: Example | None,
-    device: torch.device,
+    device: torch.device | None,
     sizes_of: Callable[[int], Sequence[int]] | None = None,
     salts: Sequence[int] | None = None,
 ) -> list[NetBatches]:
@@ -101,7 +102,7 @@ def make_step_batches(
             share the batch, the first net gets the first of them.
         example: the example that the model was captured with; None if any form will
             do.
-        device: where the stages are.
+        device: where the stages are; None if the batches are there.
         sizes_of: as for `split_batch`.
         salts: the batches' digests, if they are known.
 
@@ -113,10 +114,9 @@ def make_step_batches(
     num_parts = each * layout.num_replicas
     if salts is None:  # before copies: of tensors on a GPU, only shapes are looked at
         salts = [digest(batch) for batch in batches]
-    parts = [
-        split_batch(on_device(batch, device), num_parts, example, sizes_of)
-        for batch in batches
-    ]
+    if device is not None:
+        batches = [on_device(batch, device) for batch in batches]
+    parts = [split_batch(batch, num_parts, example, sizes_of) for batch in batches]
     num_samples = sum(map(_samples_of, chain(*parts)))
     step_batches: list[NetBatches] = []
     for i, salt in enumerate(salts):
@@ -135,6 +135,51 @@ def make_step_batches(
             first += count
         step_batches.append(by_net)
     return step_batches
+
+
+def make_net_batches(
+    batches: Sequence[Any],
+    number: int,
+    layout: Layout,
+    nets: Sequence[Net],
+    example: Example | None,
+    device: torch.device,
+    sizes_of: Mapping[str, Callable[[int], Sequence[int]]],
+) -> list[NetBatches]:
+    """Cut the batches of one step for several nets, of which each gets all samples.
+
+    Args:
+        batches: one or more.
+        number: the step's number.
+        layout: the ranks by device and replica.
+        nets: the program's.
+        example: as for `make_step_batches`.
+        device: where the stages are.
+        sizes_of: as for `make_step_batches`, by net.
+
+    Raises:
+        DataError: a batch has fewer samples than microbatches.
+        ModelError: a batch differs from the example in more than the samples.
+    """
+    salts = [digest(batch) for batch in batches]
+    here = [on_device(batch, device) for batch in batches]
+    by_net = [
+        make_step_batches(
+            here,
+            number,
+            layout,
+            {net.name: net.num_microbatches},
+            example,
+            None,
+            sizes_of[net.name],
+            salts,
+        )
+        for net in nets
+    ]
+    return [
+        {net: x for made in parts for net, x in made.items()}
+        for parts in zip(*by_net, strict=True)
+    ]
 
 
 def _numbered(parts: Sequence[Microbatch]) -> tuple[Microbatch, ...]:

@@ -136,12 +136,18 @@ class Executor:
         self.sync.resume_from(number)
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self, *, is_used: bool = True) -> Iterator[None]:
         """Put the averaged weights in the place of the trained ones for a while.
+
+        Args:
+            is_used: False to leave the trained ones.
 
         Raises:
             ConfigError: there are none.
         """
+        if not is_used:
+            yield
+            return
         if any(updater.ema is None for updater in self.updaters.values()):
             raise ConfigError(
                 "there are no averaged weights: make the pipeline with ema_decay=0.999 "

@@ -25,6 +25,7 @@ from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
+from hocket.run.fill.settings import Fill, fill_faults
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
 from hocket.signatures import values_of
@@ -71,6 +72,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             the end of the loader, or to the next decision where that is later.
         cache: with `freeze`: keeps the frozen layers' outputs of each sample, so that
             they are not computed again; the loader must be a `hocket.SampleLoader`.
+        fill: inference with another net over its own samples, in the waits of the
+            devices, such as `hocket.Fill(net.eval(), samples, on_output)`.
         world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
@@ -91,6 +94,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     balance: Balance = "exact"
     num_run_steps: int | None = None
     cache: Cache | None = None
+    fill: Fill | None = None
     world: World | None = None
 
     def __post_init__(self) -> None:
@@ -103,6 +107,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 f"max_delay {self.max_delay} has no effect with teachers: their "
                 "forwards fill an order that ends each step before the next begins"
             )
+        others = {"teachers": bool(self.teachers), "freeze": self.freeze is not None}
+        faults += fill_faults(self.fill, self.model, others)
         faults += [
             f"{name} has no effect without freeze"
             for name in ("shapes", "num_run_steps", "cache")

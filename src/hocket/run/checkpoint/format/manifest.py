@@ -66,6 +66,7 @@ class Section(Enum):
     OLD = "old"  # parameters before the last updates, where they are still read
     CORRECTION = "correction"  # the state of corrections for stale gradients
     REPLICA = "replica"  # buffers that other replicas than the first hold (BatchNorm)
+    WAVE = "wave"  # of a run in two waves: the second copy, and what each replica has
     WATCHED = "watched"  # what a freezing policy measures since its last decision
 
 
@@ -239,6 +240,8 @@ class RunRecord:
         config: the config of a model of the transformers library.
         data: the user's data: the position in the data set.
         freezing: the frozen layers, and the policy's state, where layers may freeze.
+        num_filled: the samples that forwards in the pipeline's bubbles have done.
+        waves: the states of a run in two waves (`sharing/waves/saved.py`).
     """
 
     step: Count
@@ -251,6 +254,8 @@ class RunRecord:
     config: dict[str, Any] | None = None
     data: Any = None
     freezing: FreezingRecord | None = None
+    num_filled: Count = 0
+    waves: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

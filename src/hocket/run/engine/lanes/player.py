@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from hocket.run.weights.updater import Updater
 Action: TypeAlias = Callable[[NetBatches], None]
 Exchange: TypeAlias = Callable[[int, int], None]  # of a stage, in a step
 OnError: TypeAlias = Callable[[Op, int, Exception], None]
+_NO_STAGE: Final = -1  # of what is no op of the order
 OnOutput: TypeAlias = Callable[[Microbatch, Any, Sequence[Any]], None]
 
 
@@ -160,6 +161,26 @@ class Player:
                 lanes, plan, numbers, self._parts, self._play_op, recorder
             )
 
+    @property
+    def takes_others(self) -> bool:
+        """Whether `insert` may be called: one lane, whose steps do not overlap."""
+        return self._concurrent is None and {*self._parts} == {Portion.STEP}
+
+    def insert(self, num_before: int, text: str, act: Callable[[], None]) -> None:
+        """Do something else in every step, behind so many ops of the lane's order.
+
+        It takes part in no message. Insert what is later first.
+
+        Args:
+            num_before: the lane's own ops before it.
+            text: what the flight recorder notes.
+            act: does it.
+        """
+        (lane,) = self._parts[Portion.STEP]
+        op = Op(Kind.FORWARD, _NO_STAGE, 0)
+        other = LaneOp(op, text, lambda _: act(), (), (), is_step_end=False)
+        lane.ops.insert(num_before, other)
+
     def begin(self, batches: NetBatches) -> None:
         """Begin a batch of each net: its header goes before its first messages."""
         steps = {net: work.step for net, work in batches.items()}
@@ -261,7 +282,7 @@ class Player:
             raise
 
     def _report(self, lane_op: LaneOp, number: int, error: Exception) -> None:
-        if self._on_error is not None:
+        if self._on_error is not None and lane_op.op.stage != _NO_STAGE:
             self._on_error(lane_op.op, number, error)
 
     def _lane(

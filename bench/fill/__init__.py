@@ -1,0 +1,1 @@
+"""What forwards in a pipeline's bubbles cost the pipeline, and what they do."""

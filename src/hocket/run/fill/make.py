@@ -1,0 +1,210 @@
+"""Decides how many forwards of a net fill each device's bubbles, and where.
+
+all workers   measure one forward each ─▶ the slowest of a device's replicas
+rank 0        fill_bubbles(order, costs) ─▶ the order ─▶ all workers
+each worker   puts its forwards between the ops of its lane
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+import torch
+
+from hocket.core.costs import Costs, StageCost
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.draw.quantity import byte_size
+from hocket.errors import ConfigError, FitError, PlanError
+from hocket.model.profile.allocations import allocations
+from hocket.model.profile.clock import clock_of
+from hocket.passes.fill_bubbles import fill_bubbles
+from hocket.passes.fill_with import long_step_s
+from hocket.run.cluster.broadcast import decide_on_rank_0
+from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import call_arguments, digest, on_device
+from hocket.run.device.memory import memory_bytes
+from hocket.run.engine.lanes.player import Player
+from hocket.run.engine.plan import Plan
+from hocket.run.engine.same_everywhere import refuse_differences
+from hocket.run.fill.filling import Filling
+from hocket.run.fill.settings import Fill
+
+_NUM_WARM: Final = 2
+_NUM_PASSES: Final = 7
+_MARGIN: Final = 1.1  # forwards and waits vary: a wait is filled to nine tenths
+
+
+def make_filling(
+    fill: Fill | None,
+    plan: Plan,
+    player: object,
+    world: World,
+    layout: Layout,
+    most_bytes: int | None,
+) -> Filling:
+    """Fill the bubbles of a plan's order. Every worker must call this.
+
+    Args:
+        fill: the user's argument, the same on every worker; None for no forwards.
+        plan: the trained net's; it stays as it is.
+        player: plays it on this worker.
+        world: the job.
+        layout: the ranks by device and replica.
+        most_bytes: the memory of a device; what it has when not given.
+
+    Raises:
+        ConfigError: the order cannot be filled.
+        PlanError: no forward is shorter than a wait.
+        FitError: a device has too little memory; names the number that works.
+        SchemaError: workers have different nets or data sets.
+    """
+    if fill is None:
+        return Filling(None, (), world.rank, world.device, plan.predicted, 0.0)
+    if not isinstance(player, Player) or not player.takes_others:
+        raise ConfigError(
+            f"fill: steps of schedule {plan.schedule_name or 'given'!r} overlap, or "
+            "are one graph, or have several lanes per device. Take an order that ends "
+            'each step before the next begins: "1f1b", "gpipe" or "zb-h1"'
+        )
+    state = dict(fill.net.state_dict())
+    sizes = f"{len(fill.samples)} samples, {fill.batch_size}, {fill.max_slowdown}"
+    refuse_differences(
+        world, {"net of fill": f"{digest((state, 0)):08x}", "settings of fill": sizes}
+    )
+    fill.net.to(world.device)
+    own = asdict(_measured(fill, world.device))
+    parts: list[Any] = world.gather_json(own, "costs of fill")
+    forwards = [
+        _slowest([parts[rank] for rank in layout.replicas_of(device)])
+        for device in range(layout.num_devices)
+    ]
+    most = memory_bytes(world) if most_bytes is None else most_bytes
+
+    def decide() -> str:
+        order, costs = fill_bubbles(
+            plan.schedule, plan.costs, forwards, max_slowdown=fill.max_slowdown
+        )
+        _refuse_long(plan, order, forwards)
+        _refuse_large(plan, order, costs, most)
+        return str(order)
+
+    text = decide_on_rank_0(world, decide, "order with forwards of fill")
+    order, first = Schedule.parse(text), plan.schedule.program.num_stages
+    lanes = [[*_others(order, first, d)] for d in range(layout.num_devices)]
+    costs = _joined(plan.costs, order, first, forwards)
+    filling = Filling(
+        fill,
+        [len(lanes[rank % layout.num_devices]) for rank in range(world.world_size)],
+        world.rank,
+        world.device,
+        simulate(order, costs),
+        world.timeout_s,
+    )
+    alone_s = long_step_s(plan.schedule, plan.costs)
+    filling.predicted_slowdown = long_step_s(order, costs) / alone_s - 1.0
+    for before, index in reversed(lanes[layout.device]):
+        player.insert(before, f"fill F{index}", partial(filling.forward, index))
+    return filling
+
+
+def _others(order: Schedule, first: int, device: int) -> Iterator[tuple[int, int]]:
+    """Yield each forward of a device: the trained net's ops before it, and its number.
+
+    Args:
+        order: the filled order.
+        first: the first stage that is not the trained net's.
+        device: the device.
+    """
+    (lane,) = order.lanes_of(device)
+    num_own = num_others = 0
+    for op in order.lanes[lane].ops:
+        if op.stage < first:
+            num_own += 1
+        else:
+            yield num_own, num_others
+            num_others += 1
+
+
+def _joined(
+    costs: Costs, order: Schedule, first: int, forwards: Sequence[StageCost]
+) -> Costs:
+    """Return the costs of a filled order's program."""
+    others = [forwards[stage.device] for stage in order.program.stages[first:]]
+    return replace(costs, stages=(*costs.stages, *others))
+
+
+def _measured(fill: Fill, device: torch.device) -> StageCost:
+    """Measure one forward on the first samples."""
+    rows = range(min(fill.batch_size, len(fill.samples)))
+    inputs = fill.collate([fill.samples[row] for row in rows])
+    args, kwargs = call_arguments(on_device(inputs, device))
+    clock, seconds = clock_of(device), []
+    with torch.no_grad():
+        for _ in range(_NUM_WARM + _NUM_PASSES):
+            begin_s = clock()
+            fill.net(*args, **kwargs)
+            seconds.append(clock() - begin_s)
+        with allocations(device) as log, log.span():
+            fill.net(*args, **kwargs)
+    state = [*fill.net.parameters(), *fill.net.buffers()]
+    return StageCost(
+        forward_s=median(seconds[_NUM_WARM:]) * _MARGIN,
+        weight_bytes=sum(x.nbytes for x in state),
+        forward_work_bytes=log.peaks[0],
+    )
+
+
+def _slowest(parts: Sequence[dict[str, Any]]) -> StageCost:
+    """Return the cost of a forward on the slowest replica of a device."""
+    return StageCost(**max(parts, key=lambda part: float(part["forward_s"])))
+
+
+def _refuse_long(plan: Plan, order: Schedule, forwards: Sequence[StageCost]) -> None:
+    """Refuse a net of which no forward fits into any wait.
+
+    Raises:
+        PlanError: gives the seconds.
+    """
+    if len(order.program.stages) > plan.schedule.program.num_stages:
+        return
+    least_s = min(x.forward_s for x in forwards)
+    timeline = plan.predicted
+    shares = [
+        timeline.lane_bubble_fraction(lane) for lane in range(len(plan.schedule.lanes))
+    ]
+    raise PlanError(
+        f"fill: one forward takes {1e3 * least_s:.3g} ms, and no device of schedule "
+        f"{plan.schedule_name!r} waits for so long at once: of a step of "
+        f"{1e3 * timeline.makespan_s:.3g} ms they wait for "
+        f"{', '.join(f'{share:.0%}' for share in shares)}. Take a smaller batch_size, "
+        "fewer microbatches or a larger max_slowdown"
+    )
+
+
+def _refuse_large(plan: Plan, order: Schedule, costs: Costs, most: int) -> None:
+    """Refuse a net that does not fit beside the trained one.
+
+    Raises:
+        FitError: names the smallest memory that works.
+    """
+    timeline = simulate(order, costs)
+    peaks = [timeline.peak_bytes(d) for d in range(order.program.num_devices)]
+    device = peaks.index(max(peaks))
+    needed = round(peaks[device])
+    if needed > most:
+        alone = round(plan.predicted.peak_bytes(device))
+        raise FitError(
+            f"fill: device {device} needs {byte_size(needed)} with the net of fill, "
+            f"{byte_size(alone)} without, and has {byte_size(most)}. The smallest "
+            f"memory_bytes that works is {needed}; a smaller batch_size or net, or "
+            'recompute="auto" for the model, needs less',
+            device=device,
+            needed_bytes=needed,
+            memory_bytes=most,
+        )

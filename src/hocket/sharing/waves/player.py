@@ -1,0 +1,310 @@
+"""Plays the ops of waves in the two lanes of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from hocket.core.op import Kind, Op
+from hocket.model.trace.per_sample import tensors_in
+from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.layout import Layout
+from hocket.run.data.batch import (
+    Microbatch,
+    call_arguments,
+    count_samples,
+    on_device,
+    split_batch,
+)
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
+from hocket.run.stage.seed import step_seed
+from hocket.run.weights.reduce import Reducer
+from hocket.sharing.waves.order import (
+    NUM_WAVES,
+    SyncName,
+    WaveOp,
+    last_microbatch,
+    ops_of_step,
+)
+from hocket.sharing.waves.wave import (
+    DrawDetector,
+    Due,
+    Wave,
+    mean_gradients,
+    sum_gradients,
+    tensors_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WaveSettings:
+    """What is played, the same on every worker.
+
+    Args:
+        sync: see `order.py`.
+        num_microbatches: the parts of each batch on each replica.
+        clip_norm: the largest norm of what an update applies, if it is clipped.
+        seed: the seed of random numbers in forwards.
+        timeout_s: after which a wait for another lane ends in an error.
+    """
+
+    sync: SyncName
+    num_microbatches: int
+    clip_norm: float | None
+    seed: int
+    timeout_s: float
+
+
+@dataclass(slots=True)
+class WaveStep:
+    """A step under way.
+
+    Args:
+        number: the step's number.
+        parts: its microbatches on this replica.
+        spec: how their leaves are the model's arguments.
+        num_samples: the samples of the batch, over all replicas.
+        names: the losses' names.
+        losses: their weighted sums over the microbatches so far, in one tensor.
+        totals: the losses whose backward is to come, by microbatch.
+        norm: the norm of the gradients that the update read.
+    """
+
+    number: int
+    parts: tuple[Microbatch, ...]
+    spec: pytree.TreeSpec
+    num_samples: int
+    names: tuple[str, ...] = ()
+    losses: Tensor | None = None
+    totals: dict[int, Tensor] = field(default_factory=dict)
+    norm: Tensor | None = None
+
+
+class WavePlayer:
+    """Plays the ops of two waves.
+
+    Args:
+        waves: tick and tock.
+        loss: as for `Waves`.
+        settings: what is played.
+        device: has a lane for each wave; closed by the caller.
+        layout: this worker's replica.
+        group: all replicas; None where there is one.
+
+    Attributes:
+        due: the gradients that updates are to read, by step and wave.
+    """
+
+    def __init__(
+        self,
+        waves: tuple[Wave, Wave],
+        loss: LossFunction,
+        settings: WaveSettings,
+        device: Device,
+        layout: Layout,
+        group: WorkerGroup | None,
+    ) -> None:
+        self.waves = waves
+        self._loss, self._settings = loss, settings
+        self._device, self._layout, self._group = device, layout, group
+        # By step and wave: the other wave may be a step ahead of an update.
+        self.due: dict[tuple[int, int], Due] = {}
+        self._events: dict[Op, Event] = {}
+        first = waves[0].parameters[0].dtype
+        self._loss_type = torch.promote_types(first, torch.float32)
+        # By wave and number of losses, which travel with the gradients.
+        self._reducers: dict[tuple[int, int], tuple[Reducer, nn.Parameter]] = {}
+        self._draws_in_backward: bool | None = None  # not known before the first one
+
+    def begin(self, number: int, batch: Any) -> WaveStep:
+        """Cut the batch of a step.
+
+        Raises:
+            DataError: it is no pair, or has too few samples.
+        """
+        layout, num = self._layout, self._settings.num_microbatches
+        batch = on_device(batch, self._device.torch_device)
+        parts = split_batch(batch, num * layout.num_replicas)
+        own = parts[layout.replica * num : (layout.replica + 1) * num]
+        spec = pytree.tree_structure(call_arguments(batch[0]))
+        return WaveStep(number, own, spec, count_samples(batch))
+
+    def submit(self, steps: Sequence[WaveStep]) -> None:
+        """Submit the ops of some steps; they run while this returns, but forwards."""
+        self._follow_modes()
+        settings = self._settings
+        ops = [
+            (placed, step)
+            for step in steps
+            for placed in ops_of_step(
+                settings.sync, step.number, settings.num_microbatches
+            )
+        ]
+        if self._device.issue_order is IssueOrder.SIDE_LANES_FIRST:
+            ops.sort(key=lambda one: -one[0].lane)
+        self._events |= {placed.op: self._device.new_event() for placed, _ in ops}
+        self._device.fork()
+        for placed, step in ops:
+            self._device.lanes[placed.lane].submit(
+                partial(self._do, placed, step),
+                waits=[self._events[op] for op in placed.after if op in self._events],
+                records=[self._events[placed.op]],
+                label=str(placed.op),
+            )
+        if self._device.torch_device.type == "cpu":
+            self._await_draws([placed.op for placed, _ in ops])
+        oldest = max((step.number for step in steps), default=0) - NUM_WAVES
+        for op in [op for op in self._events if op.step < oldest]:
+            del self._events[op]
+
+    def finish(self, step: WaveStep) -> None:
+        """Wait until a step is done.
+
+        Raises:
+            WaitError: it is not within the timeout.
+            BaseException: the first error of a lane.
+        """
+        event = self._events[Op(Kind.UPDATE, 0, None, step.number)]
+        event.synchronize(self._settings.timeout_s)
+
+    def resume(self, due: Mapping[tuple[int, int], Due]) -> None:
+        """Forget what was played, after another state was loaded.
+
+        Args:
+            due: the gradients that the next update reads.
+        """
+        self._events.clear()
+        self.due = dict(due)
+
+    def _follow_modes(self) -> None:
+        """Set tock's modules to train or eval mode as the user has set tick's."""
+        tick, tock = self.waves
+        pairs = zip(tick.module.modules(), tock.module.modules(), strict=True)
+        if any(a.training != b.training for a, b in pairs):
+            self._device.synchronize(self._settings.timeout_s)
+            tock.share_modes_of(tick)
+
+    def _await_draws(self, ops: Sequence[Op]) -> None:
+        """Wait for the ops that hold torch's default generator: the caller uses it."""
+        held = {Kind.FORWARD}
+        if self._draws_in_backward is not False:
+            held.add(Kind.BACKWARD)
+        for op in ops:
+            if op.kind in held:
+                self._events[op].synchronize(self._settings.timeout_s)
+
+    def _do(self, placed: WaveOp, step: WaveStep) -> None:
+        """Do one op, in its lane."""
+        lane = self._device.lanes[placed.lane]
+        match placed.op.kind:
+            case Kind.FORWARD:
+                self._forward(placed.op, step, lane)
+            case Kind.BACKWARD:
+                self._backward(placed.op, step, lane)
+            case _:
+                self._update(step, lane)
+
+    def _forward(self, op: Op, step: WaveStep, lane: DeviceLane) -> None:
+        wave, other = self.waves[lane.number], self.waves[1 - lane.number]
+        number = op.microbatch or 0
+        part = step.parts[number]
+        lane.keep_alive(tensors_in((part.leaves, part.targets)))
+        if self._settings.sync == "exact" and number:
+            wave.share_buffers_of(other)  # which did the microbatch before
+            if lane.number:
+                wave.share_weights_of(other)
+        args, kwargs = pytree.tree_unflatten(part.leaves, step.spec)
+        with self._device.fork_rng(lane, self._seed_of(op)):
+            output = wave.module(*args, **kwargs)
+            losses = losses_of(self._loss, output, part.targets)
+        share = part.num_samples / step.num_samples
+        step.totals[number] = losses[TOTAL] * share
+        values = torch.stack(
+            [x.detach().to(self._loss_type) * share for x in losses.values()]
+        )
+        step.names = tuple(losses)
+        step.losses = values if step.losses is None else step.losses + values
+
+    def _backward(self, op: Op, step: WaveStep, lane: DeviceLane) -> None:
+        total = step.totals.pop(op.microbatch or 0)
+        holds = self._draws_in_backward is not False
+        draws = DrawDetector() if self._draws_in_backward is None else None
+        with (
+            self._device.fork_rng(lane, self._seed_of(op)) if holds else nullcontext(),
+            draws or nullcontext(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            total.backward()
+        if draws is not None:
+            self._draws_in_backward = bool(self._draws_in_backward) or draws.has_drawn
+        settings = self._settings
+        last = last_microbatch(settings.sync, lane.number, settings.num_microbatches)
+        if op.microbatch == last:
+            wave = self.waves[lane.number]
+            self.due[step.number, lane.number] = wave.take_gradients(step.num_samples)
+
+    def _update(self, step: WaveStep, lane: DeviceLane) -> None:
+        wave, number, side = self.waves[lane.number], step.number, 1 - lane.number
+        if self._settings.sync == "exact":
+            own, other = self.due.pop((number, 0)), self.due.pop((number, 1))
+            lane.keep_alive(tensors_of(other.gradients))
+            wave.put_gradients(sum_gradients(own, other))
+            wave.share_buffers_of(self.waves[side])
+        else:  # this step's gradients are read once more, by the next one
+            before = self.due.pop((number - 1, side), None)
+            lane.keep_alive([] if before is None else tensors_of(before.gradients))
+            own = self.due[number, lane.number]
+            wave.put_gradients(mean_gradients(own, before))
+        self._reduce(step, lane.number)
+        gradients = [p.grad for p in wave.parameters if p.grad is not None]
+        step.norm = torch.nn.utils.get_total_norm(gradients)
+        if self._settings.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(
+                wave.parameters, self._settings.clip_norm, step.norm
+            )
+        assert wave.updater is not None
+        wave.updater.update()
+        if self._settings.sync == "wave":
+            wave.skip_rate()
+
+    def _reduce(self, step: WaveStep, number: int) -> None:
+        """Sum gradients and losses over the replicas, in one all-reduce."""
+        if self._group is None:
+            return
+        assert step.losses is not None
+        key = number, len(step.names)
+        if key not in self._reducers:
+            carrier = nn.Parameter(torch.zeros_like(step.losses))
+            parameters = [*self.waves[number].parameters, carrier]
+            what = f"gradients of wave {number}"
+            self._reducers[key] = Reducer(parameters, self._group, what), carrier
+        reducer, carrier = self._reducers[key]
+        carrier.grad = step.losses
+        reducer.start()
+        reducer.finish()
+        step.losses, carrier.grad = carrier.grad, None
+
+    def _seed_of(self, op: Op) -> int:
+        """Return the seed of a microbatch, numbered over all replicas."""
+        num = self._settings.num_microbatches
+        microbatch = self._layout.replica * num + (op.microbatch or 0)
+        return microbatch_seed(self._settings.seed, op.step, microbatch)
+
+
+def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
+    """Return the seed of the forward of a microbatch.
+
+    Args:
+        seed: the run's seed.
+        step: the step's number.
+        microbatch: the microbatch's number in the step, over all replicas.
+    """
+    return step_seed(step_seed(seed, step), microbatch)

@@ -1,0 +1,335 @@
+"""Checkpoints of a run in two waves, in the format of all checkpoints.
+
+weights-0                  tick's: `hocket.checkpoint` reads and exports the weights
+wave-0                     tock's weights and buffers, the optimizers' tensors, and
+                           the gradients that the next update reads
+wave-1, ...                other replicas' part of these gradients, and their
+                           buffers (BatchNorm), which differ between replicas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from hocket.errors import CheckpointError
+from hocket.run.checkpoint.collect import Tensors, WorkerShare
+from hocket.run.checkpoint.commit import SaveJob, clean, commit
+from hocket.run.checkpoint.format.lock import FolderLock
+from hocket.run.checkpoint.format.manifest import RunRecord, Section
+from hocket.run.checkpoint.format.newest import find
+from hocket.run.checkpoint.format.opened import (
+    OpenedCheckpoint,
+    TensorLocation,
+    open_checkpoint,
+)
+from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.format.values import decode, encode
+from hocket.run.checkpoint.manager import as_json
+from hocket.run.checkpoint.random_state import random_state, set_random_state
+from hocket.run.cluster.store.store_exchange import StoreExchange
+from hocket.run.cluster.world import World
+from hocket.sharing.waves.order import SyncName
+from hocket.sharing.waves.wave import Due, Wave
+
+_NAMES: Final = ("tick", "tock")
+_OWN: Final = ("buffers/", "due/")
+
+
+class SavedRun(Protocol):
+    """What is saved of a run."""
+
+    sync: SyncName
+    seed: int
+    waves: tuple[Wave, Wave]
+
+    @property
+    def due(self) -> Mapping[tuple[int, int], Due]:
+        """The gradients that the next update reads, by step and wave."""
+
+    @property
+    def num_steps(self) -> int:
+        """The steps that were trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWaves:
+    """What a load returns; weights and optimizers are in place.
+
+    Args:
+        step: the number of the next step.
+        due: the gradients that its update reads, by step and wave.
+        data: the user's data.
+    """
+
+    step: int
+    due: dict[tuple[int, int], Due]
+    data: Any
+
+
+class WaveCheckpoints:
+    """Saves and loads for one worker.
+
+    Args:
+        world: the job.
+        store: with a prefix of the run's own.
+        timeout_s: how long workers wait for each other.
+    """
+
+    def __init__(self, world: World, store: dist.Store, timeout_s: float) -> None:
+        self._world, self._store, self._timeout_s = world, store, timeout_s
+        self._num_exchanges = 0
+        self._lock: FolderLock | None = None
+        self._folder: Path | None = None
+
+    def save(self, folder: Path, run: SavedRun, *, data: Any, keep: int | None) -> None:
+        """Save the state of a run whose waves are done; every worker must call this.
+
+        Raises:
+            CheckpointError: it could not be written; raised on all workers.
+            DataError: `data` is not JSON.
+        """
+        if keep is not None and keep < 1:
+            raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
+        exchange = self._exchange()
+        self._enter(folder, exchange)
+        tensors: dict[str, Tensor] = {}
+        record = RunRecord(
+            step=run.num_steps,
+            seed=run.seed,
+            num_replicas=self._world.world_size,
+            ties=run.waves[0].ties(),
+            data=as_json(data),
+            waves=encode(_state_of(run), "", tensors),
+        )
+        share = self._share(run, tensors)
+        commit(SaveJob(folder, record, keep), lambda: share, exchange)
+
+    def load(self, folder: Path, step: int | str, run: SavedRun) -> LoadedWaves:
+        """Load a run's state; every worker must call this.
+
+        Raises:
+            CheckpointError: there is none, or it does not fit, or is damaged; raised on
+                all workers, and nothing was changed.
+        """
+        exchange = self._exchange()
+        found: list[_Found] = []
+        fault = ""
+        try:
+            found.append(_read(find(folder, step), run, self._world))
+        except CheckpointError as error:
+            fault = str(error)
+        faults = [str(x) for x in exchange.gather("read", fault)]
+        if fault := next(filter(None, faults), ""):
+            raise CheckpointError(fault)
+        record = found[0].opened.manifest.run
+        _restore(found[0], run, self._world)
+        return LoadedWaves(
+            record.step, _due_of(found[0], run, self._world), record.data
+        )
+
+    def release(self) -> None:
+        """Release the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _share(self, run: SavedRun, state: dict[str, Tensor]) -> WorkerShare:
+        """Return what this worker writes."""
+        rank, own = self._world.rank, _own_of_replica(run)
+        tensors: Tensors = {Section.WAVE: own}
+        if not rank:
+            tock = run.waves[1:] if run.sync == "wave" else ()
+            own |= {f"tock/{k}": x for wave in tock for k, x in wave.state().items()}
+            own |= state
+            tensors[Section.WEIGHTS] = run.waves[0].state()
+        random = random_state(self._world.device)
+        return WorkerShare(rank, rank, tensors, (), random)
+
+    def _enter(self, folder: Path, exchange: StoreExchange) -> None:
+        """Lock a folder, the first time that a checkpoint is saved there."""
+        if folder.absolute() == self._folder:
+            return
+        fault = ""
+        if exchange.rank == 0:
+            self.release()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._lock = FolderLock(folder)
+                clean(folder)
+            except OSError as error:
+                fault = f"cannot save checkpoints in {folder.absolute()}: {error}"
+            except CheckpointError as error:
+                fault = str(error)
+        if fault := str(exchange.broadcast("lock", fault)):
+            raise CheckpointError(fault)
+        self._folder = folder.absolute()
+
+    def _exchange(self) -> StoreExchange:
+        """Return an exchange for one save or load."""
+        self._num_exchanges += 1
+        prefix = f"checkpoint {self._num_exchanges}"
+        exchange = self._world.exchange
+        return StoreExchange(
+            dist.PrefixStore(prefix, self._store),
+            exchange.rank,
+            exchange.world_size,
+            self._timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was read of a checkpoint.
+
+    Args:
+        opened: the checkpoint.
+        record: the states that `encode` wrote.
+        tensors: by name, as they were written.
+        weights: tick's state by name.
+    """
+
+    opened: OpenedCheckpoint
+    record: dict[str, Any]
+    tensors: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def _copies(run: SavedRun) -> Iterator[tuple[str, Wave]]:
+    """Yield the waves that have weights of their own, by name."""
+    yield "tick", run.waves[0]
+    if run.sync == "wave":
+        yield "tock", run.waves[1]
+
+
+def _own_of_replica(run: SavedRun) -> dict[str, Tensor]:
+    """Return what each replica has for itself: buffers, and gradients that are due."""
+    found = {
+        f"buffers/{name}/{key}": x
+        for name, wave in _copies(run)
+        for key, x in wave.buffers().items()
+    }
+    for due in run.due.values():
+        gradients = enumerate(due.gradients)
+        found |= {f"due/{i}": x for i, x in gradients if x is not None}
+    return found
+
+
+def _state_of(run: SavedRun) -> dict[str, Any]:
+    """Return the states of optimizers and schedules, by wave."""
+    found: dict[str, Any] = {
+        "sync": run.sync,
+        "due": [[*key, due.num_samples] for key, due in run.due.items()],
+    }
+    for name, wave in _copies(run):
+        assert wave.updater is not None
+        assert wave.updater.optimizer is not None
+        scheduler = wave.updater.scheduler
+        found[name] = {
+            "optimizer": wave.updater.optimizer.state_dict(),
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
+        }
+    return found
+
+
+def _read(path: Path, run: SavedRun, world: World) -> _Found:
+    """Read what this worker needs.
+
+    Raises:
+        CheckpointError: it does not fit, or is damaged.
+    """
+    opened = open_checkpoint(path)
+    record = opened.manifest.run
+    if record.waves is None:
+        raise CheckpointError(
+            f"{path} is not of a run in two waves: hocket.Pipeline loads it; its "
+            "weights alone: model.load_state_dict(hocket.checkpoint.read_weights(...))"
+        )
+    own = run.sync, run.seed, world.world_size
+    there = record.waves["sync"], record.seed, record.num_replicas
+    if own != there:
+        raise CheckpointError(
+            f"{path} is of a run with sync={there[0]!r}, seed={there[1]} and "
+            f"{there[2]} workers; this one has sync={own[0]!r}, seed={own[1]} and "
+            f"{own[2]}: make it as then. Nothing was loaded"
+        )
+    locations: dict[str, TensorLocation] = {}
+    for part, file in opened.files(Section.WAVE):
+        if part.rank in (0, world.rank):
+            own_of = opened.locations_in(file)
+            if part.rank != world.rank:  # each replica has these for itself
+                own_of = {k: x for k, x in own_of.items() if not k.startswith(_OWN)}
+            locations |= own_of
+    found = _Found(
+        opened,
+        record.waves,
+        read_tensors(locations),
+        read_tensors(opened.locations(Section.WEIGHTS)),
+    )
+    for name, wave in _copies(run):
+        _check_names(path, name, wave.state(), _weights_of(found, name))
+    return found
+
+
+def _weights_of(found: _Found, name: str) -> dict[str, Tensor]:
+    """Return the weights and buffers of a wave on this replica."""
+    weights = dict(found.weights) if name == "tick" else _within(found, f"{name}/")
+    return weights | _within(found, f"buffers/{name}/")
+
+
+def _within(found: _Found, prefix: str) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(prefix): x
+        for key, x in found.tensors.items()
+        if key.startswith(prefix)
+    }
+
+
+def _check_names(
+    path: Path, name: str, here: dict[str, Tensor], there: dict[str, Tensor]
+) -> None:
+    for key in sorted({*here, *there}):
+        mine, saved = here.get(key), there.get(key)
+        forms = [
+            "missing" if x is None else f"{x.dtype} {tuple(x.shape)}"
+            for x in (mine, saved)
+        ]
+        if forms[0] != forms[1]:
+            raise CheckpointError(
+                f"{path} is of another model: {key} of {name} is {forms[1]} there, and "
+                f"{forms[0]} here. Nothing was loaded"
+            )
+
+
+def _restore(found: _Found, run: SavedRun, world: World) -> None:
+    """Put a checkpoint's state in place."""
+    state = decode(
+        {k: x for k, x in found.record.items() if k in _NAMES},
+        lambda name, _: found.tensors[name],
+    )
+    for name, wave in _copies(run):
+        weights = _weights_of(found, name)
+        for key, tensor in wave.state().items():
+            tensor.copy_(weights[key])
+        assert wave.updater is not None
+        assert wave.updater.optimizer is not None
+        wave.updater.optimizer.load_state_dict(state[name]["optimizer"])
+        if wave.updater.scheduler is not None:
+            wave.updater.scheduler.load_state_dict(state[name]["scheduler"])
+        wave.updater.scheduled_rates = wave.updater.rates()
+    set_random_state(found.opened.parts[world.rank].random, world.device)
+
+
+def _due_of(found: _Found, run: SavedRun, world: World) -> dict[tuple[int, int], Due]:
+    """Return the gradients that the next update reads."""
+    tensors = {int(i): x.to(world.device) for i, x in _within(found, "due/").items()}
+    num = len(run.waves[0].parameters)
+    return {
+        (step, wave): Due(num_samples, [tensors.get(i) for i in range(num)])
+        for step, wave, num_samples in found.record["due"]
+    }

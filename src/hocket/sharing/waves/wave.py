@@ -1,0 +1,202 @@
+"""One wave: a copy of the model, its optimizer, and the gradients that are due."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hocket.errors import ModelError
+from hocket.model.trace.observe import is_random
+from hocket.run.weights.settings import TrainingConfig
+from hocket.run.weights.updater import Updater
+
+Gradients: TypeAlias = list[Tensor | None]  # of all parameters, in the model's order
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The gradients of one batch, which updates are to read.
+
+    Args:
+        num_samples: the samples of the batch, over all replicas.
+        gradients: this replica's part of their sum.
+    """
+
+    num_samples: int
+    gradients: Gradients
+
+
+class Wave:
+    """One wave and its copy of the model.
+
+    Args:
+        module: its copy of the model.
+        settings: makes its optimizer; None if another wave's updates its weights.
+
+    Attributes:
+        parameters: those that are trained, in the model's order.
+        updater: its optimizer and learning-rate schedule; None without `settings`.
+    """
+
+    def __init__(self, module: nn.Module, settings: TrainingConfig | None) -> None:
+        self.module = module
+        named = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.parameters = list(named.values())
+        self.updater = None if settings is None else Updater(named, settings)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return parameters and persistent buffers, each tied tensor once."""
+        seen: dict[int, str] = {}
+        found = self.module.state_dict(keep_vars=True)
+        return {
+            name: x.detach()
+            for name, x in found.items()
+            if isinstance(x, Tensor) and seen.setdefault(id(x), name) == name
+        }
+
+    def ties(self) -> dict[str, tuple[str, ...]]:
+        """Return the other names of each tensor that has several, by its first."""
+        names: dict[int, list[str]] = {}
+        for name, x in self.module.state_dict(keep_vars=True).items():
+            names.setdefault(id(x), []).append(name)
+        return {first: tuple(more) for first, *more in names.values() if more}
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Return the persistent buffers."""
+        names = {name for name, _ in self.module.named_parameters()}
+        return {name: x for name, x in self.state().items() if name not in names}
+
+    def take_gradients(self, num_samples: int) -> Due:
+        """Return the gradients of a whole batch: the next one begins with none.
+
+        Args:
+            num_samples: the samples of the batch, over all replicas.
+        """
+        found = Due(num_samples, [parameter.grad for parameter in self.parameters])
+        self.put_gradients([None] * len(self.parameters))
+        return found
+
+    def put_gradients(self, gradients: Gradients) -> None:
+        """Set the gradients that the optimizer reads."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def share_weights_of(self, other: Wave) -> None:
+        """Compute with another wave's weights, and keep gradients of its own."""
+        pairs = zip(self.module.parameters(), other.module.parameters(), strict=True)
+        for mine, theirs in pairs:
+            mine.data = theirs.data
+
+    def share_buffers_of(self, other: Wave) -> None:
+        """Go on with the buffers that another wave's last forward has left."""
+        pairs = zip(self.module.modules(), other.module.modules(), strict=True)
+        for mine, theirs in pairs:
+            mine._buffers.update(theirs._buffers)
+
+    def share_modes_of(self, other: Wave) -> None:
+        """Set the training mode of each module as in another wave."""
+        pairs = zip(self.module.modules(), other.module.modules(), strict=True)
+        for mine, theirs in pairs:
+            mine.training = theirs.training
+
+    def skip_rate(self) -> None:
+        """Step the learning-rate schedule for an update that the other wave makes.
+
+        So the rates of update `n` are those of a job that makes all updates itself.
+        """
+        assert self.updater is not None
+        if self.updater.scheduler is not None:
+            with warnings.catch_warnings():  # tock's first step is before its update
+                warnings.filterwarnings("ignore", message=".*lr_scheduler.step()")
+                self.updater.advance()
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """Return a copy of a model.
+
+    Raises:
+        ModelError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"the second wave needs a copy of the model, and copy.deepcopy failed: "
+            f"{type(error).__name__}: {error}. Make what cannot be copied outside of "
+            "the model, or give the class a __deepcopy__"
+        ) from error
+
+
+def mean_gradients(own: Due, before: Due | None) -> Gradients:
+    """Return the mean of the gradients of two batches, weighted by their samples.
+
+    Args:
+        own: the gradients of the wave whose weights are updated.
+        before: the gradients of the batch before; None if there is none.
+
+    Returns:
+        New tensors: each batch is read once more. None where none has a gradient.
+    """
+    if before is None:
+        return [None if x is None else x.clone() for x in own.gradients]
+    share = own.num_samples / (own.num_samples + before.num_samples)
+    found: Gradients = []
+    for mine, theirs in zip(own.gradients, before.gradients, strict=True):
+        if theirs is None:
+            found.append(None if mine is None else mine * share)
+        elif mine is None:
+            found.append(theirs * (1.0 - share))
+        else:
+            found.append(torch.lerp(theirs, mine, share))
+    return found
+
+
+def sum_gradients(own: Due, other: Due) -> Gradients:
+    """Return the sum of two waves' gradients; adds to `own`'s in place."""
+    found: Gradients = []
+    for mine, theirs in zip(own.gradients, other.gradients, strict=True):
+        if mine is None or theirs is None:
+            found.append(theirs if mine is None else mine)
+        else:
+            found.append(mine.add_(theirs))
+    return found
+
+
+def tensors_of(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the gradients that there are."""
+    return [x for x in gradients if x is not None]
+
+
+class DrawDetector(TorchDispatchMode):
+    """Notes whether an operator draws random numbers.
+
+    Attributes:
+        has_drawn: whether any has.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.has_drawn = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import torch's compiler, which takes seconds."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call the operator."""
+        self.has_drawn = self.has_drawn or is_random(func, args, dict(kwargs or {}))
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,379 @@
+"""`hocket.Waves`: trains one job in two waves that share a device.
+
+waves = Waves(model, loss, optimizer=lambda p: AdamW(p), sync="wave")
+  │ train(loader)    submits the ops of `order.py` to two lanes: threads on a CPU,
+  │                  streams on a GPU
+  └ gradients        mean or sum over the waves ─▶ one all-reduce over the
+                     replicas ─▶ clip ─▶ the wave's optimizer
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, get_args
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hocket.errors import ConfigError, NonFiniteError
+from hocket.run.cluster.group import GroupMaker
+from hocket.run.cluster.layout import make_layout, replica_group
+from hocket.run.cluster.world import World
+from hocket.run.data.batch import digest
+from hocket.run.data.loader import check_last_batch, check_same_length
+from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.device.open import open_device
+from hocket.run.engine.driver import drains_after
+from hocket.run.engine.same_everywhere import refuse_differences
+from hocket.run.engine.worker_run import WorkerRun
+from hocket.run.stage.seed import preserve_generators
+from hocket.run.weights.settings import (
+    OptimizerFactory,
+    SchedulerFactory,
+    TrainingConfig,
+)
+from hocket.sharing.waves.order import NUM_WAVES, SyncName
+from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
+from hocket.sharing.waves.saved import WaveCheckpoints
+from hocket.sharing.waves.wave import Due, Wave, copy_of
+
+_TICK: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaveResult:
+    """What one batch came to. Every worker gets the same numbers.
+
+    Args:
+        step: the batch's number, from 0 over the life of the run.
+        wave: the wave whose weights were updated: 0 for tick, 1 for tock; 0 for both if
+            sync is "exact".
+        loss: what is trained, the mean over all samples of the batch.
+        losses: every scalar that the loss function names, the means over all samples.
+        num_samples: the samples of the batch, over all replicas.
+        grad_norm: the norm of the gradients that the update read, before clipping.
+        seconds: since the result before.
+    """
+
+    step: int
+    wave: int
+    loss: float
+    losses: dict[str, float]
+    num_samples: int
+    grad_norm: float
+    seconds: float
+
+
+class Waves(WorkerRun):
+    """Trains a model in two waves: one's forward runs beside the other's backward.
+
+    Each worker of the job has both waves and takes its part of every batch. Waves
+    overlap while `train` goes through a loader.
+
+        sync="wave"    batch `n` goes to wave `n % 2`, which has a copy of the weights,
+                       the buffers and the optimizer. Its update applies the mean of its
+                       own gradient and that of the batch before, which the other wave
+                       computed with its copy: gradients are stale by one batch. The
+                       learning rate of update `n` is that of step `n` of the schedule
+        sync="exact"   the microbatches of a batch alternate between the waves, which
+                       have one copy of the weights, and one update reads the gradients
+                       of all: the plain loop over the same microbatches
+
+    Args:
+        model: any module; moved to the worker's device, and trained in place. It is
+            tick's copy.
+        loss: `loss(output, targets)` returns the mean over a microbatch's samples, as
+            for `Pipeline`.
+        optimizer: makes the optimizer of one copy, given all its parameters; called
+            once per copy.
+        sync: "wave" or "exact".
+        num_microbatches: the parts of each batch on each replica; 2 if sync is "exact",
+            which takes even numbers, and 1 if it is "wave", when not given.
+        scheduler: makes the learning-rate schedule of an optimizer.
+        clip_norm: the largest norm of what an update applies: with "wave" that is the
+            mean over two batches and all replicas, not the gradient of one wave.
+        seed: the seed of random numbers in forwards; each microbatch draws its own.
+        timeout_s: after which a wait for another lane or worker ends in an error.
+        run_dir: the folder for reports of failures.
+        world: the job, if it is joined already.
+
+    Raises:
+        ConfigError: an option is not valid.
+        ModelError: the model has nothing to train, or cannot be copied.
+        SchemaError: workers have different models or settings.
+
+    Source: Wang et al., "Wavelet" (MLSys'21), figure 9.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        *,
+        optimizer: OptimizerFactory,
+        sync: SyncName = "wave",
+        num_microbatches: int | None = None,
+        scheduler: SchedulerFactory | None = None,
+        clip_norm: float | None = None,
+        seed: int = 0,
+        timeout_s: float | None = None,
+        run_dir: str | Path | None = None,
+        world: World | None = None,
+    ) -> None:
+        settings = TrainingConfig(
+            optimizer=optimizer, scheduler=scheduler, clip_norm=clip_norm
+        )
+        self._num_microbatches = _checked(sync, num_microbatches)
+        if not any(p.requires_grad for p in model.parameters()):
+            raise ConfigError("the model has no parameters that train")
+        super().__init__("run in waves", world, timeout_s, run_dir)
+        self.sync, self.seed = sync, seed
+        with self._reported():
+            self._layout = make_layout(self.world, self.world.world_size)
+            model.to(self.world.device)
+            twin = copy_of(model)
+            refuse_differences(
+                self.world,
+                {
+                    "settings": f"{settings.text}, {sync}, {seed}, "
+                    f"{self._num_microbatches}",
+                    "weights": f"{digest((model.state_dict(), 0)):08x}",
+                },
+            )
+            tock_settings = settings if sync == "wave" else None
+            self.waves = Wave(model, settings), Wave(twin, tock_settings)
+            if sync == "wave":
+                self.waves[1].skip_rate()
+            groups = self._stack.enter_context(
+                GroupMaker(self.world.rank, self._timeout_s, self._recorder.wait)
+            )
+            device = open_device(
+                self.world.device, NUM_WAVES, timeout_s=self._timeout_s
+            )
+            self._stack.callback(device.close)
+            self._device = device
+            self._player = WavePlayer(
+                self.waves,
+                loss,
+                WaveSettings(
+                    sync, self._num_microbatches, clip_norm, seed, self._timeout_s
+                ),
+                device,
+                self._layout,
+                replica_group(self._layout, groups),
+            )
+            store = dist.PrefixStore(f"waves {next(_num_runs)}", self.world.store)
+            self._checkpoints = WaveCheckpoints(self.world, store, self._timeout_s)
+            self._stack.callback(self._checkpoints.release)
+        self._under_way: deque[WaveStep] = deque()
+
+    @property
+    def due(self) -> Mapping[tuple[int, int], Due]:
+        """The gradients that the next update reads, by step and wave."""
+        return self._player.due
+
+    @property
+    def num_steps(self) -> int:
+        """Batches that were trained or begun, over the whole run."""
+        return self._step
+
+    def train(
+        self,
+        loader: Iterable[Any],
+        *,
+        drain_every: int | Callable[[int], bool] | None = None,
+    ) -> Iterator[WaveResult]:
+        """Train one step on each batch of a loader.
+
+        With "wave" it reads up to two batches ahead of the result that it yields.
+
+        Args:
+            loader: yields the same batches `(inputs, targets)` on every worker.
+            drain_every: finish all waves under way after so many steps, or after those
+                for whose numbers a function returns True, before their results are
+                yielded: what is saved or evaluated at these has exactly their updates.
+
+        Raises:
+            DataError: a batch is no pair, or has fewer samples than microbatches.
+            NonFiniteError: a loss or a gradient is not finite.
+            RunError: training failed on some worker.
+        """
+        drains = drains_after(drain_every)
+        with self._reported():
+            check_same_length(loader, self.world)
+            check_last_batch(loader, self._num_microbatches * self._layout.num_replicas)
+        self.synchronize()
+        begin_s = perf_counter()
+        batches = iter(loader)
+        is_over = False
+        while not is_over:
+            together: list[Any] = []
+            while not is_over and not self._is_round(len(together), drains):
+                batch = next(batches, _END)
+                is_over = batch is _END
+                together += [] if is_over else [batch]
+            for result in self._play(together, drains, is_over=is_over):
+                now_s = perf_counter()
+                yield _timed(result, now_s - begin_s)
+                begin_s = now_s
+
+    def step(self, batch: Any) -> WaveResult:
+        """Train one step on one batch, to its end: nothing overlaps it with "wave".
+
+        Raises:
+            As `train`.
+        """
+        begin_s = perf_counter()
+        *_, result = self._play([batch], lambda _: True, is_over=True)
+        return _timed(result, perf_counter() - begin_s)
+
+    def synchronize(self) -> None:
+        """Wait until all waves are done: from then on, the model may be read."""
+        with self._reported():
+            self._device.join()
+            self._device.synchronize(self._timeout_s)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of tick's weights and buffers, after all steps under way."""
+        self.synchronize()
+        return {
+            name: x.detach().clone()
+            for name, x in self.waves[_TICK].module.state_dict().items()
+        }
+
+    def save(
+        self, folder: str | Path, *, data: Any = None, keep: int | None = 3
+    ) -> None:
+        """Save all that training needs to go on, of both waves; every worker calls.
+
+        Args:
+            folder: the folder of this run's checkpoints, the same on every worker.
+            data: JSON that `load` returns: the position in the data.
+            keep: how many checkpoints to keep: the newest. None keeps all.
+
+        Raises:
+            CheckpointError: it could not be written; older ones are unchanged.
+            DataError: `data` is not JSON.
+        """
+        self.synchronize()
+        with self._reported():
+            self._checkpoints.save(Path(folder), self, data=data, keep=keep)
+
+    def load(self, folder: str | Path, *, step: int | str = "latest") -> Any:
+        """Resume as if training had never stopped; every worker must call this.
+
+        Args:
+            folder: the folder that `save` was given.
+            step: the checkpoint's step; "latest" is the newest.
+
+        Returns:
+            The `data` that `save` was given.
+
+        Raises:
+            CheckpointError: there is none, or it is of another model, other settings
+                or another number of workers, or damaged. Nothing was changed.
+        """
+        self.synchronize()
+        with self._reported():
+            loaded = self._checkpoints.load(Path(folder), step, self)
+            self._step = loaded.step
+            self._player.resume(loaded.due)
+            return loaded.data
+
+    def close(self) -> None:
+        """End the run, when all workers have called this."""
+        if not self._why_ended:
+            self.synchronize()
+            with self._reported():
+                self.world.barrier("the end of the waves")
+            self._why_ended = "it was closed"
+        self._stack.close()
+
+    def _is_round(self, num: int, drains: Callable[[int], bool]) -> bool:
+        """Return whether so many batches are submitted together.
+
+        A lane of a CPU is the calling thread: tock's ops are queued before tick's run.
+        """
+        last = self._step + num - 1
+        return num > 0 and (
+            self.sync == "exact" or last % NUM_WAVES == 1 or drains(last)
+        )
+
+    def _play(
+        self, batches: list[Any], drains: Callable[[int], bool], *, is_over: bool
+    ) -> Iterator[WaveResult]:
+        """Submit steps, and yield the results of those that are due."""
+        with self._reported(), preserve_generators(self.world.device):
+            steps = [self._begun(batch) for batch in batches]
+            self._player.submit(steps)
+        self._under_way += steps
+        last = self._step - 1
+        keeps = not (is_over or self.sync == "exact" or drains(last))
+        while len(self._under_way) > keeps:
+            step = self._under_way.popleft()
+            with self._reported():
+                result = self._result(step)
+            yield result
+
+    def _result(self, step: WaveStep) -> WaveResult:
+        """Wait for a step, and return what it came to.
+
+        Raises:
+            NonFiniteError: a loss or a gradient is not finite.
+        """
+        self._player.finish(step)
+        assert step.losses is not None
+        assert step.norm is not None
+        losses = dict(zip(step.names, step.losses.tolist(), strict=True))
+        norm = float(step.norm)
+        bad = [name for name, value in losses.items() if not isfinite(value)]
+        if bad or not isfinite(norm):
+            what = f"the loss {bad[0]!r}" if bad else "a gradient"
+            raise NonFiniteError(
+                f"{what} of step {step.number} is not finite, and weights were updated "
+                "from it before this was known: load the last checkpoint"
+            )
+        wave = step.number % NUM_WAVES if self.sync == "wave" else 0
+        loss = losses[TOTAL]
+        return WaveResult(step.number, wave, loss, losses, step.num_samples, norm, 0.0)
+
+    def _begun(self, batch: Any) -> WaveStep:
+        """Cut the batch of the next step, and count it."""
+        found = self._player.begin(self._step, batch)
+        self._step += 1
+        return found
+
+
+_END: Final[Any] = object()
+_num_runs: Final = count()
+
+
+def _timed(result: WaveResult, seconds: float) -> WaveResult:
+    return replace(result, seconds=seconds)
+
+
+def _checked(sync: str, num_microbatches: int | None) -> int:
+    """Return the number of microbatches.
+
+    Raises:
+        ConfigError: `sync` is unknown, or the number is not possible with it.
+    """
+    if sync not in get_args(SyncName):
+        raise ConfigError(f"sync={sync!r}: it may be {', '.join(get_args(SyncName))}")
+    if num_microbatches is None:
+        return NUM_WAVES if sync == "exact" else 1
+    if num_microbatches < 1:
+        raise ConfigError(f"num_microbatches is {num_microbatches}: at least 1")
+    if sync == "exact" and num_microbatches % NUM_WAVES:
+        raise ConfigError(
+            f"num_microbatches is {num_microbatches}, and with sync='exact' the two "
+            f"waves take turns: use an even number, such as {num_microbatches + 1}, or "
+            "sync='wave', whose batches go whole to one wave"
+        )
+    return num_microbatches
