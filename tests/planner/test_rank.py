@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-
 from typing import Any
 
 import pytest
