@@ -424,7 +424,8 @@ def test_the_table_is_no_wider_than_asked_for(width: int) -> None:
 def test_what_limits_a_row_is_what_its_devices_wait_for() -> None:
     """The bubble with few microbatches, messages over slow links, the work alone."""
 
-    def limit(m: int, **links: float) -> str:
+    def limit(m: int, latency_s: float = 0.0) -> str:
+        free = cluster(4, bytes_per_s=float("inf"), latency_s=latency_s)
         asked = Search(
             ("gpipe",),
             num_devices=(4,),
@@ -432,13 +433,13 @@ def test_what_limits_a_row_is_what_its_devices_wait_for() -> None:
             recompute=(False,),
             data_parallel=False,
         )
-        ranking = rank(work(8), cluster(4, **links), m, asked)
+        ranking = rank(work(8), free, m, asked)
         assert ranking.best is not None
         return ranking.limit_of(ranking.best)
 
-    assert limit(4, bytes_per_s=float("inf")) == "bubble"
-    assert limit(128, bytes_per_s=float("inf")) == "work"
-    assert limit(4, bytes_per_s=float("inf"), latency_s=10.0) == "messages"
+    assert limit(4) == "bubble"
+    assert limit(128) == "work"
+    assert limit(4, latency_s=10.0) == "messages"
 
 
 def test_the_table_is_always_the_same(golden: Callable[[str, str], None]) -> None:
