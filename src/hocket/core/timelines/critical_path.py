@@ -34,7 +34,7 @@ class Segment:
         part: what it is.
         lane: the lane of the op that works, sends or reduces, or that the host begins
             late.
-        op: that op.
+        op: the op on that lane.
         start_s: when it begins.
         end_s: when it ends.
         to_device: the device that a message goes to; None for all else.
