@@ -42,7 +42,7 @@ def simulate_command(
     """Simulate a schedule: makespan, idle time by cause, memory and bytes sent.
 
     All devices are equal and take the seconds given; or the costs are those of a run
-    or of a plan (--costs). --slow, --link and --jitter change them: the numbers are
+    (--costs). --slow, --link and --jitter change them: the numbers are
     then those with the change, beside the time without it.
     """
     known = what_if.read()

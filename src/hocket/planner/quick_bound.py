@@ -64,8 +64,8 @@ class StageSums:
         of = np.array(placement.devices)
         rings_s = _per_device(reduce_s, of)
         if placement.delay:  # the pipeline is full: only work and reductions count
-            work_s = self.work_s(placement, num_microbatches)
-            return max(work_s, float(rings_s.max()))
+            least_s = self.work_s(placement, num_microbatches)
+            return max(least_s, float(rings_s.max()))
         num_devices = int(of.max()) + 1
         first = np.full(num_devices, of.size)
         np.minimum.at(first, of, np.arange(of.size))

@@ -32,8 +32,8 @@ class WhatIf:
         typer.Option(
             "--costs",
             metavar="RUN|FILE",
-            help="The measured costs of a run's folder, or a file that hocket plan "
-            "--costs wrote; instead of equal devices.",
+            help="The costs that a run has left in its folder, or such a file; "
+            "instead of equal devices.",
         ),
     ] = None
     slow: Annotated[
@@ -86,7 +86,7 @@ class WhatIf:
         if not path.exists():
             raise PlanError(
                 f"{path} does not exist: `hocket train` leaves {COSTS_NAME} in a run's "
-                "folder, and `hocket plan --costs FILE` writes those of its choice"
+                "folder when the run ends"
             )
         return from_json(read_text(path), path=str(path))
 

@@ -48,7 +48,7 @@ def from_json(text: str, *, path: str = "<json>") -> Costs:
     if not isinstance(document, dict) or document.get("hocket_costs") != VERSION:
         raise ParseError(
             f"{path}: no costs: a file of costs begins with "
-            f'{{"hocket_costs": {VERSION}, as `hocket train` and `hocket plan` write it'
+            f'{{"hocket_costs": {VERSION}, as `hocket train` writes it'
         )
     try:
         rest: dict[str, Any] = {name: _link(document[name]) for name in _LINKS}

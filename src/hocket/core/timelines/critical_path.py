@@ -32,12 +32,12 @@ class Segment:
 
     Args:
         part: what it is.
-        lane: where the op is that works, sends or reduces, or that the host begins
+        lane: the lane of the op that works, sends or reduces, or that the host begins
             late.
-        op: that op.
+        op: the op on that lane.
         start_s: when it begins.
         end_s: when it ends.
-        to_device: where a message goes; None for all else.
+        to_device: the device that a message goes to; None for all else.
     """
 
     part: Part
@@ -59,7 +59,7 @@ class CriticalPath:
 
     Args:
         timeline: the timeline.
-        segments: without gaps between them.
+        segments: the segments of the path, each beginning where the last one ends.
     """
 
     timeline: Timeline
