@@ -16,7 +16,8 @@ def make_model() -> nn.Module:
     """A perceptron of six layers, the same on every worker."""
     torch.manual_seed(0)
     hidden = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(4)]
-    return nn.Sequential(nn.Linear(64, 256), *hidden, nn.Linear(256, 10))
+    model = nn.Sequential(nn.Linear(64, 256), *hidden, nn.Linear(256, 10))
+    return model.double()  # so that rounding shows in no digit that is printed
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -27,9 +28,10 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 def batches() -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of 64 real handwritten digits, in the same order on every worker."""
     digits = load_digits()
-    x = torch.tensor(digits.data / 16, dtype=torch.float32)
+    x = torch.tensor(digits.data / 16, dtype=torch.float64)
     y = torch.tensor(digits.target)
     generator = torch.Generator().manual_seed(1)
     for _ in range(NUM_EPOCHS):
-        for rows in torch.randperm(len(x), generator=generator).split(64):
+        order = torch.randperm(len(x), generator=generator)
+        for rows in order.split(64)[:-1]:  # 28 batches; the last one is smaller
             yield x[rows], y[rows]

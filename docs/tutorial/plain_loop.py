@@ -12,5 +12,5 @@ for step, (x, y) in enumerate(batches()):
     value = loss(model(x), y)
     value.backward()
     optimizer.step()
-    if step % 29 == 28:  # the last batch of an epoch
+    if step % 28 == 27:  # the last batch of an epoch
         print(f"step {step}: loss {value.item():.4f}")

@@ -17,6 +17,6 @@ with hocket.Pipeline(
     num_replicas=2,
 ) as pipeline:
     for result in pipeline.train(batches()):
-        if pipeline.is_main and result.step % 29 == 28:
+        if pipeline.is_main and result.step % 28 == 27:
             print(f"step {result.step}: loss {result.loss:.4f}")
     pipeline.save("checkpoints")

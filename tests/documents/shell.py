@@ -60,8 +60,8 @@ def run(words: Sequence[str]) -> None:
     assert done.exit_code == 0, f"hocket {' '.join(words)}\n{done.output}"
 
 
-def run_script(words: Sequence[str], folder: Path) -> None:
-    """Run `python ...` or `torchrun ...` in a process of its own; it must succeed."""
+def run_script(words: Sequence[str], folder: Path) -> str:
+    """Return what `python ...` or `torchrun ...` prints; it must succeed."""
     module = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}[words[0]]
     done = subprocess.run(
         [sys.executable, *module, *words[1:]],
@@ -73,6 +73,7 @@ def run_script(words: Sequence[str], folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{words}\n{done.stderr}"
+    return done.stdout
 
 
 def prepare(document: Path, folder: Path) -> None:
