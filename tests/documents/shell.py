@@ -62,7 +62,9 @@ def run(words: Sequence[str]) -> None:
 
 def run_script(words: Sequence[str], folder: Path) -> str:
     """Return what `python ...` or `torchrun ...` prints; it must succeed."""
-    module = {"python": [], "torchrun": ["-m", "torch.distributed.run"]}[words[0]]
+    # A port of its own for each job: two tests may run at the same time.
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
+    module = {"python": [], "torchrun": torchrun}[words[0]]
     done = subprocess.run(
         [sys.executable, *module, *words[1:]],
         cwd=folder,
