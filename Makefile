@@ -32,7 +32,7 @@ $(SET_UP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt \
-		--editable '.[recipes,vision,search,plot,dev]'
+		--editable '.[recipes,vision,search,plot,notebook,dev]'
 	@touch $@
 
 $(DOCS_SET_UP): $(SET_UP)

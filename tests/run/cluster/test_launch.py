@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -199,10 +200,41 @@ def test_an_entry_that_is_not_there(tmp_path: Path, entry: str, told: str) -> No
     assert told in str(caught.value)
 
 
-def test_an_entry_that_workers_cannot_import(tmp_path: Path) -> None:
-    """A function inside a function has no name that another process could use."""
-    with pytest.raises(RunError, match="at the top of a module"):
-        launch(lambda: None, num_workers=1, run_dir=tmp_path)
+def test_an_entry_that_cannot_be_sent(tmp_path: Path) -> None:
+    """A function inside a function goes by value, with all that it refers to."""
+    lock = threading.Lock()
+    with pytest.raises(RunError, match="cannot be sent to workers: cannot pickle"):
+        launch(lambda: lock.locked(), num_workers=1, run_dir=tmp_path)
+
+
+FROM_STANDARD_INPUT: Final = """
+import hocket
+
+width = 3
+
+
+def scaled(factor):
+    from hocket.run.cluster.world import join_world
+
+    return width * factor + join_world().rank
+
+
+print(hocket.launch(scaled, [2], num_workers=2))
+"""
+
+
+def test_functions_of_a_prompt_are_sent(tmp_path: Path) -> None:
+    """Those of a notebook and of standard input, too: no file holds them."""
+    ended = subprocess.run(
+        [sys.executable, "-"],
+        input=FROM_STANDARD_INPUT,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=50,
+        check=False,
+    )
+    assert ended.stdout == "[6, 7]\n", ended.stderr
 
 
 def test_a_worker_launches_nothing(

@@ -1,16 +1,29 @@
-"""Names of functions that another process imports: `module:name`, `script.py:name`."""
+"""How another process gets a function: by a name that it imports, or as a value.
+
+    module:name      a function at the top of a module
+    script.py:name   one of the script that was started
+    fd:5             any other, from a notebook, a prompt or standard input: pickled by
+                     value in memory that only this process and its children have
+
+A value is unpickled in the process's own children alone, and only from the descriptor
+that they inherit: no file or connection can offer another.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from hocket.errors import RunError
+from hocket.errors import MissingPackageError, RunError
+
+_DESCRIPTOR: Final = "fd:"
 
 
 def entry_name(function: Callable[..., Any]) -> str:
@@ -32,7 +45,7 @@ def entry_name(function: Callable[..., Any]) -> str:
     if spec is not None:  # python -m package.module
         return f"{spec.name}:{name}"
     path = getattr(main, "__file__", None)
-    if path is None:
+    if path is None or not Path(path).exists():  # such as <stdin>
         raise RunError(
             f"workers cannot import {name} from an interactive session: put it into a "
             "file"
@@ -40,12 +53,56 @@ def entry_name(function: Callable[..., Any]) -> str:
     return f"{Path(path).absolute()}:{name}"
 
 
+@contextmanager
+def inherited_entry(function: Callable[..., Any]) -> Iterator[tuple[str, list[int]]]:
+    """Yield an entry for child processes, and the descriptors that they must inherit.
+
+    Raises:
+        MissingPackageError: the function has no name to import, and cloudpickle is not
+            installed.
+        RunError: the function, or what it refers to, cannot be pickled.
+    """
+    try:
+        name = entry_name(function)
+    except RunError:
+        data = _pickled(function)
+    else:
+        yield name, []
+        return
+    descriptor = os.memfd_create("hocket-entry")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        yield f"{_DESCRIPTOR}{descriptor}", [descriptor]
+
+
+def _pickled(function: Callable[..., Any]) -> bytes:
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{function.__qualname__} is defined in an interactive session: workers "
+            "get it by cloudpickle (pip install 'hocket[notebook]'); or put it into a "
+            "file"
+        ) from error
+    try:
+        data: bytes = cloudpickle.dumps(function)
+    except Exception as error:
+        raise RunError(
+            f"{function.__qualname__} cannot be sent to workers: {error}. Make what it "
+            "refers to inside of it, or put it into a file"
+        ) from error
+    return data
+
+
 def load_entry(entry: str) -> Callable[..., Any]:
-    """Import a function by its name.
+    """Import a function by its name, or read it from an inherited descriptor.
 
     Raises:
         RunError: the module has no such function.
     """
+    if entry.startswith(_DESCRIPTOR):
+        return _inherited(int(entry.removeprefix(_DESCRIPTOR)))
     module_name, _, path = entry.rpartition(":")
     module: object = (
         _import_script(Path(module_name))
@@ -59,6 +116,15 @@ def load_entry(entry: str) -> Callable[..., Any]:
         raise RunError(f"entry {entry!r}: {module_name} has no function {path!r}")
     found: Callable[..., Any] = function
     return found
+
+
+def _inherited(descriptor: int) -> Callable[..., Any]:
+    """Return the function that the parent process has left in memory."""
+    import cloudpickle  # the parent has it, too
+
+    data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    function: Callable[..., Any] = cloudpickle.loads(data)
+    return function
 
 
 def _import_script(path: Path) -> object:

@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 from hocket import env
 from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
-from hocket.run.cluster.entry import entry_name
+from hocket.run.cluster.entry import inherited_entry
 from hocket.run.cluster.start import PROGRAM, WorkerStart
 from hocket.run.cluster.worker_processes import WorkerProcesses
 from hocket.run.diagnostics.failure import (
@@ -77,18 +77,20 @@ def launch(
     args: Sequence[Json] = (),
     *,
     num_workers: int,
-    run_dir: Path | str,
+    run_dir: Path | str = ".",
     timeout_s: float = 60.0,
     max_restarts: int = 0,
 ) -> list[Any]:
     """Run a function in `num_workers` processes of this machine, and wait for them.
 
     Each process joins the others with `join_world`. A script that calls this must guard
-    the call with `if __name__ == "__main__":`, since its workers import it.
+    the call with `if __name__ == "__main__":`, since its workers import it. A notebook,
+    a prompt or a script from standard input needs no guard: there the workers get the
+    function by value, with all that it refers to.
 
     Args:
-        entry: `"module:function"`, or a function that a module or the started script
-            defines at its top.
+        entry: `"module:function"`, or a function. One that no module or script defines
+            at its top is pickled by cloudpickle (`pip install 'hocket[notebook]'`).
         args: the function's arguments: JSON values only.
         num_workers: processes; unless OMP_NUM_THREADS is set, they share the cores.
         run_dir: the run's folder; after a failure, the workers' reports are in it.
@@ -102,23 +104,35 @@ def launch(
 
     Raises:
         WorkerError: a worker failed; the first failure is on top.
-        RunError: this process is a worker itself, or the function cannot be imported.
+        RunError: this process is a worker itself, or the function cannot be sent.
+        MissingPackageError: the function must be pickled, and cloudpickle is missing.
         KeyboardInterrupt: Ctrl-C; the workers have ended.
         SystemExit: another signal asked this process to end; the workers have ended.
     """
     _refuse_inside_a_worker()
     if num_workers < 1:
         raise RunError(f"num_workers={num_workers}: start at least one worker")
-    job = WorkerStart(
-        entry=entry if isinstance(entry, str) else entry_name(entry),
-        args=list(args),
-        sys_path=[str(Path(path).absolute()) for path in sys.path],
-        argv=sys.argv,
-    )
-    run_dir = Path(run_dir)
-    attempts = _Attempts(new_job_dir(run_dir), num_workers, max_restarts, timeout_s)
-    (run_dir / "failure.json").unlink(missing_ok=True)
-    write_json(attempts.folder / "job.json", job)
+    with contextlib.ExitStack() as stack:
+        descriptors: list[int] = []
+        if not isinstance(entry, str):
+            entry, descriptors = stack.enter_context(inherited_entry(entry))
+        job = WorkerStart(
+            entry=entry,
+            args=list(args),
+            sys_path=[str(Path(path).absolute()) for path in sys.path],
+            argv=sys.argv,
+        )
+        run_dir = Path(run_dir)
+        attempts = _Attempts(
+            new_job_dir(run_dir), num_workers, max_restarts, timeout_s, descriptors
+        )
+        (run_dir / "failure.json").unlink(missing_ok=True)
+        write_json(attempts.folder / "job.json", job)
+        return _results(attempts, run_dir)
+
+
+def _results(attempts: _Attempts, run_dir: Path) -> list[Any]:
+    """Run the attempts; return what the workers returned, and remove their files."""
     try:
         with _signals_raised():
             succeeded = attempts.run()
@@ -146,12 +160,14 @@ class _Attempts:
         num_workers: workers of each attempt.
         max_restarts: how often the workers may be started again.
         timeout_s: the workers' timeout.
+        descriptors: what the workers inherit.
     """
 
     folder: Path
     num_workers: int
     max_restarts: int
     timeout_s: float
+    descriptors: Sequence[int] = ()
     number: int = 0
     workers: WorkerProcesses = field(default_factory=lambda: WorkerProcesses((), ()))
 
@@ -168,6 +184,7 @@ class _Attempts:
         self.workers = WorkerProcesses(
             (sys.executable, "-c", PROGRAM, str(self.folder / "job.json")),
             [self._environment(rank) for rank in range(self.num_workers)],
+            self.descriptors,
         )
         self.workers.start()
         return self.workers.wait()

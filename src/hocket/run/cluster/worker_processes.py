@@ -27,6 +27,7 @@ class WorkerProcesses:
     Args:
         command: the command line of all workers.
         environments: the environment variables of each worker, by rank.
+        descriptors: what they inherit besides the standard three.
 
     Attributes:
         ended_s: when each rank ended, in seconds since 1970.
@@ -34,12 +35,16 @@ class WorkerProcesses:
     """
 
     def __init__(
-        self, command: Sequence[str], environments: Sequence[Mapping[str, str]]
+        self,
+        command: Sequence[str],
+        environments: Sequence[Mapping[str, str]],
+        descriptors: Sequence[int] = (),
     ) -> None:
         self.ended_s: dict[int, float] = {}
         self.hung: set[int] = set()
         self._command = command
         self._environments = environments
+        self._descriptors = descriptors
         self._processes: list[Popen[bytes]] = []
         self._running: dict[int, int] = {}  # ranks, by their processes' descriptors
 
@@ -51,7 +56,12 @@ class WorkerProcesses:
     def start(self) -> None:
         """Start all workers."""
         for variables in self._environments:
-            process = Popen(self._command, env=variables, start_new_session=True)
+            process = Popen(
+                self._command,
+                env=variables,
+                start_new_session=True,
+                pass_fds=self._descriptors,
+            )
             self._running[os.pidfd_open(process.pid)] = len(self._processes)
             self._processes.append(process)
 
