@@ -63,6 +63,8 @@ def _sources(subject: object) -> Iterator[str]:
     """Yield the sentences in which a subject names its sources."""
     if hasattr(subject, "plan"):  # a Pipeline: what it plays has a name
         subject = subject.plan.schedule_name
+        if subject not in SCHEDULES:  # an order that was given, or read from a file
+            return
     if not isinstance(subject, str):
         is_definition = isinstance(subject, type) or inspect.isroutine(subject)
         yield from _sources_of(subject if is_definition else type(subject))

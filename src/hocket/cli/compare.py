@@ -25,9 +25,9 @@ def compare_command(
 
     Says which settings differ, and the first step at which the losses part.
     """
-    from hocket.recipes.compare_runs import Comparison, RunRecord
+    from hocket.recipes.compare_runs import RunComparison, RunFolderFiles
 
-    compared = Comparison(RunRecord.read(first), RunRecord.read(second))
+    compared = RunComparison(RunFolderFiles.read(first), RunFolderFiles.read(second))
     if html is not None:
         from hocket.draw.html import to_html
 

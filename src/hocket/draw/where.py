@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from hocket.core.op import ASYNCHRONOUS
-from hocket.core.timelines.critical_path import CriticalPath, Part, critical_path
+from hocket.core.timelines.critical_path import CriticalPath, PathKind, critical_path
 from hocket.core.timelines.idle import Cause, Idle, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds
@@ -95,12 +95,12 @@ def _savings(where: Where) -> Iterator[tuple[float, str]]:
         link_s = where.path.link_s
         a, b = max(link_s, key=lambda link: link_s[link])
         yield (
-            path_s[Part.MESSAGE],
+            path_s[PathKind.MESSAGE],
             "messages take {} a step of the critical path, most of it from device "
             f"{a} to {b}: a faster link, or another cut",
         )
     yield (
-        path_s[Part.REDUCTION],
+        path_s[PathKind.REDUCTION],
         "reductions take {} a step of the critical path: fewer replicas, or a faster "
         "link between them",
     )
@@ -110,7 +110,7 @@ def _savings(where: Where) -> Iterator[tuple[float, str]]:
         "schedule with a smaller bubble",
     )
     yield (
-        path_s[Part.HOST],
+        path_s[PathKind.HOST],
         "the host takes {} a step of the critical path: larger microbatches, or "
         "compiled stages",
     )

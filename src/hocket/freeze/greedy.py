@@ -68,8 +68,8 @@ def greedy_boundaries(
 
     >>> greedy_boundaries([1.0, 1.0, 2.0, 1.0, 2.0, 1.0], 2, num_frozen=1)
     (3,)
-    >>> greedy_boundaries([9.0, 1.0, 1.0], 2)
-    (1,)
+    >>> greedy_boundaries([9.0, 1.0, 1.0], 2)  # all are below mean + variance
+    (2,)
     """
     num_left = len(sizes) - num_frozen
     if num_left < num_stages:

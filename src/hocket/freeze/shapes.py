@@ -258,7 +258,7 @@ def next_shape(
 def halved_shape(
     model: Frozen, now: PipelineShape, first: PipelineShape, num_parts: int
 ) -> PipelineShape:
-    """Return the shape that PipeTransformer takes: halves, while parts are no larger.
+    """Return the shape that PipeTransformer takes: half the stages, if it may.
 
     Args:
         model: the layers with their sizes, and how many of them are frozen.

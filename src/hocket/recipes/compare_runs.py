@@ -20,7 +20,7 @@ Row = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunFolderFiles:
     """What a run's folder holds.
 
     Args:
@@ -36,7 +36,7 @@ class RunRecord:
     summary: Mapping[str, Any]
 
     @classmethod
-    def read(cls, folder: Path) -> RunRecord:
+    def read(cls, folder: Path) -> RunFolderFiles:
         """Read a run's folder.
 
         Raises:
@@ -60,7 +60,7 @@ class RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Two runs side by side.
 
     Args:
@@ -68,8 +68,8 @@ class Comparison:
         second: the other one; differences are its numbers less the first one's.
     """
 
-    first: RunRecord
-    second: RunRecord
+    first: RunFolderFiles
+    second: RunFolderFiles
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -171,11 +171,11 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         yield record
 
 
-def _last_loss(run: RunRecord) -> float | None:
+def _last_loss(run: RunFolderFiles) -> float | None:
     return run.steps[max(run.steps)]["loss"] if run.steps else None
 
 
-def _peak(run: RunRecord) -> float | None:
+def _peak(run: RunFolderFiles) -> float | None:
     peaks = [step.get("peak_bytes") or 0 for step in run.steps.values()]
     return max(peaks, default=None)
 

@@ -53,9 +53,8 @@ def fit(
             counted over its whole life.
         num_steps: training ends after so many of the pipeline's steps, with an
             evaluation.
-        drain_after: returns whether no other step may be in flight after a step,
-            because a callback saves then; the same on every worker. Evaluations always
-            drain.
+        drain_after: returns True after the steps at which a callback saves, the same on
+            every worker; all other steps are finished first. Evaluations always drain.
         callbacks: each is called after every step, on every worker, with the step's
             result and with that of the evaluation where one has followed the step. One
             that returns True ends the training: it must do so on all workers, as it
@@ -72,16 +71,7 @@ def fit(
             pipeline can be used as before.
         RunError: see `Pipeline.train`.
     """
-    if evaluate is None and evaluate_every_steps is not None:
-        raise DataError(
-            f"evaluate_every_steps={evaluate_every_steps} has no effect without "
-            "evaluate: give a function that evaluates"
-        )
-    if evaluate is not None and evaluate_every_steps is None and num_steps is None:
-        raise DataError(
-            "evaluate is never called without evaluate_every_steps or num_steps: say "
-            "after which steps"
-        )
+    _check_evaluation(evaluate, evaluate_every_steps, num_steps)
 
     def is_due(step: int) -> bool:
         is_last = step + 1 == num_steps
@@ -92,6 +82,8 @@ def fit(
     def drains(step: int) -> bool:
         return is_due(step) or bool(drain_after and drain_after(step))
 
+    if num_steps is not None and pipeline.num_steps >= num_steps:
+        return None  # resumed where it had ended
     called = _Callbacks(callbacks, pipeline.world)
     result = None
     for result in pipeline.train(loader, drain_every=drains):
@@ -103,6 +95,26 @@ def fit(
             break
     called.raise_failures()
     return result
+
+
+def _check_evaluation(
+    evaluate: object, evaluate_every_steps: int | None, num_steps: int | None
+) -> None:
+    """Refuse arguments without effect.
+
+    Raises:
+        DataError: one of them needs another.
+    """
+    if evaluate is None and evaluate_every_steps is not None:
+        raise DataError(
+            f"evaluate_every_steps={evaluate_every_steps} has no effect without "
+            "evaluate: give a function that evaluates"
+        )
+    if evaluate is not None and evaluate_every_steps is None and num_steps is None:
+        raise DataError(
+            "evaluate is never called without evaluate_every_steps or num_steps: say "
+            "after which steps"
+        )
 
 
 class _Callbacks:

@@ -87,7 +87,6 @@ class StagedRun(WorkerRun, ABC):
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
         self._freeze_if_due(batches[0])
-        self.filling.begin(len(batches))
         found = make_net_batches(
             batches,
             self._step,
@@ -97,6 +96,7 @@ class StagedRun(WorkerRun, ABC):
             self.world.device,
             self._sizes_of,
         )
+        self.filling.begin(len(batches))
         self._step += 1
         return found
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, Link
 from hocket.core.simulate import simulate
-from hocket.core.timelines.critical_path import Part, critical_path
+from hocket.core.timelines.critical_path import PathKind, critical_path
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import shapes
 
@@ -42,8 +42,8 @@ def test_gpipes_path_crosses_every_link_once_each_way(p: int, m: int) -> None:
     schedule = make_schedule("gpipe", num_devices=p, num_microbatches=m)
     path = critical_path(simulate(schedule, Costs.uniform(message_s=0.25)))
 
-    assert path.seconds[Part.WORK] == pytest.approx(3.0 * (m + p - 1))
-    assert path.seconds[Part.MESSAGE] == pytest.approx(0.25 * 2 * (p - 1))
+    assert path.seconds[PathKind.WORK] == pytest.approx(3.0 * (m + p - 1))
+    assert path.seconds[PathKind.MESSAGE] == pytest.approx(0.25 * 2 * (p - 1))
     there = {(a, a + 1) for a in range(p - 1)}
     assert path.link_s.keys() == there | {(b, a) for a, b in there}
 

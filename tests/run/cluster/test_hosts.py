@@ -145,7 +145,7 @@ def test_a_kill_on_one_host_ends_the_other(
 
     told = (tmp_path / "err-0.txt").read_text()
     others = range(num_workers)  # on the first host; one of them fails first
-    assert re.search(r"rank [01] failed at step [12] (in|after) ", told), told
+    assert re.search(r"rank [01] gave up at step [12] (in|after) ", told), told
     assert "is gone" in told
     found = reports(tmp_path)
     assert any(found[rank].cause is FailureCause.WAITED for rank in others)
@@ -169,7 +169,7 @@ def test_a_cable_taken_out_ends_both(hosts: Hosts, tmp_path: Path) -> None:
     for rank in range(2):
         assert found[rank].cause is FailureCause.WAITED
         told = (tmp_path / f"err-{rank}.txt").read_text()
-        assert re.search(rf"rank {rank} failed at step \d+ in ", told), told
+        assert re.search(rf"rank {rank} gave up at step \d+ in ", told), told
 
 
 @pytest.mark.long

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hocket.core.costs import Costs
     from hocket.core.program import Program
 
-_SLOW: Final = re.compile(r"(?:rank=)?(\d+):([\d.]+)")
-_LINK: Final = re.compile(r"(\d+)-(\d+):([\d.]+)\s*([KMGT]?)(i?)(b|B)/s")
+_SLOW: Final = re.compile(r"(?:rank=)?(\d+):(\d+(?:\.\d+)?)")
+_LINK: Final = re.compile(r"(\d+)-(\d+):(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(b|B)/s")
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 

@@ -17,7 +17,7 @@ from hocket.core.timelines.causality import Causality, Need
 from hocket.core.timelines.timeline import Timeline
 
 
-class Part(Enum):
+class PathKind(Enum):
     """What a part of the critical path is. The value is what people read."""
 
     WORK = "work"
@@ -27,7 +27,7 @@ class Part(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PathSegment:
     """A part of the critical path.
 
     Args:
@@ -40,7 +40,7 @@ class Segment:
         to_device: the device that a message goes to; None for all else.
     """
 
-    part: Part
+    part: PathKind
     lane: int
     op: Op
     start_s: float
@@ -63,12 +63,12 @@ class CriticalPath:
     """
 
     timeline: Timeline
-    segments: tuple[Segment, ...]
+    segments: tuple[PathSegment, ...]
 
     @cached_property
-    def seconds(self) -> dict[Part, float]:
+    def seconds(self) -> dict[PathKind, float]:
         """The seconds of each kind of part: together they are the makespan."""
-        total_s = dict.fromkeys(Part, 0.0)
+        total_s = dict.fromkeys(PathKind, 0.0)
         for segment in self.segments:
             total_s[segment.part] += segment.seconds
         return total_s
@@ -103,7 +103,7 @@ class _Walk:
         self.causality = Causality(timeline)
         self.ops = [op for lane in timeline.schedule.lanes for op in lane.ops]
 
-    def segments(self) -> Iterator[Segment]:
+    def segments(self) -> Iterator[PathSegment]:
         """Yield the path from its end to its begin."""
         causality, begin_s = self.causality, self.timeline.begin_s
         if not self.ops:
@@ -112,12 +112,12 @@ class _Walk:
         stop_s = causality.end_s[row]
         for _ in range(2 * len(self.ops)):  # ops and reductions are met once each
             start_s = min(causality.start_s[row], stop_s)
-            yield self._segment(Part.WORK, row, start_s, stop_s)
+            yield self._segment(PathKind.WORK, row, start_s, stop_s)
             before, need = causality.before[row], causality.latest(row)
             free_s = causality.end_s[before] if before >= 0 else begin_s
             if need is not None and need.ready_s > free_s:
                 ready_s = min(need.ready_s, start_s)
-                yield self._segment(Part.HOST, row, ready_s, start_s)
+                yield self._segment(PathKind.HOST, row, ready_s, start_s)
                 yield self._arrival(need, ready_s)
                 row, stop_s = need.row, min(need.sent_s, ready_s)
                 if causality.works[row]:
@@ -127,16 +127,20 @@ class _Walk:
                 free_s, start_s = stop_s, stop_s
             else:
                 free_s = min(free_s, start_s)
-                yield self._segment(Part.HOST, row, free_s, start_s)
+                yield self._segment(PathKind.HOST, row, free_s, start_s)
             if before < 0:
                 return
             row, stop_s = before, free_s
 
-    def _segment(self, part: Part, row: int, start_s: float, end_s: float) -> Segment:
-        return Segment(part, self.causality.lane[row], self.ops[row], start_s, end_s)
+    def _segment(
+        self, part: PathKind, row: int, start_s: float, end_s: float
+    ) -> PathSegment:
+        return PathSegment(
+            part, self.causality.lane[row], self.ops[row], start_s, end_s
+        )
 
-    def _arrival(self, need: Need, ready_s: float) -> Segment:
-        part = Part.REDUCTION if need.to_device is None else Part.MESSAGE
+    def _arrival(self, need: Need, ready_s: float) -> PathSegment:
+        part = PathKind.REDUCTION if need.to_device is None else PathKind.MESSAGE
         sent_s = min(need.sent_s, ready_s)
         op = self.ops[need.row]
-        return Segment(part, need.lane, op, sent_s, ready_s, need.to_device)
+        return PathSegment(part, need.lane, op, sent_s, ready_s, need.to_device)

@@ -110,7 +110,11 @@ def still_page(
     return _template().render(
         title=title,
         summary=summary,
+        leading=(),
         whole=numbers,
+        idle=None,
+        advice=(),
+        meanings={},
         each=None,
         tables=tables,
         panels=(),

@@ -56,7 +56,8 @@ class FreezeSettings(Settings):
             keeps the first layout. The predicted fastest that fits
             `pipeline.memory_bytes` when not given.
         balance: "exact" cuts stages by measured seconds; "greedy" is PipeTransformer's
-            rule, by parameters, which also halves the pipeline without `shapes`.
+            rule, by parameters; without `shapes` it also takes half the stages each
+            time.
     """
 
     every_steps: Count | None = None

@@ -30,7 +30,8 @@ class EvaluationResult:
     Args:
         loss: what is trained.
         losses: every scalar that the loss function names.
-        metrics: every scalar that the metrics function names.
+        metrics: every scalar that the metrics function names; of one that it leaves out
+            for some microbatches, the mean over the samples of the others.
         num_samples: how many samples they are means over.
     """
 
@@ -58,6 +59,7 @@ class DeviceSums:
         self._call = metrics
         self._losses: dict[str, Tensor] = {}
         self._metrics: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}  # samples of each metric
         self._num_samples = 0
         self._weight = 0.0  # the sum of the losses' weights
 
@@ -76,6 +78,8 @@ class DeviceSums:
                 self.error = error
             else:
                 _add(means, self._metrics, count)
+                for name in means:
+                    self._counts[name] = self._counts.get(name, 0) + count
 
     def read(self) -> dict[str, Json]:
         """Return the sums as JSON can hold them."""
@@ -83,6 +87,7 @@ class DeviceSums:
         return {
             "losses": {name: x.item() for name, x in self._losses.items()},
             "metrics": {name: x.item() for name, x in self._metrics.items()},
+            "counts": {**self._counts},
             "count": self._num_samples,
             "weight": self._weight,
             "error": None if error is None else f"{type(error).__name__}: {error}",
@@ -126,19 +131,21 @@ class EvaluationSums:
             raise DataError(
                 "the loader to evaluate on is empty; the pipeline can be used as before"
             )
-        losses, metrics = (
-            _means([part[key] for part in self.parts], total)
-            for key, total in (("losses", weight or 1.0), ("metrics", num_samples))
+        losses, metrics, counts = (
+            _added([part[key] for part in self.parts])
+            for key in ("losses", "metrics", "counts")
         )
+        losses = {name: value / (weight or 1.0) for name, value in losses.items()}
+        metrics = {name: value / counts[name] for name, value in metrics.items()}
         return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)
 
 
-def _means(parts: Sequence[Mapping[str, float]], total: float) -> dict[str, float]:
+def _added(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
             sums[name] = sums.get(name, 0.0) + value
-    return {name: value / total for name, value in sums.items()}
+    return sums
 
 
 def check_metrics(metrics: object) -> None:

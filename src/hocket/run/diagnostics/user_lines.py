@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import sysconfig
+import os
+import site
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-_HOCKET: Final = str(Path(__file__).parents[2])
-_LIBRARIES: Final = tuple(
-    {_HOCKET, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+_HOCKET: Final = str(Path(__file__).parents[2]) + os.sep
+_FOLDERS: Final = (
+    str(Path(os.__file__).parent),  # the standard library
+    *site.getsitepackages(),
+    site.getusersitepackages(),
 )
+_LIBRARIES: Final = (_HOCKET, *(folder + os.sep for folder in _FOLDERS))
 
 
 def user_lines(error: BaseException) -> list[str]:
@@ -28,7 +32,11 @@ def user_lines(error: BaseException) -> list[str]:
 
 
 def lines_of(frames: Sequence[traceback.FrameSummary]) -> list[str]:
-    """Return those lines of some frames, the outermost first (see `user_lines`)."""
+    """Return these lines (see `user_lines`).
+
+    Args:
+        frames: the outermost first.
+    """
     own = [i for i, frame in enumerate(frames) if _is_users(frame.filename)]
     if not own:
         return [line for frame in frames[-1:] for line in _lines(frame)]
@@ -45,7 +53,9 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
         above = traceback.walk_stack(trace.tb_frame.f_back)
         found += reversed(traceback.StackSummary.extract(above))
     one: BaseException | None = error
-    while one is not None:
+    seen: set[int] = set()  # `raise error from error` is a circle
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
         found += traceback.extract_tb(one.__traceback__)
         one = one.__cause__
     return found

@@ -1,7 +1,7 @@
 """Rank 0 chooses the stages and replicas for a number of frozen layers.
 
 shapes given                      those
-balance="greedy"                  halves of the pipeline, as PipeTransformer does it
+balance="greedy"                  half the stages each time, as PipeTransformer does it
 otherwise                         the fastest, as predicted
 """
 

@@ -8,9 +8,11 @@ after step   on_output(rows, output)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final
 
 import torch
 
@@ -18,6 +20,8 @@ from hocket.core.timelines.timeline import Timeline
 from hocket.errors import DataError, WaitError
 from hocket.run.data.batch import call_arguments, on_device
 from hocket.run.fill.settings import Fill
+
+_CLOSE_S: Final = 1.0  # for the read under way
 
 
 class Filling:
@@ -56,7 +60,7 @@ class Filling:
         self._size = 0 if fill is None else fill.batch_size
         self._num_samples = 0 if fill is None else len(fill.samples)
         self._timeout_s = timeout_s
-        self._reader = ThreadPoolExecutor(1, "hocket fill")
+        self._reader = _Reader()
         self._outputs: deque[tuple[range, Any]] = deque()
         self._first_row = 0
         self._num_begun = 0  # plays, over all workers alike
@@ -71,7 +75,7 @@ class Filling:
 
     @property
     def is_done(self) -> bool:
-        """Whether all samples are done: the pipeline then goes on without."""
+        """Whether all samples are done: forwards of the net then end."""
         return self.num_samples == self._num_samples
 
     def begin(self, num_plays: int) -> None:
@@ -90,6 +94,11 @@ class Filling:
             try:
                 inputs = batch.result(self._timeout_s)
             except TimeoutError as error:
+                if batch.done():  # raised by the data set itself
+                    raise DataError(
+                        f"samples {rows.start} to {rows.stop - 1} of fill could not "
+                        f"be read: {type(error).__name__}: {error}"
+                    ) from error
                 raise WaitError(
                     f"samples {rows.start} to {rows.stop - 1} of fill did not come "
                     f"within {self._timeout_s:g} s"
@@ -118,8 +127,8 @@ class Filling:
         self._read_next()
 
     def close(self) -> None:
-        """End the reader."""
-        self._reader.shutdown(wait=True, cancel_futures=True)
+        """End the reader; one that sits in a read is left behind."""
+        self._reader.close()
 
     def _row_of(self, num_plays: int) -> int:
         return self._first_row + num_plays * sum(self.counts) * self._size
@@ -139,8 +148,45 @@ class Filling:
             return
         for index in range(self.counts[self._rank]):
             rows = self._rows(index)
-            found = self._reader.submit(_read, fill, rows) if rows else None
-            self._batches.append(found)
+            self._batches.append(self._submitted(fill, rows) if rows else None)
+
+    def _submitted(self, fill: Fill, rows: range) -> Future[Any]:
+        return self._reader.submit(lambda: _read(fill, rows))
+
+
+class _Reader:
+    """Calls functions one after the other, in a thread that no process waits for.
+
+    Those of `concurrent.futures` are joined when the interpreter ends: a read that
+    never returns would keep the process.
+    """
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+        self._calls = SimpleQueue()
+        self._is_closed = False
+        self._thread = Thread(target=self._run, name="hocket fill", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], Any]) -> Future[Any]:
+        """Return the future result of a call."""
+        found: Future[Any] = Future()
+        self._calls.put((call, found))
+        return found
+
+    def close(self) -> None:
+        """End the thread behind the call under way, if that ends soon."""
+        self._is_closed = True
+        self._calls.put(None)
+        self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while (entry := self._calls.get()) is not None and not self._is_closed:
+            call, found = entry
+            try:
+                found.set_result(call())
+            except BaseException as error:
+                found.set_exception(error)
 
 
 def _read(fill: Fill, rows: range) -> Any:

@@ -65,8 +65,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             that fits `memory_bytes`, as predicted, when not given.
         balance: with `freeze`: how stages are cut: "exact" makes the slowest device
             the fastest possible, by measured seconds; "greedy" is PipeTransformer's
-            rule, by parameters, which also halves the pipeline where `shapes` is not
-            given.
+            rule, by parameters, which also takes half the stages each time where
+            `shapes` is not given.
         num_run_steps: with `freeze`: the steps of the whole run, over which another
             layout must save more than the change takes. Without it they are counted to
             the end of the loader, or to the next decision where that is later.

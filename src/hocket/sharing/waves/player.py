@@ -231,7 +231,11 @@ class WavePlayer:
             [x.detach().to(self._loss_type) * share for x in losses.values()]
         )
         step.names = tuple(losses)
-        step.losses = values if step.losses is None else step.losses + values
+        if step.losses is None:
+            step.losses = values
+        else:  # may be of the other lane's stream
+            lane.keep_alive([step.losses])
+            step.losses = step.losses + values
 
     def _backward(self, op: Op, step: WaveStep, lane: DeviceLane) -> None:
         total = step.totals.pop(op.microbatch or 0)

@@ -41,7 +41,7 @@ _NAMES: Final = ("tick", "tock")
 _OWN: Final = ("buffers/", "due/")
 
 
-class SavedRun(Protocol):
+class SavedWaves(Protocol):
     """What is saved of a run."""
 
     sync: SyncName
@@ -87,7 +87,9 @@ class WaveCheckpoints:
         self._lock: FolderLock | None = None
         self._folder: Path | None = None
 
-    def save(self, folder: Path, run: SavedRun, *, data: Any, keep: int | None) -> None:
+    def save(
+        self, folder: Path, run: SavedWaves, *, data: Any, keep: int | None
+    ) -> None:
         """Save the state of a run whose waves are done; every worker must call this.
 
         Raises:
@@ -110,7 +112,7 @@ class WaveCheckpoints:
         share = self._share(run, tensors)
         commit(SaveJob(folder, record, keep), lambda: share, exchange)
 
-    def load(self, folder: Path, step: int | str, run: SavedRun) -> LoadedWaves:
+    def load(self, folder: Path, step: int | str, run: SavedWaves) -> LoadedWaves:
         """Load a run's state; every worker must call this.
 
         Raises:
@@ -139,7 +141,7 @@ class WaveCheckpoints:
             self._lock.release()
             self._lock = None
 
-    def _share(self, run: SavedRun, state: dict[str, Tensor]) -> WorkerShare:
+    def _share(self, run: SavedWaves, state: dict[str, Tensor]) -> WorkerShare:
         """Return what this worker writes."""
         rank, own = self._world.rank, _own_of_replica(run)
         tensors: Tensors = {Section.WAVE: own}
@@ -155,6 +157,7 @@ class WaveCheckpoints:
         """Lock a folder, the first time that a checkpoint is saved there."""
         if folder.absolute() == self._folder:
             return
+        self._folder = None
         fault = ""
         if exchange.rank == 0:
             self.release()
@@ -167,6 +170,7 @@ class WaveCheckpoints:
             except CheckpointError as error:
                 fault = str(error)
         if fault := str(exchange.broadcast("lock", fault)):
+            self.release()
             raise CheckpointError(fault)
         self._folder = folder.absolute()
 
@@ -200,14 +204,14 @@ class _Found:
     weights: dict[str, Tensor]
 
 
-def _copies(run: SavedRun) -> Iterator[tuple[str, Wave]]:
+def _copies(run: SavedWaves) -> Iterator[tuple[str, Wave]]:
     """Yield the waves that have weights of their own, by name."""
     yield "tick", run.waves[0]
     if run.sync == "wave":
         yield "tock", run.waves[1]
 
 
-def _own_of_replica(run: SavedRun) -> dict[str, Tensor]:
+def _own_of_replica(run: SavedWaves) -> dict[str, Tensor]:
     """Return what each replica has for itself: buffers, and gradients that are due."""
     found = {
         f"buffers/{name}/{key}": x
@@ -220,7 +224,7 @@ def _own_of_replica(run: SavedRun) -> dict[str, Tensor]:
     return found
 
 
-def _state_of(run: SavedRun) -> dict[str, Any]:
+def _state_of(run: SavedWaves) -> dict[str, Any]:
     """Return the states of optimizers and schedules, by wave."""
     found: dict[str, Any] = {
         "sync": run.sync,
@@ -231,13 +235,14 @@ def _state_of(run: SavedRun) -> dict[str, Any]:
         assert wave.updater.optimizer is not None
         scheduler = wave.updater.scheduler
         found[name] = {
+            "kind": type(wave.updater.optimizer).__name__,
             "optimizer": wave.updater.optimizer.state_dict(),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
         }
     return found
 
 
-def _read(path: Path, run: SavedRun, world: World) -> _Found:
+def _read(path: Path, run: SavedWaves, world: World) -> _Found:
     """Read what this worker needs.
 
     Raises:
@@ -273,6 +278,7 @@ def _read(path: Path, run: SavedRun, world: World) -> _Found:
     )
     for name, wave in _copies(run):
         _check_names(path, name, wave.state(), _weights_of(found, name))
+        _check_states(path, wave, _states_of(found)[name])
     return found
 
 
@@ -306,12 +312,45 @@ def _check_names(
             )
 
 
-def _restore(found: _Found, run: SavedRun, world: World) -> None:
-    """Put a checkpoint's state in place."""
-    state = decode(
+def _states_of(found: _Found) -> Any:
+    """Return the states of optimizers and schedules, by wave."""
+    return decode(
         {k: x for k, x in found.record.items() if k in _NAMES},
         lambda name, _: found.tensors[name],
     )
+
+
+def _check_states(path: Path, wave: Wave, state: dict[str, Any]) -> None:
+    """Refuse the state of another optimizer or schedule, before anything changes."""
+    assert wave.updater is not None
+    assert wave.updater.optimizer is not None
+    optimizer, saved = wave.updater.optimizer, state["optimizer"]["param_groups"]
+    here = (
+        type(optimizer).__name__,
+        [len(group["params"]) for group in optimizer.param_groups],
+        wave.updater.scheduler is not None,
+    )
+    there = (
+        state["kind"],
+        [len(group["params"]) for group in saved],
+        state["scheduler"] is not None,
+    )
+    if here != there:
+        raise CheckpointError(
+            f"{path} is of a run with {_described(*there)}; this one has "
+            f"{_described(*here)}. Nothing was loaded"
+        )
+
+
+def _described(kind: str, sizes: list[int], has_schedule: bool) -> str:
+    groups = "+".join(map(str, sizes))
+    schedule = "a" if has_schedule else "no"
+    return f"{kind} over {groups} parameters and {schedule} learning-rate schedule"
+
+
+def _restore(found: _Found, run: SavedWaves, world: World) -> None:
+    """Put a checkpoint's state in place."""
+    state = _states_of(found)
     for name, wave in _copies(run):
         weights = _weights_of(found, name)
         for key, tensor in wave.state().items():
@@ -325,7 +364,7 @@ def _restore(found: _Found, run: SavedRun, world: World) -> None:
     set_random_state(found.opened.parts[world.rank].random, world.device)
 
 
-def _due_of(found: _Found, run: SavedRun, world: World) -> dict[tuple[int, int], Due]:
+def _due_of(found: _Found, run: SavedWaves, world: World) -> dict[tuple[int, int], Due]:
     """Return the gradients that the next update reads."""
     tensors = {int(i): x.to(world.device) for i, x in _within(found, "due/").items()}
     num = len(run.waves[0].parameters)

@@ -209,6 +209,7 @@ class Waves(WorkerRun):
             check_same_length(loader, self.world)
             check_last_batch(loader, self._num_microbatches * self._layout.num_replicas)
         self.synchronize()
+        self._under_way.clear()  # of a loop that was left: their results were not read
         begin_s = perf_counter()
         batches = iter(loader)
         is_over = False
@@ -283,6 +284,7 @@ class Waves(WorkerRun):
         with self._reported():
             loaded = self._checkpoints.load(Path(folder), step, self)
             self._step = loaded.step
+            self._under_way.clear()
             self._player.resume(loaded.due)
             return loaded.data
 

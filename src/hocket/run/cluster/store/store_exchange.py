@@ -115,7 +115,10 @@ class StoreExchange:
                 f"rank {self.rank} wants to send the others {len(text):,} bytes "
                 f"({name}); exchanges are for at most {MAX_BYTES:,}"
             )
-        self.store.set(f"exchange/{turn}/{self.rank}", text)
+        try:
+            self.store.set(f"exchange/{turn}/{self.rank}", text)
+        except dist.DistError as error:
+            raise self._lost(name, error) from error
 
     def _wait(
         self, turn: int | str, name: str, timeout_s: float, ranks: Sequence[int]
@@ -136,15 +139,18 @@ class StoreExchange:
             if poll(have_come, timeout_s):
                 return values
         except dist.DistError as error:
-            raise WaitError(
-                f"rank {self.rank} lost the store at {name!r}; its holder (the "
-                f"launcher of the first host) is gone: {error}"
-            ) from error
+            raise self._lost(name, error) from error
         names = ", ".join(map(str, sorted(missing)))
         late = f"rank{'s' if len(missing) > 1 else ''} {names}"
         why = f", which never called {self.call}" if self.call else ""
         raise WaitError(
             f"rank {self.rank} waited {timeout_s:g} s at {name!r} for {late}{why}"
+        )
+
+    def _lost(self, name: str, error: Exception) -> WaitError:
+        return WaitError(
+            f"rank {self.rank} lost the store at {name!r}; its holder (the launcher of "
+            f"the first host) is gone: {error}"
         )
 
     def _compare(self, rank: int, call: str, what: str, name: str) -> None:
@@ -156,6 +162,8 @@ class StoreExchange:
         if (call, what) == (self.call, name):
             return
         calls = {rank: call or repr(what), self.rank: self.call or repr(name)}
+        if call == self.call:  # parted within it
+            calls = {rank: repr(what), self.rank: repr(name)}
         first, second = sorted(calls)
         raise SchemaError(
             f"rank {second} never called {calls[first]}: it called {calls[second]} "

@@ -86,7 +86,8 @@ def _changed(first: list[Any], second: list[Any], num_samples: int) -> Tensor:
             if x.shape != y.shape:
                 found[:] = True
             elif x.dim() and len(x) == num_samples:
-                found |= (x != y).reshape(num_samples, -1).any(dim=1)
+                differs = (x != y) & ~((x != x) & (y != y))  # NaN equals NaN here
+                found |= differs.reshape(num_samples, -1).any(dim=1)
             else:
                 found |= not torch.equal(x, y)
     return found

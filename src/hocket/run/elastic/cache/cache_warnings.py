@@ -40,7 +40,7 @@ def small_budgets(settings: Cache, num_bytes: int) -> tuple[list[str], bool]:
 
     Args:
         settings: folder and budgets.
-        num_bytes: of one sample's outputs.
+        num_bytes: the bytes of one sample's outputs.
 
     Returns:
         What to say of each; and whether an entry fits nowhere.

@@ -96,7 +96,7 @@ class KeptRows:
         """Say which samples were used.
 
         Args:
-            samples: theirs are the entries that are used again an epoch later.
+            samples: those just used; their entries are needed again an epoch later.
             now: what is stored.
             before: what it is computed from: it is used no more.
         """

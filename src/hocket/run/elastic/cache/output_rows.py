@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,6 +131,8 @@ class OutputRows:
             for x, column in zip(kept, self.columns, strict=True)
             if column is not None and column.num_bytes
         ]
+        if not parts:  # all outputs are the same for all samples
+            return [np.empty(0, np.uint8) for _ in range(num_samples)]
         joined = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
         return [row.copy() for row in joined.numpy()]
 
@@ -156,7 +159,10 @@ class OutputRows:
                 assert fixed is not None
                 kept.append(fixed.clone())
                 continue
-            part = here[:, at : at + column.num_bytes].contiguous()
+            # A copy: a slice of one row counts as contiguous, at any offset.
+            part = here[:, at : at + column.num_bytes].clone(
+                memory_format=torch.contiguous_format
+            )
             shape = (count * column.shape[0], *column.shape[1:])
             kept.append(part.reshape(-1).view(column.kept).reshape(shape))
             at += column.num_bytes

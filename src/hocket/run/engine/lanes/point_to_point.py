@@ -272,7 +272,7 @@ def _place(message: Message, part: PortionPlan) -> Place:
 def _signature(
     program: Program, route: Route
 ) -> Callable[[NetBatches, int], Signature]:
-    """Return what tells from which numbers of samples the shapes of a message follow.
+    """Return a function that returns what the shapes of a message follow from.
 
     These are those of the net that makes an output, and of the nets that read a
     gradient of theirs.

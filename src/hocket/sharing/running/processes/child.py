@@ -122,7 +122,7 @@ def main(descriptor: int) -> None:
     end_with_launcher(env.LAUNCHER_PID.integer())
     connection = Connection(descriptor)
     os.register_at_fork(after_in_child=connection.close)
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, ConnectionError):  # the other end is gone
         _run(connection, receive(connection)["job"])
 
 
@@ -130,7 +130,11 @@ def _run(connection: Connection, sent: SentJob) -> None:
     job = received_job(sent)
     send(connection, "ready")
     receive(connection)
-    runner = _runner(connection, sent, job)
+    try:
+        runner = _runner(connection, sent, job)
+    except Exception as error:
+        send(connection, "error", **error_as_json(error))
+        return
     runner.run()  # in this thread: what it forks ends with this process
     if runner.error is None:
         send(connection, "end")

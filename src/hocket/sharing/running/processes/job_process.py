@@ -19,7 +19,6 @@ from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from time import monotonic
 from typing import Final
 
 from hocket import env
@@ -85,9 +84,8 @@ class JobProcess:
             RunError: it ended before.
             WaitError: it takes five minutes.
         """
-        until_s = monotonic() + _START_S
         try:
-            found = self._receive(until_s - monotonic())
+            found = self._receive(_START_S)
         except EOFError:
             raise RunError(f"job {self.name!r}: {self._how_it_ended()}") from None
         if found is None:
@@ -123,6 +121,7 @@ class JobProcess:
             wait([self._ended], _END_S)
         self._kill()
         self._process.wait()
+        self.thread.join(_END_S)  # it may wait for these
         self._connection.close()
         os.close(self._ended)
 
@@ -225,5 +224,7 @@ class JobProcess:
         if not self.made.is_set():
             step = "before it was made"
         if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name} {step}"
+            known = {number.value: number.name for number in signal.Signals}
+            by = known.get(-code, f"signal {-code}")
+            return f"its process was ended by {by} {step}"
         return f"its process exited with code {code} {step}"
