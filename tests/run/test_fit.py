@@ -133,3 +133,11 @@ def test_what_would_have_no_effect_is_refused(pipeline: hocket.Pipeline) -> None
 def test_an_empty_loader_trains_nothing(pipeline: hocket.Pipeline) -> None:
     """And there is no result."""
     assert fit(pipeline, []) is None
+
+
+def test_nothing_is_trained_behind_the_last_step(pipeline: hocket.Pipeline) -> None:
+    """As after a resume of a run that had ended."""
+    for _ in range(2):
+        last = fit(pipeline, [BATCH] * 5, num_steps=3)
+    assert last is None
+    assert pipeline.num_steps == 3

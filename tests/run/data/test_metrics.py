@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ModelError
-from hocket.run.data.metrics import named_means
+from hocket.run.data.metrics import DeviceSums, EvaluationSums, named_means
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,12 @@ def test_a_mean_without_a_name_is_told_by_evaluation() -> None:
     pipeline, batch = alone()
     with pipeline, pytest.raises(ModelError, match="must return a dict of named means"):
         pipeline.evaluate([batch], half)
+
+
+def test_a_metric_may_be_left_out_for_some_microbatches() -> None:
+    """It is then the mean over the samples of the others."""
+    sums = DeviceSums(lambda output, _: {"hits": output} if output else {})
+    sums.add_losses({"loss": torch.tensor(1.0)}, 4.0)
+    for output, count in ((0.5, 1), (0.0, 2), (1.0, 1)):
+        sums.add_samples(output, None, count)
+    assert EvaluationSums([sums.read()], None).result().metrics == {"hits": 0.75}

@@ -246,3 +246,41 @@ def test_an_error_in_tocks_lane_ends_the_run() -> None:
     ):
         list(waves.train(batches))
     assert "in op 0F0@3, lane 1 of cpu" in caught.value.__notes__
+
+
+def test_a_loop_that_is_left_gives_no_result_to_the_next(tmp_path: Path) -> None:
+    """Nor to one behind a load: its step may be under way when it is left."""
+    batches = make_batches(6)
+    with make_waves("wave") as waves:
+        waves.step(batches[0])
+        waves.save(tmp_path)
+        for result in waves.train(batches[1:5]):
+            if result.step == 1:
+                break
+        begun = waves.num_steps
+        assert [x.step for x in waves.train(batches[5:])] == [begun]
+        for _ in waves.train(batches[1:5]):
+            break
+        waves.load(tmp_path)
+        assert [x.step for x in waves.train(batches[1:3])] == [1, 2]
+
+
+def test_another_optimizer_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    """Of another class, or with a schedule where there was none."""
+    batch = make_batches(1)[0]
+    with make_waves("exact") as waves:
+        waves.step(batch)
+        waves.save(tmp_path)
+    others: list[dict[str, Any]] = [
+        {"optimizer": lambda p: torch.optim.SGD(p, 0.1)},
+        {"scheduler": None},
+    ]
+    for settings in others:
+        with make_waves("exact", **settings) as waves:
+            before = waves.state_dict()
+            with pytest.raises(
+                CheckpointError, match=r"a run with AdamW over .* a lea"
+            ):
+                waves.load(tmp_path)
+            for name, tensor in waves.state_dict().items():
+                assert torch.equal(tensor, before[name])
