@@ -279,7 +279,7 @@ def test_another_optimizer_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
         with make_waves("exact", **settings) as waves:
             before = waves.state_dict()
             with pytest.raises(
-                CheckpointError, match=r"a run with AdamW over .* a lea"
+                CheckpointError, match="of a run with AdamW over"
             ):
                 waves.load(tmp_path)
             for name, tensor in waves.state_dict().items():
