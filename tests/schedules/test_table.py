@@ -38,7 +38,7 @@ def their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     all_schedules.cache_clear()
     yield info / "entry_points.txt"
     all_schedules.cache_clear()
-    vars(hocket).pop("SCHEDULES", None)  # it keeps the table that it was first asked for
+    vars(hocket).pop("SCHEDULES", None)  # it keeps the first table
 
 
 def test_every_file_is_in_the_table() -> None:
