@@ -33,6 +33,7 @@ def test_gpt_has_the_weights_of_its_paper() -> None:
     )
 
 
+@pytest.mark.long
 def test_is_never_slower_than_ddp_with_its_best_buckets() -> None:
     """On no number of hosts and no network; on one host there is nothing to gain."""
     results = [*simulated()]

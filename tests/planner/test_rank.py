@@ -142,6 +142,7 @@ def test_the_same_for_more_sizes(
     check_best(num_devices, batch_size, num_layers, latency_s)
 
 
+@pytest.mark.long
 def test_seconds_scaled_leave_the_order_as_it_is() -> None:
     """Twice as slow a device, with links twice as slow, ranks all the same."""
     fast = rank(work(8), cluster(4, latency_s=1e-3), 8, EVERYTHING)
@@ -157,6 +158,7 @@ def test_seconds_scaled_leave_the_order_as_it_is() -> None:
         assert b.step_s == pytest.approx(2 * a.step_s)
 
 
+@pytest.mark.long
 def test_more_bandwidth_is_never_slower() -> None:
     """Of every candidate, on one node and on two."""
     for num_nodes in (1, 2):
