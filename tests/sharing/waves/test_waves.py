@@ -278,9 +278,7 @@ def test_another_optimizer_s_checkpoint_changes_nothing(tmp_path: Path) -> None:
     for settings in others:
         with make_waves("exact", **settings) as waves:
             before = waves.state_dict()
-            with pytest.raises(
-                CheckpointError, match="of a run with AdamW over"
-            ):
+            with pytest.raises(CheckpointError, match="of a run with AdamW over"):
                 waves.load(tmp_path)
             for name, tensor in waves.state_dict().items():
                 assert torch.equal(tensor, before[name])
