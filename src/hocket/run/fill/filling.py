@@ -165,11 +165,13 @@ class _Reader:
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._calls = SimpleQueue()
         self._is_closed = False
-        self._thread = Thread(target=self._run, name="hocket fill", daemon=True)
-        self._thread.start()
+        self._thread: Thread | None = None  # until something is read
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Return the future result of a call."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="hocket fill", daemon=True)
+            self._thread.start()
         found: Future[Any] = Future()
         self._calls.put((call, found))
         return found
@@ -178,7 +180,8 @@ class _Reader:
         """End the thread behind the call under way, if that ends soon."""
         self._is_closed = True
         self._calls.put(None)
-        self._thread.join(_CLOSE_S)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while (entry := self._calls.get()) is not None and not self._is_closed:
