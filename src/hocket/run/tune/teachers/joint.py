@@ -163,7 +163,8 @@ def _known(
         training=teacher.is_training,
     )
     together = partial(measured_together, measure, config.compute_precision, world)
-    profile = load_or_measure(captured, config, world, together, passes="forward")
+    depends_on = {"passes": f"forward, training: {teacher.is_training}"}
+    profile = load_or_measure(captured, config, world, together, depends_on)
     return KnownTeacher(
         name,
         teacher,
