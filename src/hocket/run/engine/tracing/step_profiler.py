@@ -193,6 +193,7 @@ class StepProfiler:
         profiled.export_chrome_trace(str(unfinished))
         trace = json.loads(unfinished.read_text(encoding="utf-8"))
         ops = [op for played in self._played for op in played.ops()]
+        trace["traceName"] = str(folder / f"{stem}.json")
         add_ops(trace, ops, self._marks, os.getpid())
         unfinished.write_text(json.dumps(trace), encoding="utf-8")
         unfinished.replace(folder / f"{stem}.json")
