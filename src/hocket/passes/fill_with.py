@@ -8,6 +8,7 @@ from typing import Final
 
 from hocket.core.check import check
 from hocket.core.costs import Costs
+from hocket.core.gates import Gates, early_updates, gates_of
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
@@ -94,10 +95,11 @@ def fill_with(
     others = sorted(set(range(program.num_devices)).difference(devices))
     lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
     step_lanes = tuple(_step_lanes(lanes, program, ahead))
+    gates = _gates(schedule, program, nets)
     orders = dict.fromkeys(
         order
         for precedence in _precedences(ahead)
-        for order in placed(step_lanes, program, costs, precedence)
+        for order in placed(step_lanes, program, costs, precedence, gates)
     )
     few = replace(program, num_steps=1 + max(ahead.values()))
     best = min(orders, key=lambda lanes: long_step_s(repeat_ahead(few, lanes), costs))
@@ -133,6 +135,16 @@ def _refuse_ahead(
 
 def _moves(net: str, program: Program) -> bool:
     return any(stage.net == net and stage.moves for stage in program.stages)
+
+
+def _gates(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> Gates:
+    """Return the stages whose updates wait for each other's gradients."""
+    trained = [n for n, stage in enumerate(program.stages) if stage.trainable]
+    own = gates_of(schedule, clips=False)
+    if any(program.stages[n].delay for n in trained) or early_updates(schedule, own):
+        return ()
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    return tuple(tuple(kept[n] for n in gate) for gate in own)
 
 
 def _precedences(ahead: Mapping[str, int]) -> tuple[Precedence, ...]:
@@ -174,12 +186,14 @@ def long_step_s(schedule: Schedule, costs: Costs) -> float:
     """Return how long a step takes in a long run.
 
     Args:
-        schedule: an order of one step, or one with a body.
+        schedule: an order of one step, or one with a body. If it flushes, updates wait
+            for all gradients of their step.
         costs: the costs of its program.
     """
     num_steps = schedule.program.num_steps + _NUM_SETTLING
+    gates = gates_of(schedule, clips=False)
     few_s, many_s = (
-        simulate(schedule.with_num_steps(num), costs).makespan_s
+        simulate(schedule.with_num_steps(num), costs, gates).makespan_s
         for num in (num_steps, num_steps + _NUM_SETTLING)
     )
     step_s = (many_s - few_s) / _NUM_SETTLING

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from hocket.core.costs import Costs, StageCost
+from hocket.core.gates import gates_of
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
@@ -103,7 +104,7 @@ def make_filling(
         [len(lanes[rank % layout.num_devices]) for rank in range(world.world_size)],
         world.rank,
         world.device,
-        simulate(order, costs),
+        simulate(order, costs, gates_of(order, clips=False)),
         world.timeout_s,
     )
     alone_s = long_step_s(plan.schedule, plan.costs)
