@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.freeze.cache.folder import claim_folder
-from hocket.freeze.cache.payoff import CacheVerdict, Payoff
+from hocket.freeze.cache.payoff import CacheCosts, CacheVerdict, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
@@ -91,10 +91,18 @@ class CachedPrefix:
         self._warnings = CacheWarnings()
 
     @property
-    def read_s(self) -> float | None:
-        """The seconds of reading a microbatch here; None where it is computed."""
-        reads = self._payoff.verdict is CacheVerdict.READS
-        return self._payoff.read_s if reads else None
+    def costs(self) -> CacheCosts | None:
+        """What it takes here, for a microbatch; None where frozen layers compute."""
+        write_s = self._kept.write_s
+        match self._payoff.verdict:
+            case CacheVerdict.COMPUTES:
+                return None
+            case CacheVerdict.MEASURING:
+                return CacheCosts(write_s=write_s)
+            case CacheVerdict.READS:
+                return CacheCosts(self._boundary, self._payoff.read_s, write_s)
+            case _:
+                assert_never(self._payoff.verdict)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[PartBatch]:
         """Return a loader's batches, which name their samples.
