@@ -14,13 +14,11 @@ import pytest
 SHORT: Final = {
     "hocket.model.profile.measure._BUDGET_S": 0.0,
     "hocket.model.profile.measure._MIN_PASSES": 2,
-    "hocket.model.profile.forwards._BUDGET_S": 1e-9,
-    "hocket.model.profile.forwards._MIN_PASSES": 3,
     "hocket.run.tune.dry_run._ENOUGH_S": 0.0,
     "hocket.run.tune.dry_run._MIN_STEPS": 1,
     "hocket.run.tune.link_costs._NUM_ROUNDS": 2,
     "hocket.run.tune.link_costs._NUM_WARM": 1,
-    "hocket.run.tune.trial_runs._NUM_ROUNDS": 2,
+    "hocket.run.tune.trial_runs._NUM_ROUNDS": 3,
     "hocket.run.tune.update_costs._NUM_STEPS": 2,
     "hocket.run.tune.update_costs._CACHE_BYTES": 1 << 10,
 }

@@ -85,7 +85,7 @@ class CachedPrefix:
         self._boundary = 0
         self._now: FrozenPart | None = None
         self._extension: Extension | None = None
-        self._payoff = Payoff()
+        self._payoff = self._payoff_before = Payoff()
         self._num_unread = 0  # trials of which nothing was read back
         self._num_hits = 0
         self._warnings = CacheWarnings()
@@ -142,7 +142,8 @@ class CachedPrefix:
             self._now = replace(self._now, runner=prefix)
         else:
             kept, self._now = self._now, part
-            self._payoff, self._num_unread = Payoff(), 0
+            self._payoff_before, self._payoff = self._payoff, Payoff()
+            self._num_unread = 0
             module = prefix.module
             self._extension = self._maker.extension(before, boundary, module, kept)
             self._kept.open(part, self._before)
@@ -317,7 +318,19 @@ class CachedPrefix:
             self._warnings.add(f"{text}: nothing is kept there")
         if part is self._now and self._layout is not None:
             self._kept.read_ahead(part, self._layout)
+            self._judge_as_before(form, rows)
         return rows
+
+    def _judge_as_before(self, form: int, rows: OutputRows) -> None:
+        """Read without trials where reading paid with fewer layers frozen.
+
+        More layers take longer to compute, and as many bytes as long to read.
+        """
+        before = self._before
+        known = None if before is None else before.rows.get(form)
+        is_as_small = known is not None and rows.num_bytes <= known.num_bytes
+        if is_as_small and self._payoff_before.verdict is CacheVerdict.READS:
+            self._payoff = self._payoff_before
 
     def _switch_off(self, why: str) -> None:
         self._warnings.add(f"the cache is off: {why}")
