@@ -11,7 +11,6 @@ one that is measured alone is added to those before it.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -32,6 +31,7 @@ from bench.freezing.cases import (
     Case,
     Contestant,
 )
+from bench.freezing.parts import joined, rows_of
 from bench.freezing.table import measured
 from bench.freezing.training import (
     base,
@@ -63,10 +63,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], help="settings of all recipes")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    rows: dict[str, Any] = {}
-    if arguments.output.exists():  # cases that were measured before stay
-        kept = json.loads(arguments.output.read_text(encoding="utf-8"))["rows"]
-        rows = {row["case"]: row for row in kept}
+    rows = rows_of(arguments.output)  # cases that were measured before stay
     for name in arguments.cases:
         with tempfile.TemporaryDirectory() as place:
             asked = [name, arguments.contestants, [*arguments.rounds]]
@@ -77,22 +74,12 @@ def main() -> None:
                 run_dir=Path(place),
                 timeout_s=300.0,
             )
-        rows[name] = _with_earlier(results[0], rows.get(name), min(arguments.rounds))
+        first = min(arguments.rounds)
+        rows[name] = joined(results[0], rows.get(name), "contestants", first)
         found = {"environment": environment(), "target": TARGET}
         write_result(arguments.output, {**found, "rows": [*rows.values()]})
     for line in aligned(map(tuple, measured([*rows.values()]))):
         print(line)
-
-
-def _with_earlier(
-    found: dict[str, Any], before: dict[str, Any] | None, first: int
-) -> dict[str, Any]:
-    """Return a case's rounds behind those that were measured before."""
-    earlier = {} if before is None else before["contestants"]
-    ran = {
-        x: earlier.get(x, [])[:first] + runs for x, runs in found["contestants"].items()
-    }
-    return {**found, "contestants": ran}
 
 
 def worker(
