@@ -16,6 +16,7 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Final
 
+from hocket.core.layout import WorkerLayout
 from hocket.errors import MissingPackageError
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.records import (
@@ -82,8 +83,9 @@ class MetricsLog:
             "message_bytes_per_s": record.message_bytes_per_s,
         }
         self._write("epoch", numbers)
-        drawn = {name: x for name, x in numbers.items() if name != "layout"}
-        self._draw("epoch", drawn, record.num_steps)
+        layout = WorkerLayout.parse(numbers.pop("layout"))
+        shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
+        self._draw("epoch", numbers | shape, record.num_steps)
 
     def summary(self, record: SummaryRecord) -> None:
         """Write the run's totals, and the last evaluation's loss and metrics."""

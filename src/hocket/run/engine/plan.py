@@ -30,6 +30,8 @@ class Plan:
         profile: the costs of each layer of the model, as measured.
         costs: each stage's and message's.
         predicted: the simulated timeline of the schedule.
+        frozen_s: seconds of each layer's forward once it is frozen, in eval mode and
+            without gradients; none where no layer may freeze.
     """
 
     boundaries: tuple[int, ...]
@@ -41,6 +43,7 @@ class Plan:
     profile: Profile
     costs: Costs
     predicted: Timeline
+    frozen_s: tuple[float, ...] = ()
 
     def __str__(self) -> str:
         """Describe the order, each device's stages and memory, and the prediction."""

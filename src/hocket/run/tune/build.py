@@ -113,6 +113,7 @@ def build_plan(
         found.known.profile,
         costs,
         simulate(order, costs, play_plan.gates),
+        found.known.frozen_s,
     )
     refuse_differences(world, {"plan": plan.digest})
     return plan, play_plan, nets, channels, wiring, captured
