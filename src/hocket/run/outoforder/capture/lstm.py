@@ -21,6 +21,8 @@ from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hocket import cuda
+
 _aten = torch.ops.aten
 _LSTM: Final = 2  # among cuDNN's and oneDNN's kinds of recurrent layers
 _NUM_GATES: Final = 4
@@ -91,7 +93,7 @@ def _num_saved(
     is_bidirectional: bool,
 ) -> list[int]:
     """Return how many elements the forward keeps; the libraries alone know it."""
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not cuda.is_available():
         return [0, sum(weight.numel() for weight in weights)]
     with _disable_current_modes(), torch.no_grad():
         shapes = (x, hx, hx, *weights)
