@@ -70,12 +70,17 @@ if TYPE_CHECKING:
     from hocket.run.data.sample_loader import SampleLoader as SampleLoader
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
     from hocket.run.data.token_mean import TokenMean as TokenMean
+    from hocket.run.diagnostics.startup import StartupProgress as StartupProgress
     from hocket.run.early_stop import EarlyStop as EarlyStop
     from hocket.run.engine.emulator.emulate import emulate as emulate
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
+    from hocket.run.engine.tracing.profile_steps import ProfileSteps as ProfileSteps
     from hocket.run.fill.settings import Fill as Fill
     from hocket.run.fit import fit as fit
+    from hocket.run.loggers import JsonLinesLogger as JsonLinesLogger
+    from hocket.run.loggers import Logger as Logger
+    from hocket.run.loggers import TensorBoardLogger as TensorBoardLogger
     from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
     from hocket.run.outoforder.compile_step import compile_step as compile_step
     from hocket.run.pipeline import Pipeline as Pipeline
@@ -112,8 +117,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "Byol": "hocket.teacher.losses.two_views",
     "Cache": "hocket.freeze.cache.settings",
-    "Candidate": "hocket.planner.candidate",
     "CallbackError": "hocket.errors",
+    "Candidate": "hocket.planner.candidate",
     "CaptureError": "hocket.errors",
     "CheckpointError": "hocket.errors",
     "CompiledStep": "hocket.run.outoforder.compile_step",
@@ -136,11 +141,13 @@ _HOMES = {
     "Job": "hocket.sharing.running.job",
     "JobContext": "hocket.sharing.running.job",
     "JobReport": "hocket.sharing.report",
+    "JsonLinesLogger": "hocket.run.loggers",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Lars": "hocket.teacher.lars",
     "LinearProbe": "hocket.teacher.evaluation",
     "Link": "hocket.core.costs",
+    "Logger": "hocket.run.loggers",
     "MetricsError": "hocket.errors",
     "MissingPackageError": "hocket.errors",
     "MocoV3": "hocket.teacher.losses.two_views",
@@ -159,6 +166,7 @@ _HOMES = {
     "Plan": "hocket.run.engine.plan",
     "PlanConfig": "hocket.planner.rank",
     "PlanError": "hocket.errors",
+    "ProfileSteps": "hocket.run.engine.tracing.profile_steps",
     "Program": "hocket.core.program",
     "Proof": "hocket.core.check",
     "RaceError": "hocket.errors",
@@ -177,8 +185,10 @@ _HOMES = {
     "ShareReport": "hocket.sharing.report",
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
+    "StartupProgress": "hocket.run.diagnostics.startup",
     "StepResult": "hocket.run.engine.sync.step_result",
     "Teacher": "hocket.run.tune.teachers.teacher",
+    "TensorBoardLogger": "hocket.run.loggers",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
     "TwoViewLoader": "hocket.teacher.view_loader",

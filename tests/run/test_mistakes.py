@@ -33,15 +33,20 @@ def test_what_watches_ends_nothing(tmp_path: Path) -> None:
     first, second = (outcome.results[rank] for rank in (0, 1))
     assert first.pop("calls") == [0, 1]  # the one that failed is not called again
     assert second.pop("calls") == [0, 1, 2, 3]
+    assert first.pop("logged") == [4, 5]
+    assert second.pop("logged") == []  # only rank 0 logs
     assert first == second
-    callback, metrics, empty, none = first["raised"]
+    callback, metrics, empty, none, logger = first["raised"]
+    assert logger[0] == "CallbackError"
+    assert "rank 0: FullLogger.log failed after step 5: OSError: no space" in logger[1]
+    assert first["traces"] == ["steps-1-1-rank-0.json", "steps-1-1-rank-1.json"]
     assert callback[0] == "CallbackError"
     assert "full_disk failed after step 1: OSError: no space left" in callback[1]
     assert metrics[0] == "MetricsError"
     assert "failed on rank 1: KeyError: 'accuracy'" in metrics[1]
     assert empty[0] == none[0] == "DataError"
     assert "got NoneType" in none[1]
-    assert (first["step"], len(first["names"])) == (4, 4)
+    assert (first["step"], len(first["names"])) == (7, 4)
 
 
 @pytest.mark.parametrize(

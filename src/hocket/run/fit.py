@@ -18,19 +18,15 @@ Any other loop is easily written: `for result in pipeline.train(loader)`.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hocket.errors import CallbackError, DataError, HocketError
-from hocket.run.cluster.world import World
+from hocket.errors import DataError
+from hocket.run.callbacks import Callback, Callbacks
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.loggers import Logger, log_callbacks
 from hocket.run.pipeline import Pipeline
-
-log = logging.getLogger(__name__)
-
-Callback = Callable[[StepResult, EvaluationResult | None], object]
 
 
 def fit(
@@ -42,6 +38,7 @@ def fit(
     num_steps: int | None = None,
     drain_after: Callable[[int], bool] | None = None,
     callbacks: Sequence[Callback] = (),
+    loggers: Sequence[Logger] | None = None,
 ) -> StepResult | None:
     """Train on a loader, and evaluate every so many steps. Every worker must call this.
 
@@ -60,6 +57,8 @@ def fit(
             that returns True ends the training: it must do so on all workers, as it
             does when it depends only on these results, which all workers share. Steps
             that are in flight then are finished without further calls.
+        loggers: get the numbers of steps, as for `Pipeline.train`, and those of
+            evaluations as `evaluation/...`, on rank 0.
 
     Returns:
         The last step's result; None if no step was trained.
@@ -84,7 +83,12 @@ def fit(
 
     if num_steps is not None and pipeline.num_steps >= num_steps:
         return None  # resumed where it had ended
-    called = _Callbacks(callbacks, pipeline.world)
+    overlaps = bool(pipeline.plan.schedule.body)
+    called = Callbacks(
+        [*callbacks, *log_callbacks(loggers, pipeline.world, overlaps=overlaps)],
+        pipeline.world,
+        is_watched=bool(callbacks) or loggers is not None,
+    )
     result = None
     for result in pipeline.train(loader, drain_every=drains):
         evaluation = evaluate() if evaluate and is_due(result.step) else None
@@ -115,61 +119,3 @@ def _check_evaluation(
             "evaluate is never called without evaluate_every_steps or num_steps: say "
             "after which steps"
         )
-
-
-class _Callbacks:
-    """Calls callbacks, and keeps their errors until all workers raise them.
-
-    Args:
-        callbacks: called in their order.
-        world: the job.
-    """
-
-    def __init__(self, callbacks: Sequence[Callback], world: World) -> None:
-        self._callbacks = list(callbacks)
-        self._world = world
-        self._is_watched = bool(callbacks)
-        self._failures: list[str] = []
-        self._error: Exception | None = None  # the first one
-
-    def call(self, result: StepResult, evaluation: EvaluationResult | None) -> bool:
-        """Call all; return whether one asks to stop.
-
-        Raises:
-            CallbackError: one failed, and there is no other worker.
-            HocketError: one called the pipeline, and that failed.
-        """
-        stops = False
-        for callback in tuple(self._callbacks):
-            try:
-                stops |= callback(result, evaluation) is True
-            except HocketError:  # of the pipeline: alike on all workers
-                raise
-            except Exception as error:
-                name = getattr(callback, "__qualname__", type(callback).__name__)
-                self._failures.append(
-                    f"{name} failed after step {result.step}: "
-                    f"{type(error).__name__}: {error}"
-                )
-                self._error = self._error or error
-                self._callbacks.remove(callback)
-                if self._world.world_size == 1:
-                    self.raise_failures()
-                log.exception("%s; training goes on without it", self._failures[-1])
-        return stops
-
-    def raise_failures(self) -> None:
-        """Raise the failures of all workers; every worker must call this.
-
-        Raises:
-            CallbackError: a callback failed on some worker.
-        """
-        if not self._is_watched:
-            return
-        by_rank = self._world.gather_json(self._failures, "failures of callbacks")
-        failures = [f"rank {r}: {x}" for r, own in enumerate(by_rank) for x in own]
-        self._failures = []
-        if failures:
-            raise CallbackError(
-                f"{'; '.join(failures)}. The pipeline can be used as before"
-            ) from self._error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import counted
+from hocket.run.callbacks import Callbacks
 from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
@@ -21,6 +22,7 @@ from hocket.run.engine.driver import drains_after
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
+from hocket.run.loggers import Logger, log_callbacks
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.staged_run import StagedRun
 from hocket.run.tune.config import PipelineConfig
@@ -112,6 +114,7 @@ class Pipeline(StagedRun):
         loader: Iterable[Any],
         *,
         drain_every: int | Callable[[int], bool] | None = None,
+        loggers: Sequence[Logger] | None = None,
     ) -> Iterator[StepResult]:
         """Train one step on each batch of a loader, or on each `accumulate` of them.
 
@@ -126,8 +129,15 @@ class Pipeline(StagedRun):
                 the whole run, or after those for whose numbers a function returns True:
                 evaluations and saves at the results of these steps see exactly their
                 weights.
+            loggers: get the numbers of each step as `train/loss` and so on, on rank 0:
+                anything with a method `log(numbers, step=step)`, such as
+                `hocket.TensorBoardLogger` or a run of W&B. Give them on every worker,
+                or a list that is empty on the others.
 
         Raises:
+            CallbackError: a logger or `profile` has failed: raised by every worker when
+                the loader has ended, and by a worker alone at once. The pipeline can be
+                used as before.
             DataError: a batch has fewer samples than microbatches; raised before the
                 first step if the loader's sizes are known. Or drain_every is not
                 positive; or, with `cache`, the loader does not name its samples, or
@@ -156,13 +166,24 @@ class Pipeline(StagedRun):
         if not is_sized:
             batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))
+        called = Callbacks(
+            log_callbacks(loggers, self.world, overlaps=overlaps),
+            self.world,
+            is_watched=loggers is not None or self._profiler is not None,
+        )
         for result in self._driver.train(steps, drains):
-            yield self._described(result)
+            described = self._described(result)
+            called.call(described, None)
+            yield described
         if self._freezing is not None:
             self._freezing.epoch_ended = True
         if overlaps and not is_sized:
             with self._reported("train()"):
                 self._batch_counts.agree()
+        if self._profiler is not None:
+            for error in self._profiler.take_errors():
+                called.note("the trace of chosen steps failed", error)
+        called.raise_failures()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.

@@ -20,11 +20,14 @@ from hocket.run.cluster.layout import make_layout
 from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.step_batch import NetBatches, make_net_batches
+from hocket.run.diagnostics import startup
+from hocket.run.diagnostics.startup import StartupReporter
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import PlayedLayout
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.engine.tracing.step_profiler import StepProfiler
 from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
@@ -47,10 +50,25 @@ class StagedRun(WorkerRun, ABC):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             config.refuse_meta()
+            self._profiler: StepProfiler | None = None
+            if config.profile is not None:
+                self._profiler = StepProfiler(config.profile, world.rank, world.device)
+                self._stack.callback(self._profiler.close)
             layout = self._layout = make_layout(world, config.num_replicas)
-            plan, executor, self._freezing = assemble(
-                config, world, layout, recorder, self._stack, timeout_s
-            )
+            with StartupReporter(
+                config.progress,
+                is_leader=world.rank == 0,
+                after_s=startup.AFTER_S,
+                every_s=startup.EVERY_S,
+            ) as reporter:
+                plan, executor, self._freezing = assemble(
+                    replace(config, progress=reporter),
+                    world,
+                    layout,
+                    recorder,
+                    self._stack,
+                    timeout_s,
+                )
             self.plan = plan
             self._transition_s = 0.0  # of the change of layout before this step
             self._cache = None if self._freezing is None else self._freezing.cache
@@ -69,7 +87,7 @@ class StagedRun(WorkerRun, ABC):
                 config.fill, plan, executor.player, world, layout, config.memory_bytes
             )
             self._stack.callback(self.filling.close)
-            self._driver = Driver(executor, recorder, self._playing)
+            self._driver = Driver(executor, recorder, self._playing, self._profiler)
             self._checkpoints = CheckpointManager(
                 self._outline,
                 PlayedLayout(plan, executor, layout),

@@ -155,6 +155,51 @@ def test_callbacks_are_told_everything(
         train(source, monkeypatch, 'run.callbacks=["own_callback:make_nothing"]')
 
 
+def test_own_loggers_get_numbers_where_tensorboard_does(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every second step; it is made with the run's folder, and closed."""
+    source = write_own(free_dir, "own_logger", code=LOGGER)
+    names = 'run.loggers=["tensorboard", "own_logger:Lines"]'
+    settings = (names, "run.log_every_steps=2", "run.profile_steps=[1]")
+    train(source, monkeypatch, *settings, "training.max_steps=4")
+
+    run_dir = free_dir / "run"
+    assert (run_dir / "tensorboard").is_dir()
+    assert (run_dir / "traces" / "steps-1-1-rank-0.json").exists()
+    logged = [line.split() for line in (run_dir / "own.txt").read_text().splitlines()]
+    assert [step for step, *_ in logged] == ["0", "2", "4", "4", "closed"]
+    assert "train/loss" in logged[0]
+    assert {"epoch/samples_per_s", "epoch/data_s"} <= {*logged[2]}
+    assert "evaluation/accuracy" in logged[3]
+    run_dir.rename(free_dir / "first")
+    with pytest.raises(RecipeError, match="int without log: a logger has"):
+        train(source, monkeypatch, 'run.loggers=["own_logger:make_nothing"]')
+    with pytest.raises(RecipeError, match="should be 'tensorboard', or name a funct"):
+        resolve(source, ['run.loggers=["board"]'])
+    with pytest.raises(RecipeError, match="profile_memory has no effect without"):
+        resolve(source, ["run.profile_memory=true"])
+
+
+LOGGER = """
+
+
+class Lines:
+    def __init__(self, run_dir):
+        self.file = (run_dir / "own.txt").open("w")
+
+    def log(self, numbers, step):
+        print(step, *numbers, file=self.file)
+
+    def close(self):
+        print("closed", file=self.file)
+        self.file.close()
+
+
+def make_nothing(run_dir):
+    return 0
+"""
+
 CALLBACK = """
 
 

@@ -15,7 +15,9 @@ from hocket.recipes.training.metrics_log import (
     JSON_NAME,
     TENSORBOARD_NAME,
     History,
+    LoggerWatcher,
     MetricsLog,
+    make_logger,
 )
 from tests.recipes.support.run_records import (
     epoch_record,
@@ -73,10 +75,12 @@ def test_every_record_becomes_one_line(tmp_path: Path) -> None:
 
 def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
     """Training and evaluation in two groups, over steps."""
-    log = MetricsLog(tmp_path)
+    log = LoggerWatcher(make_logger("tensorboard", tmp_path, None))
     for step in range(3):
         log.step(step_record(step, loss=1.0 - step / 4))
     log.evaluation(evaluation_record(2))
+    log.epoch(epoch_record(2))
+    log.summary(summary_record())
     log.close()
 
     board = EventAccumulator(str(tmp_path / TENSORBOARD_NAME))

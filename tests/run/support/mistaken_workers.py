@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,10 +14,24 @@ import hocket
 BATCH = torch.ones(4, 3), torch.zeros(4, 3)
 
 
-def watch(_folder: str) -> dict[str, Any]:
+class FullLogger:
+    """Fails at the second step."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, numbers: dict[str, Any], /, *, step: int) -> None:
+        """Fail."""
+        self.steps.append(step)
+        if len(self.steps) == 2:
+            raise OSError("no space left on device")
+
+
+def watch(folder: str) -> dict[str, Any]:
     """Let what watches fail; return what was raised, and what still works."""
     logging.disable()
-    pipeline = made()
+    traces = Path(folder) / "traces"
+    pipeline, logger = made(hocket.ProfileSteps([1], traces)), FullLogger()
     with pipeline:
         calls: list[int] = []
 
@@ -31,8 +46,11 @@ def watch(_folder: str) -> dict[str, Any]:
             error_of(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics)),
             error_of(lambda: pipeline.evaluate([])),
             error_of(lambda: next(pipeline.train(None))),  # type: ignore[arg-type]
+            error_of(lambda: [*pipeline.train([BATCH] * 3, loggers=[logger])]),
         ]
         return {
+            "logged": logger.steps,
+            "traces": sorted(path.name for path in traces.iterdir()),
             "raised": raised,
             "calls": calls,
             "step": pipeline.step(BATCH).step,
@@ -53,7 +71,7 @@ def call_differently(_folder: str, first: str, second: str) -> list[str]:
     return error_of(calls[first if pipeline.is_main else second])
 
 
-def made() -> hocket.Pipeline:
+def made(profile: hocket.ProfileSteps | None = None) -> hocket.Pipeline:
     """Of two stages."""
     torch.manual_seed(0)
     return hocket.Pipeline(
@@ -64,6 +82,7 @@ def made() -> hocket.Pipeline:
         schedule="1f1b",
         num_microbatches=2,
         cut=["1"],
+        profile=profile,
     )
 
 

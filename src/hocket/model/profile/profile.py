@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import reprlib
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from hocket import cuda
+from hocket import __version__, cuda
 from hocket.core.costs import Link
 from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
@@ -185,12 +186,7 @@ class Profile:
 
     def save(self, path: Path) -> None:
         """Write the profile as JSON, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(
-            json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8"
-        )
-        partial.replace(path)
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Profile:
@@ -262,8 +258,19 @@ def conditions_of(captured: Captured, device: torch.device) -> dict[str, str]:
         "host": platform.node(),
         "num_threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "hocket": __version__,
         "python": platform.python_version(),
     }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all, also if several processes do so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
 
 
 def key_of(conditions: dict[str, str]) -> str:

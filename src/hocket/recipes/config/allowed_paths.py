@@ -38,8 +38,9 @@ IMPORTED: Final[tuple[Key, ...]] = (
     ("task", "loss"),
     ("task", "metrics"),
     ("run", "callbacks"),
+    ("run", "loggers"),
 )
-NO_PATHS: Final = {"resume": "auto"}  # values that are words
+NO_PATHS: Final = {"resume": "auto", "loggers": "tensorboard"}  # values: words
 
 _WAY_OUT: Final = (
     "say it on the command line (--set {key}=...), or allow it (--allow-outside)"
@@ -70,7 +71,7 @@ def outside_paths(
         for key, path in _said(sections, keys):
             if NO_PATHS.get(key[1]) != path and not _is_inside(path, base):
                 yield key, f"{path!r} is outside of {whose} {base}: {_way_out(key)}"
-    for key, name in _said(sections, IMPORTED):
+    for key, name in _imported(sections):
         module = name.partition(":")[0]
         if not _is_beside(module, folder):
             yield (
@@ -82,7 +83,14 @@ def outside_paths(
 
 def functions_in(sections: Mapping[str, Any]) -> set[Key]:
     """Return the keys that name the user's functions."""
-    return {key for key, _ in _said(sections, IMPORTED)}
+    return {key for key, _ in _imported(sections)}
+
+
+def _imported(sections: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Yield each name of a function, under its key."""
+    for key, name in _said(sections, IMPORTED):
+        if NO_PATHS.get(key[1]) != name:
+            yield key, name
 
 
 def _said(

@@ -37,6 +37,7 @@ from hocket.recipes.config.pipeline_settings import PipelineSettings
 from hocket.recipes.config.settings import (
     Count,
     FunctionName,
+    LoggerName,
     NaturalNumber,
     Positive,
     Settings,
@@ -166,14 +167,23 @@ class RunSettings(Settings):
         callbacks: the user's `module:function`s, each of which returns a watcher, which
             rank 0 calls with all steps and evaluations
             (`hocket.recipes.training.records.Watcher`).
+        loggers: where numbers go beside `metrics.jsonl`: "tensorboard", into the run's
+            folder, or the user's `module:function`s, each of which is called with the
+            folder and returns a logger (`hocket.Logger`), as for W&B.
         profile_folder: where profiles of models are kept, and found again.
+        profile_steps: the steps of which each worker writes a trace into the run's
+            folder (`hocket.ProfileSteps`).
+        profile_memory: also write what the GPUs' allocators did in these steps.
     """
 
     name: str
     folder: str = "runs"
     log_every_steps: Count = 1
     callbacks: Annotated[tuple[FunctionName, ...], Field(strict=False)] = ()
+    loggers: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ("tensorboard",)
     profile_folder: str = ".profiles"
+    profile_steps: Annotated[tuple[NaturalNumber, ...], Field(strict=False)] = ()
+    profile_memory: bool = False
 
     @field_validator("name")
     @classmethod
@@ -183,6 +193,12 @@ class RunSettings(Settings):
                 f"{name!r} should name a folder: letters, digits, '_', '.' and '-' only"
             )
         return name
+
+    @model_validator(mode="after")
+    def _says_which_steps(self) -> RunSettings:
+        if self.profile_memory and not self.profile_steps:
+            raise ValueError("profile_memory has no effect without profile_steps")
+        return self
 
 
 class Recipe(Settings):

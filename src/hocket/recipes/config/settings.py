@@ -38,6 +38,18 @@ def _is_function(name: str) -> str:
 FunctionName = Annotated[str, AfterValidator(_is_function)]
 
 
+def _is_logger(name: str) -> str:
+    if name != "tensorboard" and not _FUNCTION.fullmatch(name):
+        raise ValueError(
+            f"{name!r} should be 'tensorboard', or name a function that returns a "
+            "logger, as 'module:function'"
+        )
+    return name
+
+
+LoggerName = Annotated[str, AfterValidator(_is_logger)]
+
+
 def _is_plain(value: Any) -> bool | int | float | str:
     is_plain = isinstance(value, bool | int | float | str)
     if not is_plain or (isinstance(value, float) and not isfinite(value)):

@@ -1,9 +1,10 @@
-"""Writes a run's numbers: JSON lines for programs, TensorBoard's events for people.
+"""Writes a run's numbers: JSON lines for programs, and loggers for people.
 
     metrics.jsonl    {"kind": "step", "step": 0, ...}   one object per line
-    tensorboard/     the same numbers, under train/ and evaluation/
+    tensorboard/     the same numbers, under train/, evaluation/ and epoch/
+    run.loggers      the same
 
-Both are complete up to the last step at any moment. A run that resumes from a
+The lines are complete up to the last step at any moment. A run that resumes from a
 checkpoint first removes what was written after it, so that no step occurs twice.
 """
 
@@ -12,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any, Final
 
 from hocket.core.layout import WorkerLayout
-from hocket.errors import MissingPackageError
+from hocket.errors import RecipeError
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.records import (
     EpochRecord,
@@ -25,10 +26,13 @@ from hocket.recipes.training.records import (
     StepRecord,
     SummaryRecord,
 )
+from hocket.recipes.user_functions import load_function
+from hocket.run.loggers import Logger, TensorBoardLogger, json_line
 
 JSON_NAME: Final = METRICS_NAME
 TENSORBOARD_NAME: Final = "tensorboard"
-_PLACES: Final = ("step", "epoch", "num_steps", "num_samples")  # not drawn
+# Not logged: they say where, and loggers take numbers.
+_PLACES: Final = ("step", "epoch", "num_steps", "num_samples")
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
 
 
@@ -41,51 +45,30 @@ class MetricsLog:
         first_step: the step at which a run resumes in its own folder; None for a run
             with a new one.
 
-    Raises:
-        MissingPackageError: TensorBoard is not installed.
     """
 
     def __init__(
         self, run_dir: Path, log_every_steps: int = 1, *, first_step: int | None = None
     ) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingPackageError(
-                "runs are logged for TensorBoard, which is not installed: "
-                "pip install 'hocket[recipes]'"
-            ) from error
         self._every = log_every_steps
         path = run_dir / JSON_NAME
         if first_step is not None and path.exists():
             _truncate(path, first_step)
         mode = "x" if first_step is None else "a"
         self._lines = path.open(mode, encoding="utf-8")
-        self._board = SummaryWriter(run_dir / TENSORBOARD_NAME, purge_step=first_step)
 
     def step(self, record: StepRecord) -> None:
         """Write a step's numbers."""
-        if record.step % self._every:
-            return
-        self._write("step", _flat(record, record.losses))
-        self._draw("train", _flat(record, record.losses), record.step)
+        if record.step % self._every == 0:
+            self._write("step", _flat(record, record.losses))
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Write an evaluation's numbers."""
         self._write("evaluation", _flat(record, record.metrics))
-        self._draw("evaluation", _flat(record, record.metrics), record.num_steps)
 
     def epoch(self, record: EpochRecord) -> None:
         """Write an epoch's numbers."""
-        numbers = {
-            **dataclasses.asdict(record),
-            "samples_per_s": record.samples_per_s,
-            "message_bytes_per_s": record.message_bytes_per_s,
-        }
-        self._write("epoch", numbers)
-        layout = WorkerLayout.parse(numbers.pop("layout"))
-        shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
-        self._draw("epoch", numbers | shape, record.num_steps)
+        self._write("epoch", _of_epoch(record))
 
     def summary(self, record: SummaryRecord) -> None:
         """Write the run's totals, and the last evaluation's loss and metrics."""
@@ -93,23 +76,86 @@ class MetricsLog:
         self._write("summary", _flat(record, {"loss": last.loss, **last.metrics}))
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the file."""
         self._lines.close()
-        self._board.close()
 
     def _write(self, kind: str, numbers: Mapping[str, Any]) -> None:
-        """Write one line; JSON has no NaN, so that null replaces it."""
-        finite = {
-            name: None if isinstance(x, float) and not isfinite(x) else x
-            for name, x in numbers.items()
-        }
-        self._lines.write(json.dumps({"kind": kind, **finite}) + "\n")
+        self._lines.write(json_line({"kind": kind, **numbers}))
         self._lines.flush()
 
-    def _draw(self, group: str, numbers: Mapping[str, Any], step: int) -> None:
-        for name, value in numbers.items():
-            if name not in _PLACES:
-                self._board.add_scalar(f"{group}/{name}", value, step)
+
+class LoggerWatcher:
+    """Passes the same numbers on to a logger.
+
+    Args:
+        logger: the logger; closed at the end if it has a method `close`.
+        log_every_steps: the steps between two that are logged.
+    """
+
+    def __init__(self, logger: Logger, log_every_steps: int = 1) -> None:
+        self._logger = logger
+        self._every = log_every_steps
+
+    def step(self, record: StepRecord) -> None:
+        """Log a step's numbers."""
+        if record.step % self._every == 0:
+            self._log("train", _flat(record, record.losses), record.step)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Log an evaluation's numbers."""
+        self._log("evaluation", _flat(record, record.metrics), record.num_steps)
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Log an epoch's numbers."""
+        numbers = _of_epoch(record)
+        layout = WorkerLayout.parse(numbers.pop("layout"))
+        shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
+        self._log("epoch", numbers | shape, record.num_steps)
+
+    def summary(self, record: SummaryRecord) -> None:
+        """Do nothing: the last evaluation was logged."""
+
+    def close(self) -> None:
+        """Close the logger."""
+        if callable(close := getattr(self._logger, "close", None)):
+            close()
+
+    def _log(self, group: str, numbers: Mapping[str, Any], step: int) -> None:
+        drawn = {
+            f"{group}/{name}": x for name, x in numbers.items() if name not in _PLACES
+        }
+        self._logger.log(drawn, step=step)
+
+
+def make_logger(name: str, run_dir: Path, first_step: int | None) -> Logger:
+    """Make a logger that a recipe names.
+
+    Args:
+        name: "tensorboard", or a `module:function` that is called with the folder.
+        run_dir: the run's folder.
+        first_step: the step at which a run resumes in its own folder.
+
+    Raises:
+        MissingPackageError: TensorBoard is not installed.
+        RecipeError: what the function returned has no method `log`.
+    """
+    if name == TENSORBOARD_NAME:
+        return TensorBoardLogger(run_dir / TENSORBOARD_NAME, first_step=first_step)
+    logger: Logger = load_function(name)(run_dir)
+    if not callable(getattr(logger, "log", None)):
+        raise RecipeError(
+            f"{name} returned {type(logger).__name__} without log: a logger has "
+            "log(numbers, step=step), as hocket.Logger says"
+        )
+    return logger
+
+
+def _of_epoch(record: EpochRecord) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(record),
+        "samples_per_s": record.samples_per_s,
+        "message_bytes_per_s": record.message_bytes_per_s,
+    }
 
 
 def _flat(

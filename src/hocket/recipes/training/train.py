@@ -26,9 +26,15 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.freezing import freezing_options
 from hocket.recipes.models.gpt import Gpt, generate
-from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME
+from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME, TRACES_NAME
 from hocket.recipes.training.loop import Loop
-from hocket.recipes.training.metrics_log import JSON_NAME, History, MetricsLog
+from hocket.recipes.training.metrics_log import (
+    JSON_NAME,
+    History,
+    LoggerWatcher,
+    MetricsLog,
+    make_logger,
+)
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.progress import make_progress, plan_line, print_plain
 from hocket.recipes.training.records import EvaluationRecord, Watcher, load_watcher
@@ -40,6 +46,8 @@ from hocket.recipes.training.task import Task, make_task
 from hocket.run.checkpoint.format.folder import pointer
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
+from hocket.run.diagnostics.startup import StartupProgress
+from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
@@ -211,14 +219,14 @@ def _watchers(
     first_step: int,
     goes_on: bool,
 ) -> Iterator[Watcher]:
-    """Yield the log, the progress, and the recipe's own callbacks."""
+    """Yield the log, the loggers, the progress, and the recipe's own callbacks."""
     settings = layout.recipe.run
     num_epochs = layout.recipe.training.num_epochs
-    yield MetricsLog(
-        run_dir,
-        settings.log_every_steps,
-        first_step=first_step if goes_on else None,
-    )
+    begin = first_step if goes_on else None
+    yield MetricsLog(run_dir, settings.log_every_steps, first_step=begin)
+    for name in settings.loggers:
+        logger = make_logger(name, run_dir, begin)
+        yield LoggerWatcher(logger, settings.log_every_steps)
     yield make_progress(layout.num_steps, num_epochs, console, first_step=first_step)
     for name in settings.callbacks:
         yield load_watcher(name, run_dir)
@@ -251,6 +259,11 @@ def make_pipeline(
         ),
         "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
     }
+    run = recipe.run
+    if run.profile_steps:
+        options["profile"] = ProfileSteps(
+            run.profile_steps, run_dir / TRACES_NAME, memory=run.profile_memory
+        )
     return Pipeline(
         task.make_model(),  # the only reference: only our stages stay in memory
         task.loss,
@@ -262,8 +275,15 @@ def make_pipeline(
         run_dir=run_dir,
         teachers=task.make_teachers(layout.num_steps),
         world=world,
+        progress=_print_start,
         **options,
     )
+
+
+def _print_start(progress: StartupProgress) -> None:
+    """Print what the start of the pipeline does, if output goes to a terminal."""
+    if sys.stdout.isatty():
+        print_plain(Console(file=sys.stdout), str(progress))
 
 
 def _write_sample(

@@ -29,6 +29,7 @@ from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion
 from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.engine.tracing.step_profiler import StepProfiler
 
 _MOST_OPS: Final = 200_000  # whose times are kept: some megabytes
 
@@ -74,11 +75,17 @@ class Driver:
         executor: this worker's.
         recorder: notes each wait.
         guard: is entered around what is played.
+        profiler: traces chosen steps, if any.
     """
 
     def __init__(
-        self, executor: Executor, recorder: FlightRecorder, guard: Guard
+        self,
+        executor: Executor,
+        recorder: FlightRecorder,
+        guard: Guard,
+        profiler: StepProfiler | None = None,
     ) -> None:
+        self._profiler = profiler
         self._executor = executor
         self._plan = executor.plan
         self._recorder = recorder
@@ -223,9 +230,11 @@ class Driver:
     def _play(
         self, segment: _Segment, portion: Portion, *, num_begun: int, num_ended: int
     ) -> None:
+        begun = [self._waiting.popleft() for _ in range(num_begun)]
+        if self._profiler is not None:
+            self._profiler.before([*self._open_steps().values(), *_numbers_of(begun)])
         begin_s = perf_counter()
         sync = self._executor.sync
-        begun = [self._waiting.popleft() for _ in range(num_begun)]
         first = segment.first + segment.offset
         busy_s = 0.0
         for i in range(max((len(works) for works in begun), default=1)):
@@ -233,6 +242,9 @@ class Driver:
             self._works |= dict(enumerate(batches, self._num_begun))
             record = self._executor.play(portion, first, self._works, batches)
             busy_s += self._executor.player.busy_s(portion, record)
+            if self._profiler is not None:
+                steps, device = self._open_steps(), self._executor.device_in_plan
+                self._profiler.add(self._plan, portion, device, steps, first, record)
         self._num_begun += num_begun
         segment.keep(record)
         number = segment.first + segment.num_ended
@@ -258,6 +270,12 @@ class Driver:
             )
             self._results.append(result)
             self.last_result = result
+        if self._profiler is not None:
+            self._profiler.after(self._open_steps().values())
+
+    def _open_steps(self) -> dict[int, int]:
+        """Return the steps' numbers of what was begun and is not over, by its own."""
+        return {i: first_of(nets).step.number for i, nets in self._works.items()}
 
     def _order_of(self, num_steps: int) -> Schedule:
         schedule = self._plan.schedule
@@ -268,6 +286,10 @@ class Driver:
         alone = one_step(schedule).with_num_steps(num_steps)
         program = replace(schedule.program, num_steps=num_steps)
         return replace(alone, program=program)
+
+
+def _numbers_of(begun: Iterable[list[NetBatches]]) -> Iterator[int]:
+    return (first_of(works[0]).step.number for works in begun)
 
 
 def added_up(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hocket.core.costs import Costs
+from hocket.core.formats import costs_json
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
@@ -39,6 +40,7 @@ from hocket.run.stage.net_output import NetOutput
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.dry_run import dry_run
 
@@ -78,23 +80,35 @@ def build_plan(
         order = freeze_stages(order, num_frozen_stages(modules))
     costs = _recomputing(found.costs, order, config, world)
     if config.compile:
+        config.report("compiling the stages")
         compile_stages([*_to_compile(config, order, found, world)], order, context)
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = context.channels(play_plan)
     nets, wiring = _nets(config, order.program, found)
     program = order.program
     if not config.whole_batch and not program.whole_batch_flows:
-        costs = dry_run(
-            costs,
-            [captured, *(teacher.known.captured for teacher in found.teachers)],
-            order,
-            nets,
-            wiring,
-            _parts(config, program),
-            config.training,
-            context,
-            channels,
-        )
+
+        def in_place() -> Costs:
+            config.report("a dry run of a few steps")
+            return dry_run(
+                costs,
+                [captured, *(teacher.known.captured for teacher in found.teachers)],
+                order,
+                nets,
+                wiring,
+                _parts(config, program),
+                config.training,
+                context,
+                channels,
+            )
+
+        depends_on = {
+            "costs": costs_json.to_json(costs),
+            "order": str(order),
+            "compile": str(config.compile),
+        }
+        folder = None if found.teachers else config.profile_dir
+        costs = kept_costs(folder, found.known.profile, depends_on, world, in_place)
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
     plan = Plan(

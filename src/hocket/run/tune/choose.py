@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from hocket.draw.quantity import byte_size
@@ -33,6 +34,7 @@ from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import Parameters
 from hocket.schedules import SCHEDULES
 
+_ACTIVITY: Final = "choosing the order"
 _LEAST_GAIN: Final = 0.02  # of reverse first-k, whose buckets are measured besides
 _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
@@ -65,6 +67,7 @@ def choose_order(
         cluster = usual_cluster(world, most)
         return _best(config, known, cluster, search_of(config, layout))
 
+    config.report(_ACTIVITY)
     name, num_stages = decide_on_rank_0(world, decide, "choice of the schedule")
     is_free = SCHEDULES[name].is_data_parallel  # whose number of buckets is found
     stages = None if is_free else num_stages
@@ -93,7 +96,13 @@ def _best(
         correction=correction_cost(config, trained),
     )
     try:
-        ranking = rank(work, cluster, num_samples * config.num_parts, search)
+        ranking = rank(
+            work,
+            cluster,
+            num_samples * config.num_parts,
+            search,
+            progress=partial(config.report, _ACTIVITY),
+        )
     except PlanError as error:
         raise PlanError(f'schedule="auto": {error}') from None
     return chosen(ranking)

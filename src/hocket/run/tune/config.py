@@ -25,10 +25,12 @@ from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
+from hocket.run.diagnostics.startup import StartupHook, StartupProgress
+from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.fill.settings import Fill, fill_faults
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
-from hocket.signatures import values_of
+from hocket.signatures import function_fault, values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,12 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         fill: inference with another net over its own samples, in the waits of the
             devices, such as `hocket.Fill(net.eval(), samples, on_output)`.
         world: the job, if it is joined already (several pipelines in one job).
+        profile: traces of chosen steps by torch.profiler, such as
+            `hocket.ProfileSteps(steps=range(3, 5), folder="traces/")`.
+        progress: called on rank 0 with a `hocket.StartupProgress` while the pipeline is
+            made, if that takes longer than two seconds: at each new activity, and every
+            few seconds from another thread. The logger `hocket` gets the same lines
+            (INFO). If it fails, that is logged, and it is not called again.
 
     Raises:
         ConfigError: an option is not valid, or has no effect; names all such options.
@@ -96,6 +104,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     cache: Cache | None = None
     fill: Fill | None = None
     world: World | None = None
+    profile: ProfileSteps | None = None
+    progress: StartupHook | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
@@ -118,8 +128,27 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             faults.append(f"balance {self.balance!r} should be 'exact' or 'greedy'")
         elif self.balance == "greedy" and self.freeze is None:
             faults.append("balance 'greedy' has no effect without freeze")
+        if self.progress is not None and (
+            fault := function_fault(
+                "progress must be a function of what is done", self.progress, "print"
+            )
+        ):
+            faults.append(fault)
         if text := "; ".join(faults):
             raise ConfigError(text)
+
+    def report(
+        self, what: str, num_done: int | None = None, num_all: int | None = None
+    ) -> None:
+        """Report what is done before the first step (`run/diagnostics/startup.py`).
+
+        Args:
+            what: the activity.
+            num_done: how much of it is done, if it is counted.
+            num_all: how much there is.
+        """
+        if self.progress is not None:
+            self.progress(StartupProgress(what, num_done=num_done, num_all=num_all))
 
     @property
     def num_parts(self) -> int:

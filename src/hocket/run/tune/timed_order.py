@@ -126,6 +126,7 @@ def _for_costs(
     def decide() -> str:
         return str(order_for_costs(config, context.layout, first, found, most))
 
+    config.report(f"making the order of {name}")
     text = decide_on_rank_0(world, decide, f"order of {name}")
     return Schedule.parse(text), found
 

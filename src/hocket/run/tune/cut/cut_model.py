@@ -16,6 +16,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import measure_messages, usual_cluster
 from hocket.run.tune.teachers.stages import CutTeacher
@@ -78,19 +79,33 @@ def cut_and_measure(
             known, program, config.cut, world, context.layout
         )
     modules = cut(known.captured, boundaries, program.flows)
-    messages = measure_messages(world, context.transport)
-    costs = stage_costs(
-        known.profile,
-        boundaries,
-        modules,
-        link=messages.link,
-        handling=messages.handling,
-        updates=measure_updates(modules, program, config, context),
-    )
-    costs = replace(costs, accumulates=config.accumulate > 1)
-    # With layers that freeze, layouts are compared while training runs.
-    if config.freeze is not None or program.num_replicas > 1:
-        costs = replace(costs, reduce_link=measure_ring(world) or Link())
+
+    def measure() -> Costs:
+        config.report("measuring messages and updates")
+        messages = measure_messages(world, context.transport)
+        costs = stage_costs(
+            known.profile,
+            boundaries,
+            modules,
+            link=messages.link,
+            handling=messages.handling,
+            updates=measure_updates(modules, program, config, context),
+        )
+        costs = replace(costs, accumulates=config.accumulate > 1)
+        # With layers that freeze, layouts are compared while training runs.
+        if config.freeze is not None or program.num_replicas > 1:
+            costs = replace(costs, reduce_link=measure_ring(world) or Link())
+        return costs
+
+    depends_on = {
+        "program": repr(program),
+        "boundaries": str(boundaries),
+        "settings": config.text,
+        "updates": known.updates,
+        "transport": type(context.transport).__name__,
+        "freezes": str(config.freeze is not None),
+    }
+    costs = kept_costs(config.profile_dir, known.profile, depends_on, world, measure)
     return CutModel(known, tuple(boundaries), modules, costs)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hocket.run.data.batch import (
 )
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loss import LossFunction
+from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.same_everywhere import (
     losses_of_random_outputs,
@@ -31,8 +32,8 @@ from hocket.run.engine.same_everywhere import (
     refuse_different_losses,
 )
 from hocket.run.nets.freezable import freezable_modules
-from hocket.run.stage.precision import Precision
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.kept import code_text, keep, read_kept
 from hocket.run.tune.profile_workers import measured_together, profile_layers
 from hocket.run.weights.update_text import update_text
 
@@ -44,11 +45,13 @@ class ProfiledModel:
     Args:
         captured: the captured model.
         profile: its layers' costs, the mean over the workers.
+        updates: a digest of how its parameters are updated.
         frozen_s: see `Plan`.
     """
 
     captured: Captured
     profile: Profile
+    updates: str
     frozen_s: tuple[float, ...] = ()
 
 
@@ -71,6 +74,7 @@ def profile_model(
         ModelError: the model cannot be captured.
         SchemaError: the workers have different models or settings.
     """
+    config.report("capturing the model")
     microbatch = config.microbatches()[0]
     spec = pytree.tree_structure(call_arguments(config.example[0]))
     args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
@@ -100,18 +104,23 @@ def profile_model(
         config.compute_precision,
         world,
     )
-    found = load_or_measure(captured, config, world, measure)
+    depends_on = {
+        "loss": code_text(config.loss),
+        "targets": _shapes(microbatch.targets),
+        "teacher_outputs": _shapes(tuple(teacher_outputs)),
+    }
+    profile = load_or_measure(captured, config, world, measure, depends_on)
     if config.freeze is None:
-        return ProfiledModel(captured, found)
+        return ProfiledModel(captured, profile, digests["updates"])
     here = microbatch.on(world.device)
     forwards = partial(
         profile_forwards, captured, here.leaves, device=world.device, training=False
     )
     together = partial(measured_together, forwards, config.compute_precision, world)
-    passes = passes_of(training=False)
-    frozen = load_or_measure(captured, config, world, together, passes=passes)
+    passes = {"passes": passes_of(training=False)}
+    frozen = load_or_measure(captured, config, world, together, passes)
     frozen_s = tuple(layer.forward_s for layer in frozen.layers)
-    return ProfiledModel(captured, found, frozen_s)
+    return ProfiledModel(captured, profile, digests["updates"], frozen_s)
 
 
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
@@ -161,8 +170,7 @@ def load_or_measure(
     config: PipelineConfig,
     world: World,
     measure: Callable[[], Profile],
-    *,
-    passes: str = "",
+    depends_on: Mapping[str, str],
 ) -> Profile:
     """Load a profile on rank 0, or measure it on all workers. Every worker must call.
 
@@ -171,29 +179,32 @@ def load_or_measure(
         config: the pipeline's, with the folder of kept profiles.
         world: all workers.
         measure: measures on all workers, and returns the mean.
-        passes: which passes are measured, where they are not forward and backward.
+        depends_on: what the numbers depend on beside the model and the workers.
     """
     conditions = conditions_of(captured, world.device)
-    if passes:
-        conditions["passes"] = passes
-    precision = config.compute_precision
-    folder = None if config.profile_dir is None else Path(config.profile_dir)
-    if folder is not None and precision is not Precision.FLOAT32:
-        folder = folder / precision.value
-    path = None if folder is None else path_of(folder, conditions)
-    kinds = world.gather_json(conditions["device_name"], "kind of device")
-    if len({*map(str, kinds)}) > 1:
-        path = None  # kept profiles are of one kind
-    found = None
-    if world.rank == 0 and path is not None and path.exists():
+    here = [conditions[name] for name in ("device_name", "host", "num_threads")]
+    workers = world.gather_json(here, "workers")
+    conditions |= {
+        **depends_on,
+        "precision": config.precision,
+        "workers": str(workers),  # which share caches and memory
+    }
+    path = None
+    if config.profile_dir is not None and len({kind for kind, *_ in workers}) == 1:
+        path = path_of(Path(config.profile_dir), conditions)  # of one kind of device
+    names = [layer.name for layer in captured.layers]
+
+    def read(path: Path) -> Json:
         kept = Profile.load(path)
-        kept.check_layers([layer.name for layer in captured.layers], path)
-        found = kept.to_json()
+        kept.check_layers(names, path)
+        return kept.to_json()
+
+    found = read_kept(path, read) if world.rank == 0 and path is not None else None
     found = world.broadcast_json(found, name="profile found")
     if found is not None:
         return Profile.from_json(found)
-
-    mean = measure()
+    config.report("measuring the model's layers")
+    mean = replace(measure(), conditions=conditions)
     if world.rank == 0 and path is not None:
-        mean.save(path)
+        keep(partial(mean.save, path))
     return mean

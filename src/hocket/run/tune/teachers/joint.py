@@ -163,8 +163,8 @@ def _known(
         training=teacher.is_training,
     )
     together = partial(measured_together, measure, config.compute_precision, world)
-    passes = passes_of(training=teacher.is_training)
-    profile = load_or_measure(captured, config, world, together, passes=passes)
+    depends_on = {"passes": passes_of(training=teacher.is_training)}
+    profile = load_or_measure(captured, config, world, together, depends_on)
     return KnownTeacher(
         name,
         teacher,

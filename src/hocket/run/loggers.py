@@ -1,0 +1,163 @@
+"""Passes the numbers of steps and evaluations on to loggers, on rank 0.
+
+    StepResult         ─▶ {"train/loss": 0.7, ...}       ─┐
+                                                          ├─▶ log(numbers, step=step)
+    EvaluationResult   ─▶ {"evaluation/loss": 0.6, ...}  ─┘
+
+Anything with such a `log` is a logger: a run of W&B as it is, the two classes here, or
+one of your own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Final, Protocol, TextIO
+
+from hocket.errors import MissingPackageError
+from hocket.run.callbacks import Callback
+from hocket.run.cluster.world import World
+from hocket.run.data.metrics import EvaluationResult
+from hocket.run.engine.sync.step_result import StepResult
+
+_FLUSH_S: Final = 10  # what TensorBoard shows is at most so old
+
+
+class Logger(Protocol):
+    """Receives numbers, on rank 0; `wandb.init(...)` returns one."""
+
+    def log(self, numbers: dict[str, Any], /, *, step: int) -> object:
+        """Log numbers.
+
+        Args:
+            numbers: by names such as `train/loss` or `evaluation/accuracy`.
+            step: the step's number; of an evaluation, the steps trained before it.
+        """
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard's events, once there are numbers; close it at the end.
+
+    Args:
+        folder: where events go; made with the first numbers, so on rank 0 alone.
+        first_step: the step at which a run resumes that has logged there before:
+            what it logged from that step on is hidden.
+
+    Raises:
+        MissingPackageError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | Path, *, first_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingPackageError(
+                "TensorBoardLogger needs TensorBoard, which is not installed: "
+                "pip install 'hocket[recipes]'"
+            ) from error
+        self._make = SummaryWriter
+        self._folder, self._first_step = folder, first_step
+        self._board: SummaryWriter | None = None
+
+    def log(self, numbers: Mapping[str, float], /, *, step: int) -> None:
+        """Write each number as a scalar."""
+        if self._board is None:
+            self._board = self._make(
+                str(self._folder), purge_step=self._first_step, flush_secs=_FLUSH_S
+            )
+        for name, value in numbers.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        if self._board is not None:
+            self._board.close()
+
+
+class JsonLinesLogger:
+    """Writes a JSON object per line, behind those that are there; close it at the end.
+
+    Args:
+        path: the file; made with the first numbers.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._lines: TextIO | None = None
+
+    def log(self, numbers: Mapping[str, float], /, *, step: int) -> None:
+        """Write `{"step": 3, "train/loss": 0.7, ...}`."""
+        if self._lines is None:
+            self._lines = self._path.open("a", encoding="utf-8")
+        self._lines.write(json_line({"step": step, **numbers}))
+        self._lines.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """Return a line of JSON, which has no NaN: null replaces it."""
+    finite = {
+        name: None if isinstance(x, float) and not isfinite(x) else x
+        for name, x in values.items()
+    }
+    return json.dumps(finite) + "\n"
+
+
+def log_callbacks(
+    loggers: Sequence[Logger] | None, world: World, *, overlaps: bool
+) -> list[Callback]:
+    """Return a callback for each logger, on rank 0.
+
+    Args:
+        loggers: the loggers; None if there are none.
+        world: the job.
+        overlaps: whether steps overlap.
+    """
+    if world.rank:
+        return []
+    return [_LogNumbers(logger, overlaps=overlaps) for logger in loggers or ()]
+
+
+class _LogNumbers:
+    """Logs a step's numbers, and those of the evaluation that follows it."""
+
+    def __init__(self, logger: Logger, *, overlaps: bool) -> None:
+        self._logger = logger
+        self._overlaps = overlaps
+        self.__qualname__ = f"{type(logger).__qualname__}.log"  # in errors
+
+    def __call__(self, result: StepResult, evaluation: EvaluationResult | None) -> None:
+        """Log them."""
+        numbers = numbers_of(result, overlaps=self._overlaps)
+        self._logger.log(numbers, step=result.step)
+        if evaluation is not None:
+            named = {"loss": evaluation.loss, **evaluation.metrics}
+            found = {f"evaluation/{name}": value for name, value in named.items()}
+            self._logger.log(found, step=result.step + 1)
+
+
+def numbers_of(result: StepResult, *, overlaps: bool) -> dict[str, float]:
+    """Return the numbers of a step by their names.
+
+    Args:
+        result: the step's.
+        overlaps: whether steps overlap: then the norm of gradients is left out, since
+            to ask for it is to wait for all workers.
+    """
+    numbers = {
+        **result.losses,
+        "loss": result.loss,
+        "seconds": result.seconds,
+        "samples_per_s": result.num_samples / result.seconds,
+        "bubble_fraction": result.bubble_fraction,
+        "peak_bytes": result.peak_bytes,
+    }
+    if not overlaps and not result.gradient_status.status.unknown:
+        numbers["grad_norm"] = result.grad_norm
+    return {f"train/{name}": value for name, value in numbers.items()}

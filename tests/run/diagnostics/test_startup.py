@@ -1,0 +1,119 @@
+"""What a pipeline does before its first step is reported, if that takes long."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hocket
+from hocket.errors import ConfigError
+from hocket.run.diagnostics import startup
+from hocket.run.diagnostics.startup import (
+    StartupHook,
+    StartupProgress,
+    StartupReporter,
+)
+
+LONG_S = 600.0
+BATCH = torch.ones(4, 3), torch.zeros(4, 3)
+
+
+def reporter(
+    hook: StartupHook | None, *, is_leader: bool = True, after_s: float = 0.0
+) -> StartupReporter:
+    """That repeats nothing."""
+    return StartupReporter(hook, is_leader=is_leader, after_s=after_s, every_s=LONG_S)
+
+
+def pipeline(**options: Any) -> hocket.Pipeline:
+    """Of one device."""
+    return hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, 3)),
+        nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        example=BATCH,
+        num_microbatches=2,
+        **options,
+    )
+
+
+def test_each_activity_is_reported_when_it_begins() -> None:
+    """Once, with its count and the seconds so far; a count alone is not."""
+    seen: list[StartupProgress] = []
+    with reporter(seen.append) as report:
+        report(StartupProgress("capturing"))
+        report(StartupProgress("choosing", 0.0, 1, 10))
+        report(StartupProgress("choosing", 0.0, 2, 10))
+        report(StartupProgress("dry run"))
+    report(StartupProgress("too late"))
+
+    told = [(x.what, x.num_done, x.num_all) for x in seen]
+    first = told[0]
+    assert first == ("capturing", None, None)
+    assert ("choosing", 1, 10) in told
+    assert told[-1][0] == "dry run"
+    seconds = [x.seconds for x in seen]
+    assert seconds == sorted(seconds)
+
+
+def test_a_long_activity_is_reported_while_it_lasts() -> None:
+    """By a thread: the one that captures a model is in the middle of it."""
+    told = Event()
+    with reporter(lambda _: told.set(), after_s=0.01) as report:
+        report(StartupProgress("capturing"))
+        assert told.wait(30.0)
+
+
+@pytest.mark.parametrize(
+    ("is_leader", "after_s"), [(True, LONG_S), (False, 0.0)], ids=["soon", "rank 1"]
+)
+def test_nothing_is_said_of_a_quick_start_or_by_others(
+    caplog: pytest.LogCaptureFixture, is_leader: bool, after_s: float
+) -> None:
+    """Neither to the hook nor to the log."""
+    caplog.set_level(logging.INFO, "hocket")
+    seen: list[StartupProgress] = []
+    with reporter(seen.append, is_leader=is_leader, after_s=after_s) as report:
+        report(StartupProgress("capturing"))
+    assert not seen
+    assert not caplog.records
+
+
+def test_a_pipeline_reports_and_goes_on_without_a_hook_that_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has all that is done, and the hook's traceback once."""
+    monkeypatch.setattr(startup, "AFTER_S", 0.0)
+    caplog.set_level(logging.INFO, "hocket")
+    calls: list[str] = []
+
+    def fails(progress: StartupProgress) -> None:
+        calls.append(progress.what)
+        raise OSError("no widget")
+
+    with pipeline(progress=fails) as made:
+        assert made.step(BATCH).step == 0
+
+    assert len(calls) == 1
+    lines = [x.getMessage() for x in caplog.records if x.name == "hocket"]
+    for what in (
+        "capturing the model",
+        "measuring the model's layers",
+        "measuring messages and updates",
+        "a dry run of a few steps",
+    ):
+        assert any(line.startswith(f"{what} (") for line in lines)
+    (failure,) = [x for x in caplog.records if x.levelno == logging.ERROR]
+    assert "progress= failed at" in failure.getMessage()
+    assert failure.exc_info is not None
+
+
+def test_a_hook_that_is_no_function_is_refused() -> None:
+    """Before anything is measured."""
+    with pytest.raises(ConfigError, match="progress must be a function"):
+        pipeline(progress=True)

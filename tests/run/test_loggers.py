@@ -1,0 +1,141 @@
+"""Numbers reach TensorBoard, JSON lines and any other logger; errors end nothing."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import CallbackError
+
+# TensorBoard's own warnings, about NumPy.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+BATCH = torch.ones(4, 3), torch.zeros(4, 3)
+
+
+class WandbRun:
+    """Takes what `wandb.sdk.wandb_run.Run.log` takes, and refuses earlier steps."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+
+    def log(
+        self, data: dict[str, Any], step: int | None = None, commit: bool | None = None
+    ) -> None:
+        """As W&B does."""
+        assert step is not None
+        assert commit is None
+        assert all(isinstance(x, float | int) for x in data.values())
+        assert not self.logged or step >= self.logged[-1][0]
+        self.logged.append((step, data))
+
+
+def made(schedule: str = "1f1b") -> hocket.Pipeline:
+    """Of one device."""
+    torch.manual_seed(0)
+    return hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, 3)),
+        nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        example=BATCH,
+        schedule=schedule,
+        num_microbatches=2,
+    )
+
+
+def mean_output(output: Tensor, _: Tensor) -> dict[str, Tensor]:
+    """A metric."""
+    return {"mean_output": output.mean()}
+
+
+def test_every_logger_gets_the_numbers_of_each_step(tmp_path: Path) -> None:
+    """TensorBoard, a file, and a run of W&B as it is."""
+    run = WandbRun()
+    with (
+        made() as pipeline,
+        closing(hocket.TensorBoardLogger(tmp_path / "tb")) as board,
+        closing(hocket.JsonLinesLogger(tmp_path / "log.jsonl")) as lines,
+    ):
+        loggers: list[hocket.Logger] = [board, lines, run]
+        results = [*pipeline.train([BATCH] * 3, loggers=loggers)]
+
+    losses = [result.loss for result in results]
+    assert [step for step, _ in run.logged] == [0, 1, 2]
+    assert [numbers["train/loss"] for _, numbers in run.logged] == losses
+    assert {*run.logged[0][1]} == {
+        "train/loss",
+        "train/seconds",
+        "train/samples_per_s",
+        "train/bubble_fraction",
+        "train/peak_bytes",
+        "train/grad_norm",
+    }
+    text = (tmp_path / "log.jsonl").read_text()
+    assert [json.loads(x) for x in text.splitlines()] == [
+        {"step": step, **numbers} for step, numbers in run.logged
+    ]
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    drawn = [(x.step, x.value) for x in events.Scalars("train/loss")]
+    assert drawn == [(i, pytest.approx(loss)) for i, loss in enumerate(losses)]
+
+
+def test_fit_logs_evaluations_behind_their_steps() -> None:
+    """At the number of steps that were trained before them."""
+    run = WandbRun()
+    with made() as pipeline:
+        hocket.fit(
+            pipeline,
+            [BATCH] * 4,
+            evaluate=lambda: pipeline.evaluate([BATCH], mean_output),
+            evaluate_every_steps=2,
+            loggers=[run],
+        )
+    assert [step for step, _ in run.logged] == [0, 1, 2, 2, 3, 4]
+    evaluations = [numbers for _, numbers in run.logged if "train/loss" not in numbers]
+    assert len(evaluations) == 2
+    assert {*evaluations[0]} == {"evaluation/loss", "evaluation/mean_output"}
+
+
+def test_a_logger_that_fails_ends_nothing() -> None:
+    """A worker alone raises at once; several: tests/run/test_mistakes.py."""
+
+    class Full:
+        def log(self, numbers: dict[str, Any], /, *, step: int) -> None:
+            del numbers
+            if step == 1:
+                raise OSError("no space left on device")
+
+    run = WandbRun()
+    with made() as pipeline:
+        expected = r"Full\.log failed after step 1: OSError: no space left on device"
+        with pytest.raises(CallbackError, match=expected):
+            [*pipeline.train([BATCH] * 3, loggers=[Full(), run])]
+        assert pipeline.step(BATCH).step == 2
+        assert pipeline.state_dict()
+    assert run.logged[0][0] == 0
+
+
+def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
+    """A reader that is strict about JSON must be able to go on."""
+    with closing(hocket.JsonLinesLogger(tmp_path / "log.jsonl")) as logger:
+        logger.log({"train/loss": float("nan"), "train/seconds": 0.5}, step=3)
+    line = (tmp_path / "log.jsonl").read_text()
+    assert line == '{"step": 3, "train/loss": null, "train/seconds": 0.5}\n'
+
+
+def test_no_file_is_made_where_nothing_is_logged(tmp_path: Path) -> None:
+    """Every worker makes the logger, and only rank 0 logs."""
+    hocket.TensorBoardLogger(tmp_path / "tb").close()
+    hocket.JsonLinesLogger(tmp_path / "log.jsonl").close()
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,181 @@
+"""What was measured is reused where it fits, and measured anew where it does not."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.core.costs import Costs
+from hocket.run.tune import build
+from hocket.run.tune.cut import cut_model, profiled_model
+from hocket.run.tune.cut.kept import code_text
+from tests.run.support.forked import answers_of
+
+MEASURED = {
+    "layers": (profiled_model, "profile_layers"),
+    "updates": (cut_model, "measure_updates"),
+    "steps": (build, "dry_run"),
+}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of what is measured, as it is."""
+    seen: list[str] = []
+    for name, (module, function) in MEASURED.items():
+        measure = getattr(module, function)
+
+        def noted(
+            *args: Any, name: str = name, measure: Any = measure, **named: Any
+        ) -> Any:
+            seen.append(name)
+            return measure(*args, **named)
+
+        monkeypatch.setattr(module, function, noted)
+    return seen
+
+
+def costs(folder: Path, width: int = 3, rows: int = 4, **options: Any) -> Costs:
+    """Make a pipeline, and return its costs."""
+    torch.manual_seed(0)
+    usual: dict[str, Any] = {
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        "loss": nn.functional.mse_loss,
+        "schedule": "gpipe",
+        "num_microbatches": 2,
+    }
+    with hocket.Pipeline(
+        nn.Sequential(nn.Linear(3, width), nn.Linear(width, 3)),
+        example=(torch.ones(rows, 3), torch.zeros(rows, 3)),
+        profile_dir=folder,
+        **(usual | options),
+    ) as pipeline:
+        return pipeline.plan.costs
+
+
+def test_a_second_start_measures_nothing(tmp_path: Path, measured: list[str]) -> None:
+    """And counts on the same seconds, digit by digit."""
+    first = costs(tmp_path)
+    assert measured == ["layers", "updates", "steps"]
+    assert costs(tmp_path) == first
+    assert measured == ["layers", "updates", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("options", "anew"),
+    [
+        ({"width": 5}, ["layers", "updates", "steps"]),
+        ({"rows": 8}, ["layers", "updates", "steps"]),
+        ({"precision": "bfloat16"}, ["layers", "updates", "steps"]),
+        ({"loss": nn.functional.l1_loss}, ["layers", "updates", "steps"]),
+        ({"optimizer": torch.optim.Adam}, ["updates", "steps"]),
+        ({"clip_norm": 1.0}, ["updates", "steps"]),
+        ({"schedule": "1f1b", "recompute": "all"}, ["steps"]),
+    ],
+    ids=str,
+)
+def test_what_the_numbers_depend_on_is_measured_anew(
+    tmp_path: Path, measured: list[str], options: dict[str, Any], anew: list[str]
+) -> None:
+    """No more than that; and the first is still there."""
+    first = costs(tmp_path)
+    measured.clear()
+    costs(tmp_path, **options)
+    assert measured == anew
+    assert costs(tmp_path) == first
+    assert measured == anew
+
+
+def test_the_device_and_versions_are_conditions(
+    tmp_path: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number of threads, or another torch."""
+    costs(tmp_path)
+    measured.clear()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    costs(tmp_path)
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    costs(tmp_path)
+    assert measured == 2 * ["layers", "updates", "steps"]
+
+
+def test_a_torn_file_is_measured_again(
+    tmp_path: Path, measured: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And replaced by a whole one; the log names it."""
+    costs(tmp_path)
+    paths = [*tmp_path.iterdir()]
+    assert len(paths) == 3
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-9] + b"\xff")
+    measured.clear()
+    first = costs(tmp_path)
+    assert measured[0] == "layers"
+    assert "measured again" in caplog.text
+    measured.clear()
+    assert costs(tmp_path) == first
+    assert not measured
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pipeline is made, and the log says why the next start measures again."""
+    (tmp_path / "file").write_text("no folder")
+    costs(tmp_path / "file" / "profiles")
+    warnings = [x for x in caplog.records if x.levelno == logging.WARNING]
+    assert len(warnings) == 3
+    assert "the next start measures again" in warnings[0].getMessage()
+
+
+@pytest.mark.timeout(100)
+def test_rank_0_decides_for_all(tmp_path: Path) -> None:
+    """Whatever the others have: all reuse, or all measure; with the same result."""
+    answers = answers_of(
+        "tests.run.support.kept_workers:start_thrice",
+        str(tmp_path / "profiles"),
+        num_workers=2,
+        folder=tmp_path / "job",
+    )
+    assert answers[0] == answers[1]
+    assert answers[0]["measured"] == [3, 0, 3]
+    assert answers[0]["are_equal"] == [True, True]
+
+
+def scaled(weight: float) -> Any:
+    """Return a loss that is made of a number."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return weight * nn.functional.mse_loss(output, targets)
+
+    return loss
+
+
+def test_code_text_is_of_the_code_and_its_arguments() -> None:
+    """Equal for the same, and for nothing else."""
+    losses = [
+        nn.functional.mse_loss,
+        nn.functional.l1_loss,
+        scaled(1.0),
+        scaled(2.0),
+        lambda output, _: output.sum(),
+        lambda output, _: output.mean(),
+        partial(nn.functional.cross_entropy, label_smoothing=0.1),
+        partial(nn.functional.cross_entropy, label_smoothing=0.2),
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(ignore_index=0),
+        hocket.WholeBatch(nn.functional.mse_loss),
+        hocket.PerMicrobatch(nn.functional.mse_loss),
+    ]
+    texts = [code_text(loss) for loss in losses]
+    assert len({*texts}) == len(losses)
+    assert texts == [code_text(loss) for loss in losses]
+    assert code_text(scaled(1.0)) == texts[2]
+    assert not [text for text in texts if " at 0x" in text]
