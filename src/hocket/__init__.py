@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from hocket.core.drawn import Drawn as _Drawn
+
 if TYPE_CHECKING:
     from hocket import checkpoint as checkpoint
     from hocket import freeze as freeze
@@ -224,6 +226,16 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
+
+
+def _drawing(drawn: Schedule | Timeline) -> str:
+    """Return the HTML that notebooks show; `draw` loads when they ask for it."""
+    from hocket.draw.notebook import shown
+
+    return shown(drawn)
+
+
+_Drawn.drawing = _drawing
 
 
 def __dir__() -> list[str]:

@@ -86,6 +86,11 @@ class Pipeline(StagedRun):
         layout = self._checkpoints.played.shape
         return f"<hocket.Pipeline {name} {layout}, step {self._step}>"
 
+    def _repr_html_(self) -> str:
+        from hocket.draw.notebook import card
+
+        return card(self.predicted, title="predicted", text=str(self))
+
     @property
     def is_main(self) -> bool:
         """Whether this worker is the one that should print and write."""

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hocket.core.drawn import Drawn
 from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats
@@ -36,8 +37,8 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True, eq=False)
-class Timeline:
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline(Drawn):
     """Start and end of every op of a schedule.
 
     Args:
@@ -55,6 +56,13 @@ class Timeline:
     traffic: Traffic = field(default_factory=Traffic)
     memory: tuple[MemoryCurve, ...] = ()
     origin: Origin = Origin.SIMULATED
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return (
+            f"<hocket.Timeline {self.origin.value} makespan_s={self.makespan_s:.4g} "
+            f"bubble_fraction={self.bubble_fraction:.3f} of {self.schedule!r}>"
+        )
 
     @property
     def spans(self) -> Iterator[Span]:

@@ -18,7 +18,7 @@ _AS_FAST: Final = 0.01
 _PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ranking:
     """All simulated outcomes of a plan, the best first.
 
@@ -54,6 +54,23 @@ class Ranking:
     max_delay: int = 0
     correction: str = "none"
     limits: Mapping[Candidate, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return one line; `str` is the whole table."""
+        best = "nothing fits"
+        if self.best is not None:
+            chosen = self.best.candidate
+            shape = f"{chosen.num_devices}x{chosen.num_replicas}"
+            best = f"best {chosen.schedule} {shape}, {self.best.samples_per_s:.4g} /s"
+        return (
+            f"<hocket.Ranking of {self.model} on {self.cluster.num_devices} devices: "
+            f"{best}, of {self.num_candidates} candidates>"
+        )
+
+    def _repr_html_(self) -> str:
+        from hocket.planner.ranking.report import to_card
+
+        return to_card(self)
 
     def __str__(self) -> str:
         """Return the table, the choice and its picture, as plain text."""
