@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hocket.core.drawn import Drawn as _Drawn
-
 if TYPE_CHECKING:
     from hocket import checkpoint as checkpoint
     from hocket import freeze as freeze
@@ -230,12 +228,11 @@ def __getattr__(name: str) -> object:
 
 def _drawing(drawn: Schedule | Timeline) -> str:
     """Return the HTML that notebooks show; `draw` loads when they ask for it."""
-    from hocket.draw.notebook import shown
+    html: str = import_module("hocket.draw.notebook").shown(drawn)
+    return html
 
-    return shown(drawn)
 
-
-_Drawn.drawing = _drawing
+import_module("hocket.core.drawn").Drawn.drawing = _drawing
 
 
 def __dir__() -> list[str]:

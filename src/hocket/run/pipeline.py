@@ -156,6 +156,7 @@ class Pipeline(StagedRun):
             self._step,
             "next batch",
             per_step=size,
+            waits_s=self._driver.data_waits_s,
         )
         overlaps = self._executor.plan.overlaps
         if not is_sized:
@@ -261,10 +262,10 @@ class Pipeline(StagedRun):
         Raises:
             DataError: no step has been trained yet; or too many have overlapped.
         """
-        schedule, record = self._driver.last()
+        schedule, record, waits_s = self._driver.last()
         with self._reported("measured()"):
             timeline = gather_timeline(
-                schedule, self.plan.costs, record, self.world, self._layout
+                schedule, self.plan.costs, record, self.world, self._layout, waits_s
             )
         if self._driver.last_result is not None:
             self._driver.last_result.recorded[:] = [timeline]
