@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -71,6 +72,13 @@ def test_the_page_holds_the_choice_and_escapes_names() -> None:
     assert "<script>alert" not in page
     assert "best: " in page
     assert "Memory of the best" in page
+
+
+def test_columns_explain_themselves() -> None:
+    """Those whose names are not plain; a pointer or a tap on the head shows it."""
+    page = to_html(ranked(work(8), cluster(4), 16, Search(is_exhaustive=True)))
+    terms = re.findall(r'<th scope="col"><span class="term"[^>]*>([^<]*)<', page)
+    assert {"layout", "microbatches", "bubble", "limited by", "gap"} <= set(terms)
 
 
 def test_a_notebook_shows_the_table_and_the_best() -> None:

@@ -32,4 +32,4 @@ def test_a_pipeline_prints_its_plan() -> None:
     assert first == "1f1b: 1 stage on 1 device, 2 microbatches"
     assert re.fullmatch(r"  device 0: stage 0 \(0\); [\d.]+ B at most", device)
     assert re.fullmatch(r"predicted: [\d.]+ .s a step, bubble 0 %", prediction)
-    assert last == "1x1 (stages x replicas), 1 step trained"
+    assert last == "1x1 (devices x replicas), 1 step trained"

@@ -78,7 +78,7 @@ class Pipeline(StagedRun):
         """Describe the plan that is played, and how far training has come."""
         layout = self._checkpoints.played.shape
         steps = counted(self._step, "step")
-        return f"{self.plan}\n{layout} (stages x replicas), {steps} trained"
+        return f"{self.plan}\n{layout} (devices x replicas), {steps} trained"
 
     def __repr__(self) -> str:
         """Return one line."""

@@ -28,6 +28,19 @@ from hocket.planner.ranking.table import RULE, advice, choice, head, sentence
 _MOST_ROWS: Final = 200
 _CARD_WIDTH: Final = 92  # in columns of text
 _TITLE: Final = "The best and its rivals"
+_MEANINGS: Final = {
+    "layout": "devices of one replica x replicas",
+    "stages": "the parts of the model in one replica; more than devices where each "
+    "holds several",
+    "microbatches": "into how many parts each replica cuts its part of the batch, and "
+    "how many samples each has",
+    "limited by": "what makes the step long: work, bubble (warm-up, drain and order), "
+    "messages, reduction, imbalance or host; memory, if the same does not fit without "
+    "recomputation",
+    "gap": "by how much a step is longer than a bound that no order of these stages on "
+    "these devices can beat",
+    "delay": "by how many updates the weights are old that a microbatch reads",
+}
 
 
 def to_html(ranking: Ranking) -> str:
@@ -57,6 +70,7 @@ def to_html(ranking: Ranking) -> str:
             _table(f"The best {len(every)} that fit", every, ranking, is_open=False),
             *_stale_tables(ranking),
         ),
+        meanings=_MEANINGS,
         facts=(
             Facts(
                 "What this rests on",
