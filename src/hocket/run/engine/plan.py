@@ -13,7 +13,7 @@ from hocket.model.profile.profile import Profile
 from hocket.model.trace.example import Example
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What will run, and how long it should take.
 
@@ -44,6 +44,16 @@ class Plan:
     costs: Costs
     predicted: Timeline
     frozen_s: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line; `str` describes each device."""
+        name = self.schedule_name or "a given order"
+        return f"<hocket.Plan {name} with {self.predicted!r}>"
+
+    def _repr_html_(self) -> str:
+        from hocket.draw.notebook import card
+
+        return card(self.predicted, title="predicted", text=str(self))
 
     def __str__(self) -> str:
         """Describe the order, each device's stages and memory, and the prediction."""
