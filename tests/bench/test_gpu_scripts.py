@@ -39,7 +39,12 @@ def test_freezing(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_teacher(tmp_path: Path) -> None:
-    """A frozen teacher, and momentum teachers of delay 0 and 1."""
+    """A frozen teacher, and momentum teachers of delay 0 and 1; then in two lanes."""
     found = results_of("teacher", tmp_path)
-    assert [row["delay"] for row in found["exactness"]] == [None, 0, 1]
-    assert [row["delay"] for row in found["speed"]] == ["None", "0", "1"]
+    assert [(row["delay"], row["own_lane"]) for row in found["exactness"]] == [
+        (delay, lane) for lane in (False, True) for delay in (None, 0, 1)
+    ]
+    assert [(row["delay"], row["own_lane"]) for row in found["speed"]] == [
+        *((delay, False) for delay in ("None", "0", "1")),
+        *((delay, lane) for delay in ("None", "0", "1") for lane in (False, True)),
+    ]

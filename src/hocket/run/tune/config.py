@@ -74,6 +74,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             they are not computed again; the loader must be a `hocket.SampleLoader`.
         fill: inference with another net over its own samples, in the waits of the
             devices, such as `hocket.Fill(net.eval(), samples, on_output)`.
+        teacher_lane: whether the teachers' forwards run in a second lane of each
+            device, beside the student, and not in its waits: a thread on a CPU, a
+            stream of lower priority on a GPU. For one device, whose only lane never
+            waits.
         world: the job, if it is joined already (several pipelines in one job).
 
     Raises:
@@ -95,6 +99,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     num_run_steps: int | None = None
     cache: Cache | None = None
     fill: Fill | None = None
+    teacher_lane: bool = False
     world: World | None = None
 
     def __post_init__(self) -> None:
@@ -107,6 +112,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 f"max_delay {self.max_delay} has no effect with teachers: their "
                 "forwards fill an order that ends each step before the next begins"
             )
+        if self.teacher_lane and not self.teachers:
+            faults.append("teacher_lane has no effect without teachers")
         others = {"teachers": bool(self.teachers), "freeze": self.freeze is not None}
         faults += fill_faults(self.fill, self.model, others)
         faults += [
