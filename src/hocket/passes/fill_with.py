@@ -59,9 +59,9 @@ def fill_with(
             that moves with delay `d` can be `d` batches ahead, and needs one version of
             its weights more for each that it is less.
         own_lane: put these forwards in a second lane of each device, beside the order
-            of the student, and not between its ops. They wait for nothing but weights, and
-            the student's losses for them. A net of delay `d` has up to `d` versions of
-            its weights more, as its updates need not wait for its forwards.
+            of the student, and not between its ops. They wait for nothing but weights,
+            and the student's losses for them. A net of delay `d` has up to `d` versions
+            of its weights more, as its updates need not wait for its forwards.
 
     Returns:
         The order of all nets. Where batches are ahead, it has a repeating body.
