@@ -82,8 +82,7 @@ def make_executor(
     program = play_plan.program
     schedule, layout = play_plan.schedule, context.layout
     modules = modules_of(program, nets)
-    for module in modules:
-        settings.compute_precision.check_types(module)
+    settings.compute_precision.check_types(modules)
     by_net = {net.name: net for net in nets}
     for net in nets:
         if net.settings is not None and not is_cut_again:

@@ -10,9 +10,10 @@ is halved; on all workers at once, since each has the norms of all gradients
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
+from itertools import chain
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -46,7 +47,7 @@ class Precision(Enum):
         short = getattr(torch, self.value)
         return torch.autocast(device.type, short, cache_enabled=caches)
 
-    def check_types(self, module: nn.Module) -> None:
+    def check_types(self, modules: Iterable[nn.Module]) -> None:
         """Refuse short weights: float16 gradients cannot be unscaled.
 
         Raises:
@@ -54,7 +55,7 @@ class Precision(Enum):
         """
         if self is Precision.FLOAT32:
             return
-        for name, parameter in module.named_parameters():
+        for name, parameter in chain(*(x.named_parameters() for x in modules)):
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 raise ModelError(
                     f"precision={self.value!r} keeps the weights in float32 and "

@@ -262,11 +262,12 @@ def _read(path: Path, run: SavedWaves, world: World) -> _Found:
             f"{path} is not of a run in two waves: hocket.Pipeline loads it; its "
             "weights alone: model.load_state_dict(hocket.checkpoint.read_weights(...))"
         )
-    if (run.scaler is None) is not (record.waves["scaler"] is None):
+    scales = record.waves.get("scaler") is not None
+    if scales is (run.scaler is None):
         raise CheckpointError(
-            f"{path} is of a run with{'out' if run.scaler else ''} a loss scale, and "
-            f"this one has {'one' if run.scaler else 'none'}: give the same precision=. "
-            "Nothing was loaded"
+            f"{path} is of a run with{'' if scales else 'out'} a loss scale, and this "
+            f"one has {'none' if scales else 'one'}: give the same precision=. Nothing "
+            "was loaded"
         )
     own = run.sync, run.seed, world.world_size
     there = record.waves["sync"], record.seed, record.num_replicas
@@ -348,7 +349,7 @@ def _check_states(path: Path, wave: Wave, state: dict[str, Any]) -> None:
         state["kind"],
         [len(group["params"]) for group in saved],
         state["scheduler"] is not None,
-        state["ema"] is not None,
+        state.get("ema") is not None,
     )
     if here != there:
         raise CheckpointError(

@@ -154,7 +154,7 @@ class Waves(WorkerRun):
         )
         self._num_microbatches = checked_microbatches(sync, num_microbatches)
         refuse_scale(sync, settings.compute_precision)
-        settings.compute_precision.check_types(model)
+        settings.compute_precision.check_types([model])
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameters that train")
         super().__init__("run in waves", world, timeout_s, run_dir)
