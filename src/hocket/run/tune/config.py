@@ -114,8 +114,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             )
         if self.teacher_lane and not self.teachers:
             faults.append("teacher_lane has no effect without teachers")
-        others = {"teachers": bool(self.teachers), "freeze": self.freeze is not None}
-        faults += fill_faults(self.fill, self.model, others)
+        faults += fill_faults(self.fill, self.model, freezes=self.freeze is not None)
         faults += [
             f"{name} has no effect without freeze"
             for name in ("shapes", "num_run_steps", "cache")
