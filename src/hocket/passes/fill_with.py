@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from hocket.core.check import check
@@ -28,6 +29,7 @@ def fill_with(
     *,
     costs: Costs,
     look_ahead: Mapping[str, int] | None = None,
+    own_lane: bool = False,
 ) -> Schedule:
     r"""Put a teacher's forwards where the devices of a student's order would wait.
 
@@ -57,6 +59,10 @@ def fill_with(
         look_ahead: by how many batches a net's forwards are ahead, by its name; a net
             that moves with delay `d` can be `d` batches ahead, and needs one version of
             its weights more for each that it is less.
+        own_lane: put these forwards in a second lane of each device, beside the order
+            of the student, and not between its ops. They wait for nothing but weights,
+            and the student's losses for them. A net of delay `d` has up to `d` versions
+            of its weights more, as its updates need not wait for its forwards.
 
     Returns:
         The order of all nets. Where batches are ahead, it has a repeating body.
@@ -95,6 +101,8 @@ def fill_with(
     others = sorted(set(range(program.num_devices)).difference(devices))
     lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
     step_lanes = tuple(_step_lanes(lanes, program, ahead))
+    if own_lane:
+        return repeat_ahead(program, [*_beside(step_lanes, program)])
     gates = _gates(schedule, program, nets)
     orders = dict.fromkeys(
         order
@@ -171,6 +179,28 @@ def _step_lanes(
             tuple(tuple(_added(number, program, ahead)) for number in added),
             tuple(Op(Kind.UPDATE, number) for number in moving),
         )
+
+
+def _beside(lanes: Sequence[StepLane], program: Program) -> Iterator[Lane]:
+    """Yield the lanes of the student, with all updates, and those of the added ops.
+
+    All updates stay in the student's lane: one of a teacher in another lane would read
+    weights that the student's next update overwrites.
+    """
+    num_streams = 1 + max(lane.lane.stream for lane in lanes)
+    for lane in lanes:
+        yield replace(lane.lane, ops=(*lane.lane.ops, *lane.updates))
+        added = [op for queue in lane.added for op in queue]
+        added.sort(key=lambda op: (op.step, _part_of(op, program), op.stage))
+        if added:
+            yield Lane(lane.lane.device, num_streams, tuple(added))
+
+
+def _part_of(op: Op, program: Program) -> float:
+    """Return the part of the batch that is done with a forward; G follows all."""
+    if op.microbatch is None:
+        return inf
+    return (op.microbatch + 1) / program.num_microbatches_of(op.stage)
 
 
 def _added(number: int, program: Program, ahead: Mapping[str, int]) -> Iterator[Op]:

@@ -71,7 +71,9 @@ def make_filling(
         raise ConfigError(
             f"fill: steps of schedule {plan.schedule_name or 'given'!r} overlap, or "
             "are one graph, or have several lanes per device. Take an order that ends "
-            'each step before the next begins: "1f1b", "gpipe" or "zb-h1"'
+            'each step before the next begins: "1f1b", "gpipe" or "zb-h1"; with '
+            "teachers, look_ahead=0 (and delay=0), without teacher_lane: one that is "
+            "ahead fills the waits itself"
         )
     state = dict(fill.net.state_dict())
     sizes = f"{len(fill.samples)} samples, {fill.batch_size}, {fill.max_slowdown}"
