@@ -98,13 +98,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="of each start")
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     given = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+    rows = read_rows(given.output)
     for case in given.cases:
         for schedule in given.schedules:
             other, rounds = given.other.resolve(), (given.starts, given.rounds)
-            rows.append(measure(other, case, schedule, *rounds))
-            print(rows[-1], flush=True)
-            write_result(given.output, {"environment": environment(), "rows": rows})
+            row = rows[case, schedule] = measure(other, case, schedule, *rounds)
+            print(row, flush=True)
+            result = {"environment": environment(), "rows": list(rows.values())}
+            write_result(given.output, result)
+
+
+def read_rows(output: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rows measured before, by model and schedule."""
+    if not output.exists():
+        return {}
+    rows = json.loads(output.read_text())["rows"]
+    return {(row["model"], row["schedule"]): row for row in rows}
 
 
 def measure(

@@ -22,6 +22,7 @@ from bench.pipeline_vs_torch.gradients import (
     refuse_others,
 )
 from bench.pipeline_vs_torch.peer import bound_step
+from hocket.core.gates import gates_of
 from hocket.core.simulate import simulate
 from hocket.run.cluster.world import World
 from hocket.run.engine.plan import Plan
@@ -177,7 +178,8 @@ def predicted_step_s(plan: Plan) -> float:
     if not schedule.body:
         return plan.predicted.makespan_s
     longer = schedule.with_num_steps(schedule.program.num_steps + _MORE_STEPS)
-    longer_s = simulate(longer, plan.costs).makespan_s
+    gates = gates_of(schedule, clips=False)
+    longer_s = simulate(longer, plan.costs, gates).makespan_s
     return (longer_s - plan.predicted.makespan_s) / _MORE_STEPS
 
 

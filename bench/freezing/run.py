@@ -1,16 +1,16 @@
 """Ten epochs of training, layers freezing or not, on two workers: seconds and quality.
 
-    python -m bench.freezing.run [--cases "ViT, CIFAR-10"] [--rounds 3] [--data FOLDER]
+    python -m bench.freezing.run [--cases "ViT, CIFAR-10"] [--rounds 0 1 2]
 
 All contestants train in turn in the same two processes with one thread each, and in the
 other order every other round. Each round has a seed of its own for the order of the
-samples; all begin with the same pretrained weights. A case takes some six minutes.
+samples; all begin with the same pretrained weights. A round takes some three minutes;
+one that is measured alone is added to those before it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -31,6 +31,7 @@ from bench.freezing.cases import (
     Case,
     Contestant,
 )
+from bench.freezing.parts import joined, rows_of
 from bench.freezing.table import measured
 from bench.freezing.training import (
     base,
@@ -56,18 +57,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--contestants", nargs="+", default=names, choices=names)
-    parser.add_argument("--rounds", type=int, default=NUM_ROUNDS)
+    numbers = range(NUM_ROUNDS)
+    parser.add_argument("--rounds", nargs="+", type=int, default=numbers)
     parser.add_argument("--data", type=Path, default=LOCAL)
     parser.add_argument("--set", nargs="+", default=[], help="settings of all recipes")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    rows: dict[str, Any] = {}
-    if arguments.output.exists():  # cases that were measured before stay
-        kept = json.loads(arguments.output.read_text(encoding="utf-8"))["rows"]
-        rows = {row["case"]: row for row in kept}
+    rows = rows_of(arguments.output)  # cases that were measured before stay
     for name in arguments.cases:
         with tempfile.TemporaryDirectory() as place:
-            asked = [name, arguments.contestants, arguments.rounds]
+            asked = [name, arguments.contestants, [*arguments.rounds]]
             results = hocket.launch(
                 "bench.freezing.run:worker",
                 [*asked, str(arguments.data.resolve()), arguments.set, place],
@@ -75,7 +74,8 @@ def main() -> None:
                 run_dir=Path(place),
                 timeout_s=300.0,
             )
-        rows[name] = results[0]
+        first = min(arguments.rounds)
+        rows[name] = joined(results[0], rows.get(name), "contestants", first)
         found = {"environment": environment(), "target": TARGET}
         write_result(arguments.output, {**found, "rows": [*rows.values()]})
     for line in aligned(map(tuple, measured([*rows.values()]))):
@@ -85,7 +85,7 @@ def main() -> None:
 def worker(
     name: str,
     contestants: Sequence[str],
-    num_rounds: int,
+    rounds: Sequence[int],
     data: str,
     more: Sequence[str],
     place: str,
@@ -93,13 +93,13 @@ def worker(
     """Measure a case in one of the processes."""
     use_one_thread()
     with closing(join_world()) as world:
-        return _measured(CASES[name], contestants, num_rounds, data, more, place, world)
+        return _measured(CASES[name], contestants, rounds, data, more, place, world)
 
 
 def _measured(
     case: Case,
     contestants: Sequence[str],
-    num_rounds: int,
+    rounds: Sequence[int],
     data: str,
     more: Sequence[str],
     place: str,
@@ -116,16 +116,18 @@ def _measured(
     }
     memory_bytes = (whole[BASE].bytes + whole[UNFROZEN].bytes) // 2
     unfrozen = next(x for x in CONTESTANTS if x.name == UNFROZEN)
-    begun = pretrain(
+    begun, beside_s = pretrain(
         *ready(case.recipe, [*common, *unfrozen.settings]), world, folder / "begun"
     )
     common.append(f"model.pretrained={begun}")
     ran: dict[str, list[Any]] = {x: [] for x in contestants}
-    for number in range(num_rounds):
+    for number in rounds:
         for contestant in CONTESTANTS[:: -1 if number % 2 else 1]:
             if contestant.name in contestants:
                 settings = [*common, f"training.seed={number}"]
-                found = _one(case, contestant, settings, memory_bytes, world, folder)
+                found = _one(
+                    case, contestant, settings, memory_bytes, beside_s, world, folder
+                )
                 ran[contestant.name].append(found)
                 _say(world, case, contestant.name, found)
     return {
@@ -134,6 +136,7 @@ def _measured(
         "bytes_2x1": whole[BASE].bytes,
         "bytes_1x2": whole[UNFROZEN].bytes,
         "memory_bytes": memory_bytes,
+        "beside_s": round(beside_s, 5),
         "freezing_only": whole[BASE].freezing_only,
         "contestants": ran,
     }
@@ -144,6 +147,7 @@ def _one(
     contestant: Contestant,
     settings: list[str],
     memory_bytes: int,
+    beside_s: float,
     world: World,
     folder: Path,
 ) -> dict[str, Any]:
@@ -156,7 +160,8 @@ def _one(
         number = world.broadcast_json(number, name="caches")
         own.append(f"cache.folder={folder / f'cache{number}'}")
     _, evaluated = ready(case.recipe, [*own, EVALUATED])
-    return train(*ready(case.recipe, own), evaluated.evaluation, world, folder)
+    task = ready(case.recipe, own)
+    return train(*task, evaluated.evaluation, world, folder, beside_s)
 
 
 def _say(world: World, case: Case, name: str, found: dict[str, Any]) -> None:

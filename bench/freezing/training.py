@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -34,7 +35,8 @@ class Ran:
     Args:
         seconds: from the first batch to the end of the last step, transitions included.
         transitions_s: of each change of the layout.
-        predicted_s: the steps, as simulated by the plan that was played at each.
+        predicted_s: the steps, as simulated by the plan that was played at each, with
+            what a step takes beside its ops.
         epochs: layout and frozen layers of each epoch.
         epochs_s: the seconds of each epoch.
         cache_hits: over all steps.
@@ -59,14 +61,28 @@ def ready(recipe_name: str, settings: Iterable[str]) -> tuple[Recipe, Task]:
 
 
 def train(
-    recipe: Recipe, task: Task, evaluation: Samples, world: World, place: Path
+    recipe: Recipe,
+    task: Task,
+    evaluation: Samples,
+    world: World,
+    place: Path,
+    beside_s: float = 0.0,
 ) -> dict[str, Any]:
-    """Train a recipe to its end, and evaluate; every worker must call this."""
+    """Train a recipe to its end, and evaluate; every worker must call this.
+
+    Args:
+        recipe: the recipe.
+        task: its data.
+        evaluation: the samples to evaluate on.
+        world: the job.
+        place: a folder for profiles.
+        beside_s: what a step is predicted to take beside its ops: see `pretrain`.
+    """
     layout = StepLayout.of(recipe, task.training)
     with make_pipeline(
         task, layout, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
-        return _trained(pipeline, layout, task, evaluation, world)
+        return _trained(pipeline, layout, task, evaluation, world, beside_s)
 
 
 def _trained(
@@ -75,6 +91,7 @@ def _trained(
     task: Task,
     evaluation: Samples,
     world: World,
+    beside_s: float,
 ) -> dict[str, Any]:
     steps: list[tuple[int, str, int, float]] = []
     transitions_s, predicted_s, hits = [], 0.0, 0
@@ -85,7 +102,7 @@ def _trained(
         lasted_s = now_s - before_s
         epoch = layout.epoch(result.step)
         steps.append((epoch, result.layout, result.num_frozen, lasted_s))
-        predicted_s += pipeline.predicted.makespan_s
+        predicted_s += pipeline.predicted.makespan_s + beside_s
         hits += result.cache_hits
         if result.transition_s:
             transitions_s.append(round(result.transition_s, 4))
@@ -165,24 +182,34 @@ def _step_s(plan: Plan, first_that_trains: str | None) -> float:
     return simulate(plan.schedule, replace(plan.costs, stages=stages)).makespan_s
 
 
-def pretrain(recipe: Recipe, task: Task, world: World, folder: Path) -> Path:
-    """Train as the recipe says, and return a folder with the weights.
+def pretrain(
+    recipe: Recipe, task: Task, world: World, folder: Path
+) -> tuple[Path, float]:
+    """Train as the recipe says; every worker must call this.
 
     It stands in for the pretraining on other data that fine-tuning begins with.
+
+    Returns:
+        A folder with the weights; and the seconds of a step beside its ops, the median
+        over epochs: reading and cutting up the batch, losses, norms.
     """
     layout = StepLayout.of(recipe, task.training)
     with make_pipeline(
         task, layout, folder, profile_dir=folder.parent / "profiles", world=world
     ) as pipeline:
-        for _ in pipeline.train(layout.loader()):
-            pass
+        beside_s, now_s = [], perf_counter()
+        for result in pipeline.train(layout.loader()):
+            before_s, now_s = now_s, perf_counter()
+            if (result.step + 1) % layout.batches_per_epoch == 0:
+                beside_s.append(now_s - before_s - pipeline.measured().makespan_s)
+                now_s = perf_counter()
         state = pipeline.state_dict()
     if world.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         whole = {name: x.clone().contiguous() for name, x in state.items()}
         save_file(whole, folder / "model.safetensors", {"format": "pt"})
     world.barrier("the pretrained weights")
-    return folder
+    return folder, median(beside_s)
 
 
 def use_one_thread() -> None:

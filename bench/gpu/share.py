@@ -4,8 +4,10 @@
 
 Every contestant runs in a process of its own, since the allocator is chosen when torch
 is imported: each job alone, turns, free streams, strict waves, two processes, and
-`auto` under a budget of the weights and 0.63 of both peaks. Without a GPU it runs on
-the CPU, which shows that the script works and nothing else. Takes under ten minutes.
+`auto` under a budget of the weights and 0.63 of both peaks. Behind the pairs, a job in
+two waves beside its plain loop, and a pipeline with and without a fill. Without a GPU
+it runs on the CPU, which shows that the script works and nothing else. Takes under ten
+minutes.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import torch
 
 import hocket
 from bench.gpu.machine import gpus
+from bench.gpu.one_job import filled, in_waves
 from bench.measure import environment, write_result
 from bench.share.jobs import LARGE, SMALL, job_makers
 
@@ -39,6 +42,7 @@ PAIRS: Final = (
 MODES: Final = ("turns", "free", "tick-tock", "auto")
 SIZES: Final = {"large": LARGE, "small": SMALL}
 NUM_ALONE: Final = 14
+NUM_FILL_ROUNDS: Final = 6
 NUM_COMPARED: Final = 14  # losses; auto has a mode after ten
 MEMORY_SHARE: Final = 0.63  # of both peaks above the weights
 TIMEOUT_S: Final = 300
@@ -68,10 +72,20 @@ def main() -> None:
                 asked = {"jobs": [name], "mode": "turns", "iterations": NUM_ALONE}
                 alone[name] = Contestant({**asked, "size": arguments.size}).result()
         rows += measured(pair, alone, arguments.size, arguments.seconds)
-        result = {"environment": environment() | gpus(), "rows": rows}
-        write_result(arguments.output, result)
+        _keep(arguments.output, rows)
+    asked = {"waves": True, "size": arguments.size}
+    waves = Contestant(asked, shares_memory=True).result()["rows"]
+    fill = filled(NUM_FILL_ROUNDS if has_gpu else 1)
+    for row in [*waves, fill]:
+        print(row, flush=True)
+        rows.append(row)
+    _keep(arguments.output, rows)
     if not all(row["exact"] for row in rows):
         raise SystemExit("not exact: see above")
+
+
+def _keep(path: Path, rows: Sequence[Any]) -> None:
+    write_result(path, {"environment": environment() | gpus(), "rows": [*rows]})
 
 
 def measured(
@@ -168,10 +182,12 @@ class Contestant:
 
 
 def run_one(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What each process does: one call of `hocket.share`."""
+    """What each process does: one call of `hocket.share`, or one job in waves."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     torch.use_deterministic_algorithms(True, warn_only=True)
+    if asked.get("waves"):
+        return {"rows": in_waves(SIZES[asked["size"]])}
     makers = job_makers(SIZES[asked["size"]])
     jobs = [
         hocket.Job(f"{name} {i}", makers[name]) for i, name in enumerate(asked["jobs"])

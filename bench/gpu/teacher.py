@@ -3,14 +3,15 @@
     python -m bench.gpu.teacher [--size full|small] [--output FILE]
 
 Two workers share one GPU (gloo, and messages staged through pinned memory), or have one
-each (NCCL). Without a GPU it runs on the CPU, which shows only that the script
-works. Takes under ten minutes.
+each (NCCL). Then one worker alone runs the teacher between the student's ops, and in a
+second lane: a stream of lower priority. Without a GPU it runs on the CPU, which shows
+only that the script works. Takes under ten minutes.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -45,11 +46,23 @@ def worker(backend: str, size: str) -> dict[str, Any]:
     return {
         "device": str(world.device),
         "exactness": [check(delay, world) for delay in DELAYS],
-        "speed": [*measured(world, *SIZES[size])],
+        "speed": [*measured(world, [(x, False) for x in DELAYS], *SIZES[size])],
     }
 
 
-def check(delay: int | None, world: World) -> dict[str, Any]:
+def lanes(backend: str, size: str) -> dict[str, Any]:
+    """What a worker alone does: one lane or two."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    world = join_world(backend=backend)
+    both = [(delay, lane) for delay in DELAYS for lane in (False, True)]
+    return {
+        "device": str(world.device),
+        "exactness": [check(delay, world, own_lane=True) for delay in DELAYS],
+        "speed": [*measured(world, both, *SIZES[size])],
+    }
+
+
+def check(delay: int | None, world: World, *, own_lane: bool = False) -> dict[str, Any]:
     """Weights in float64 beside those of a plain loop on the same device."""
     teacher, student = nets(8)
     loop = teacher.to(world.device), copy.deepcopy(student).to(world.device)
@@ -59,13 +72,20 @@ def check(delay: int | None, world: World) -> dict[str, Any]:
         for _ in range(NUM_CHECKED_STEPS)
     ]
     train_plainly(*copy.deepcopy(loop), batches, delay, loop[1])
-    with make_pipeline(teacher.cpu(), student, batches[0], delay, world) as pipeline:
+    with make_pipeline(
+        teacher.cpu(), student, batches[0], delay, world, own_lane=own_lane
+    ) as pipeline:
         for _ in pipeline.train(batches):
             pass
         found = pipeline.state_dict()
     expected = loop[1].state_dict()
     worst = max(relative_error(found[name], value) for name, value in expected.items())
-    return {"delay": delay, "worst_error": worst, "holds": worst <= TOLERANCE}
+    return {
+        "delay": delay,
+        "own_lane": own_lane,
+        "worst_error": worst,
+        "holds": worst <= TOLERANCE,
+    }
 
 
 def train_plainly(
@@ -111,6 +131,8 @@ def make_pipeline(
     batch: Any,
     delay: int | None,
     world: World,
+    *,
+    own_lane: bool,
 ) -> hocket.Pipeline:
     """A pipeline whose loss reads the teacher's outputs of the same samples."""
     update = None if delay is None else hocket.Momentum(0.9)
@@ -124,6 +146,7 @@ def make_pipeline(
         teachers={
             "teacher": hocket.Teacher(teacher, update=update, delay=delay, mode="eval")
         },
+        teacher_lane=own_lane,
         world=world,
     )
 
@@ -141,15 +164,21 @@ def nets(width: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.
 
 
 def measured(
-    world: World, width: int, num_samples: int, num_tokens: int
+    world: World,
+    variants: Sequence[tuple[int | None, bool]],
+    width: int,
+    num_samples: int,
+    num_tokens: int,
 ) -> Iterator[dict[str, Any]]:
-    """Steps with the teacher ahead, and with that of the same batch, in turn."""
+    """Steps of all variants in turn: of delays, and lanes."""
     rng = torch.Generator().manual_seed(2)
     x = torch.randn(num_samples, num_tokens, width, generator=rng)
     batch = x.to(world.device), torch.zeros(num_samples, device=world.device)
     pipelines = {
-        str(delay): make_pipeline(*nets(width, torch.float32), batch, delay, world)
-        for delay in DELAYS
+        (delay, lane): make_pipeline(
+            *nets(width, torch.float32), batch, delay, world, own_lane=lane
+        )
+        for delay, lane in variants
     }
 
     def steps(pipeline: hocket.Pipeline) -> None:
@@ -158,22 +187,25 @@ def measured(
         synchronize(world.device)
 
     seconds = alternate(
-        {name: partial(steps, pipeline) for name, pipeline in pipelines.items()},
+        {str(key): partial(steps, pipeline) for key, pipeline in pipelines.items()},
         world,
         num_rounds=NUM_ROUNDS,
         num_warm=2,
     )
-    for name, own in seconds.items():
+    for (delay, lane), pipeline in pipelines.items():
+        own = seconds[str((delay, lane))]
         yield {
-            "delay": name,
+            "delay": str(delay),
+            "own_lane": lane,
             "step": spread([x / STEPS_IN_TURN for x in own]),
-            "same_batch_over_this": paired_ratio(seconds["0"], own),
-            "predicted_ms": round(pipelines[name].predicted.makespan_s * 1e3, 4),
-            "bubble_measured": round(pipelines[name].measured().bubble_fraction, 4),
+            "same_batch_over_this": paired_ratio(seconds[str((0, False))], own),
+            "one_lane_over_this": paired_ratio(seconds[str((delay, False))], own),
+            "predicted_ms": round(pipeline.predicted.makespan_s * 1e3, 4),
+            "bubble_measured": round(pipeline.measured().bubble_fraction, 4),
         }
     for pipeline in reversed(pipelines.values()):
         pipeline.close()
 
 
 if __name__ == "__main__":
-    run("teacher", __doc__)
+    run("teacher", __doc__, alone="lanes")

@@ -278,7 +278,8 @@ def _our_step_s(
     best: tuple[float, tuple[int, int]] | None = None
     for num_stages in _LENGTHS:
         shape = PipelineShape(num_stages, NUM_DEVICES // num_stages)
-        model = Frozen(layers, num_frozen_layers, costs.update_s_per_byte, found.inside)
+        beside = Costs((), link=found.inside)
+        model = Frozen(layers, num_frozen_layers, costs.update_s_per_byte, beside)
         try:
             boundaries = model.boundaries(num_stages)
         except ShapeError:

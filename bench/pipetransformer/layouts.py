@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.pipetransformer.experiments import CIFAR100, cluster, counted
+from hocket.core.costs import Costs
 from hocket.core.simulate import simulate
 from hocket.freeze.shapes import Frozen, PipelineShape, order_of
 
@@ -69,7 +70,8 @@ def _row(shape: PipelineShape, batch_size: int, num_microbatches: int) -> Layout
     found, costs = cluster(), counted(CIFAR100.make)
     num_parts = num_microbatches * shape.num_replicas
     layers = costs.layers(batch_size // num_parts)
-    model = Frozen(layers, 0, costs.update_s_per_byte, found.inside)
+    beside = Costs((), link=found.inside)
+    model = Frozen(layers, 0, costs.update_s_per_byte, beside)
     order = order_of("gpipe", shape, num_parts, has_prefix=False)
     played = replace(
         model.costs(model.boundaries(shape.num_stages)), reduce_link=found.inside

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -50,12 +51,22 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[Any] = []
+    kept = kept_rows(arguments.output)
     for part in arguments.parts:
+        kept[part] = []
         for row in PART[part](arguments.rounds):
             print(row, flush=True)
-            rows.append({"part": part, **row})
+            kept[part].append({"part": part, **row})
+            rows = [row for part in PARTS for row in kept.get(part, [])]
             write_result(arguments.output, {"environment": environment(), "rows": rows})
+
+
+def kept_rows(path: Path) -> dict[str, list[Any]]:
+    """Return the rows that are there already, by part: those not measured stay."""
+    found: dict[str, list[Any]] = {}
+    for row in json.loads(path.read_text())["rows"] if path.exists() else ():
+        found.setdefault(row["part"], []).append(row)
+    return found
 
 
 def turns(num_rounds: int) -> Iterator[dict[str, Any]]:

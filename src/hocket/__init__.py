@@ -236,6 +236,15 @@ def __getattr__(name: str) -> object:
     return value
 
 
+def _drawing(drawn: Schedule | Timeline) -> str:
+    """Return the HTML that notebooks show; `draw` loads when they ask for it."""
+    html: str = import_module("hocket.draw.notebook").shown(drawn)
+    return html
+
+
+import_module("hocket.core.formats.drawn").Drawn.drawing = _drawing
+
+
 def __dir__() -> list[str]:
     """Return the public names."""
     return sorted(__all__)

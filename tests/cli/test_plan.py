@@ -45,6 +45,22 @@ def test_json_is_complete() -> None:
     assert document["cluster"]["link"] == "nvlink2"
 
 
+def test_the_costs_of_a_plan_are_those_of_a_simulation(tmp_path: Path) -> None:
+    """The command that is printed predicts the same step, to the last digit."""
+    plan = ("plan", "bert-24", "--layout", "4x2", "--hardware", "v100-16g")
+    path = tmp_path / "costs.json"
+    done = shell(*plan, "--costs-out", str(path), "--json")
+    assert done.exit_code == 0, done.output
+    outcomes = json.loads(done.stdout)["outcomes"]
+    best = next(x for x in outcomes if x["fits"] and not x["is_data_parallel"])
+    written, command = done.stderr.strip().splitlines()[-1].split(": hocket ")
+    assert written == f"{path} written"
+    assert command.startswith(f"simulate {best['schedule']} --devices 4 ")
+    again = shell(*command.split(), "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["step_s"] == best["step_s"]
+
+
 def test_a_page_with_pictures(tmp_path: Path) -> None:
     """The points, the best step, and all tables; loads nothing."""
     path = tmp_path / "plan.html"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 from hocket.errors import ParseError
 from tests.core.random_orders import costs_for, orders
 
@@ -35,6 +35,7 @@ def assert_same(one: Timeline, other: Timeline) -> None:
     """Equal to the last bit, field by field."""
     assert one.schedule == other.schedule
     assert one.origin == other.origin
+    assert one.data_waits == other.data_waits
     for ours, theirs in ((one.start_s, other.start_s), (one.end_s, other.end_s)):
         assert [a.tolist() for a in ours] == [a.tolist() for a in theirs]
     for column in fields(one.traffic):
@@ -64,7 +65,11 @@ def test_keeps_what_floats_round() -> None:
 def test_keeps_where_it_comes_from() -> None:
     """A measured timeline without traffic or memory."""
     measured = Timeline(
-        TIMELINE.schedule, TIMELINE.start_s, TIMELINE.end_s, origin=Origin.MEASURED
+        TIMELINE.schedule,
+        TIMELINE.start_s,
+        TIMELINE.end_s,
+        origin=Origin.MEASURED,
+        data_waits=(DataWait(1, -1 / 3, 0.0), DataWait(0, -0.1, 0.1)),
     )
 
     assert_same(Timeline.from_json(measured.to_json()), measured)
@@ -144,6 +149,9 @@ def drop(*path: str | int) -> Callable[[Document], None]:
             r"to_device\[0\] is -1, not a whole",
         ),
         (put("traffic", "num_bytes", 0, value=2**63), r"num_bytes\[0\] is 9\d+, not a"),
+        (put("data_waits", value=[[0, 1.0]]), r"data_waits\[0\] holds 2 entries, exp"),
+        (put("data_waits", value=[[2, 0, 1]]), r"data_waits\[0\]\[0\] is 2, not a who"),
+        (put("data_waits", value=[[1, 1, 0]]), r"data_waits\[0\] ends before it start"),
         (drop("memory", 0), "memory holds 1 entries, expected 2, one per device"),
         (put("memory", 1, value={}), r"memory\[1\] has no time_s"),
         (

@@ -98,6 +98,13 @@ class Page:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
         self.finish_frames()
 
+    def tap(self, x: float, y: float) -> None:
+        """Touch a place with a finger, and let go."""
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
+            self.call("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+        self.finish_frames()
+
     def key(self, key: str, *, shift: bool = False) -> None:
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):

@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from hocket.errors import FitError, ShapeError
+from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.shapes import (
     Frozen,
     PipelineShape,
@@ -87,9 +88,16 @@ def test_predictions_in_closed_form() -> None:
     alone = predict(model, PipelineShape(1, 1), 8, "gpipe")
     assert alone.step_s == 8 * (2 + 4 * 3.0)
     assert predict(model, PipelineShape(1, 4), 8, "gpipe").step_s == 2 * (2 + 4 * 3.0)
-    for read_s, prefix_s in ((0.5, 0.5), (9.0, 2.0)):  # from a cache, if that is faster
-        read = predict(replace(model, read_s=read_s), PipelineShape(1, 1), 8, "gpipe")
-        assert read.step_s == 8 * (prefix_s + 4 * 3.0)
+    plain = replace(model, frozen_s=[0.75] * 6)  # without dropout, and for no backward
+    for priced, prefix_s in (
+        (plain, 1.5),
+        (replace(plain, cache=CacheCosts(2, 0.5, 0.25)), 0.5),
+        (replace(plain, cache=CacheCosts(1, 0.5, 0.25)), 0.5 + 0.75 + 0.25),
+    ):
+        found = predict(priced, PipelineShape(1, 1), 8, "gpipe")
+        assert found.step_s == 8 * (prefix_s + 4 * 3.0)
+        assert found.prefix_s == prefix_s
+        assert priced.costs(found.boundaries, 9.0).stages[0].forward_s == 9.0
     # Frozen: weights alone. Trained: weights, gradients and state.
     assert alone.peak_bytes >= 2 * 10 + 4 * 40
     whole = predict(Frozen(layers([1.0] * 6), 0), PipelineShape(1, 1), 8, "gpipe")

@@ -28,7 +28,7 @@ def test_most_of_a_bubble_is_filled(name: str, forward_s: float) -> None:
     assert long_step_s(filled, joint) <= 1.02 * alone_s + 1e-9
     idle_s = p * alone_s - p * 8 * 3.0
     num = sum(net.num_microbatches for net in filled.program.nets[1:])
-    assert num * forward_s >= 0.8 * idle_s
+    assert num * forward_s >= 0.88 * idle_s
     for lane, before in zip(filled.lanes, order.lanes, strict=True):
         assert tuple(op for op in lane.ops if op.stage < p) == before.ops
 

@@ -213,6 +213,61 @@ def test_looks_as_far_ahead_as_is_said(
                 assert op.step - step in (ahead, ahead + 1)  # behind its update
 
 
+@every_base
+@few
+@given(data=st.data(), num_steps=st.integers(1, 4))
+def test_a_second_lane_takes_all_forwards_of_the_teacher(
+    name: str, data: st.DataObject, num_steps: int
+) -> None:
+    """The first one keeps the student's order, and the checker accepts both.
+
+    A teacher of delay `d` has up to `d` versions of its weights more: no event orders
+    its forwards ahead and its updates until the student reads their outputs.
+    """
+    case = data.draw(cases(name))
+    program = replace(case.program, num_steps=num_steps)
+    filled = fill_with(case.base, program, costs=case.costs, own_lane=True)
+    proof = check(filled)
+    for number, stage in enumerate(program.stages):
+        most = 1 + (stage.delay if stage.follows else 0)
+        assert proof.num_versions[number] <= most
+    last = max(lane.stream for lane in filled.lanes)
+    first = [lane for lane in filled.lanes if lane.stream < last]
+    second = [lane for lane in filled.lanes if lane.stream == last]
+    for lane, expected in zip(
+        first, case.base.with_num_steps(num_steps).lanes, strict=True
+    ):
+        kept = [op for op in lane.ops if op.stage >= case.first]
+        assert [replace(op, stage=op.stage - case.first) for op in kept] == [
+            *expected.ops
+        ]
+        added = [op for op in lane.ops if op.stage < case.first]
+        assert all(op.kind is Kind.UPDATE for op in added)
+    assert {lane.device for lane in second} == {*range(program.num_devices)}
+    for lane in second:
+        assert all(op.kind is not Kind.UPDATE for op in lane.ops)
+
+
+def test_a_device_alone_has_a_lane_for_each_net() -> None:
+    """As text: what `hocket simulate` and `hocket check` read."""
+    base = gpipe(1, 2)
+    program = with_teacher(base.program, 4, num_steps=2)
+    costs = equal_costs(program, 1.0)
+    filled = fill_with(base, program, costs=costs, own_lane=True)
+    assert str(filled).splitlines()[-2:] == [
+        "d0    |: 1F0 1F1 1B0 1B1 1U :| 1F0@1 1F1@1 1B0@1 1B1@1 1U@1",
+        "d0.1  0F0 0F1 0F2 0F3 |: 0F0@1 0F1@1 0F2@1 0F3@1 :|",
+    ]
+    one_lane = fill_with(base, program, costs=costs).with_num_steps(9)
+    for capacity, gain in ((1.0, 1.0), (2.0, 9 * (4 + 6) / (3 + 9 * 6))):
+        known = replace(costs, lane_capacity=capacity)
+        step_s = [
+            simulate(order, known).makespan_s
+            for order in (one_lane, filled.with_num_steps(9))
+        ]
+        assert step_s[0] / step_s[1] == pytest.approx(gain)
+
+
 def test_refuses_to_look_where_no_weights_are() -> None:
     """Batch 2 would read the weights after an update that step 0 has not made."""
     base = gpipe(2, 2)

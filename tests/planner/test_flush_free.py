@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from hocket.errors import ShapeError
 from hocket.planner.candidate import Candidate
+from hocket.planner.orders import delayed_placement_of, prompt_placement_of
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking.report import to_html
+from hocket.schedules import SCHEDULES
 from tests.planner.toys import MIB, cluster, work
 
 FLUSH_FREE = {"pipedream-2bw": 1, "wpipe": 2, "wpipe-overlapped": 2}
@@ -20,6 +24,19 @@ def predictor(num_devices: int, *, latency_s: float = 0.0) -> Predictor:
     return Predictor(
         work(8, message_bytes=0), cluster(num_devices, latency_s=latency_s), 16
     )
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_few_microbatches_say_whether_weights_are_old(name: str) -> None:
+    """A plan without old weights asks no more, and never makes a full pipeline."""
+    for p, v in product((2, 3, 4), (1, 2)):
+        try:
+            prompt = prompt_placement_of(name, p, v)
+        except ShapeError:
+            continue
+        assert (prompt is None) == (name in {"pipedream", *FLUSH_FREE})
+        placement = prompt or delayed_placement_of(name, p, v)
+        assert (placement.delay > 0) == (prompt is None)
 
 
 @pytest.mark.parametrize(("name", "v"), FLUSH_FREE.items())

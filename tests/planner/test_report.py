@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -71,6 +72,30 @@ def test_the_page_holds_the_choice_and_escapes_names() -> None:
     assert "<script>alert" not in page
     assert "best: " in page
     assert "Memory of the best" in page
+
+
+def test_columns_explain_themselves() -> None:
+    """Those whose names are not plain; a pointer or a tap on the head shows it."""
+    page = to_html(ranked(work(8), cluster(4), 16, Search(is_exhaustive=True)))
+    terms = re.findall(r'<th scope="col"><span class="term"[^>]*>([^<]*)<', page)
+    assert {"layout", "microbatches", "bubble", "limited by", "gap"} <= set(terms)
+
+
+def test_a_notebook_shows_the_table_and_the_best() -> None:
+    """The rows of the terminal's table, and a step; or why there is none."""
+    ranking = ranked(work(8), cluster(4), 16, Search(is_exhaustive=True))
+    html = ranking._repr_html_()
+    assert html.count("<tr>") == 1 + len(ranking.rows())
+    assert "&gt; best: of all within 1 %" in html
+    assert "<svg" in html
+    chosen = ranking.best.candidate if ranking.best else None
+    assert chosen is not None
+    assert f"best {chosen.schedule} {chosen.num_devices}x" in repr(ranking)
+    assert len(repr(ranking)) < 200
+
+    nothing = rank(work(8), cluster(2, memory_bytes=1 * MIB), 16)
+    assert "Nothing fits" in nothing._repr_html_()
+    assert "nothing fits" in repr(nothing)
 
 
 def test_without_anything_that_fits_there_is_no_page() -> None:

@@ -52,6 +52,25 @@ def test_never_takes_from_a_job_what_turns_would_give_it() -> None:
     assert choose([replace(x, weight=1.0) for x in jobs]).mode is not Mode.TURNS
 
 
+@pytest.mark.parametrize("weights", [(2.0, 1.0), (1.0, 3.0), (5.0, 1.0)])
+@pytest.mark.parametrize("away_s", [0.0, 0.3, 1.0])
+def test_turns_keep_the_shares_that_weights_give(
+    weights: tuple[float, float], away_s: float
+) -> None:
+    """However long the jobs load data, and whichever is the longer one."""
+    jobs = [
+        replace(job("a", 2.0, weight=weights[0]), away_s=away_s),
+        replace(job("b", 2.0, weight=weights[1]), away_s=away_s),
+    ]
+    turns = choose(jobs).predictions[0]
+    assert turns.mode is Mode.TURNS
+    assert turns.holds_weights
+    used = [
+        turns.speeds[name] / weight for name, weight in zip("ab", weights, strict=True)
+    ]
+    assert used[0] == pytest.approx(used[1], rel=0.1)
+
+
 def test_finds_how_much_jobs_slow_each_other() -> None:
     """Of 4 seconds, 1 alone and 3 beside the other: 2.5 of work, so 3 / 1.5."""
 

@@ -8,6 +8,8 @@ from math import inf
 
 import pytest
 
+from hocket.core.timelines.idle import Cause
+from hocket.sharing.board import Iteration
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.page import share_page, simulated_report
 from hocket.sharing.picture import share_svg
@@ -28,7 +30,7 @@ def played(budget_bytes: float = 2.0**22) -> ShareReport:
 
 @pytest.mark.parametrize("budget_bytes", [2.0**22, inf])
 def test_shows_lanes_memory_delays_and_the_table(budget_bytes: float) -> None:
-    """Each iteration has boxes for its wait, forward and backward.
+    """Each iteration has boxes for its waits, forward and backward, with a hint.
 
     Memory is stacked: the second job's layer begins where the first one's ends.
     """
@@ -39,10 +41,11 @@ def test_shows_lanes_memory_delays_and_the_table(budget_bytes: float) -> None:
     first, second = (set(layer.split()) for layer in layers)
     assert len(first & second) >= len(first) / 2
     boxes = svg.count("<rect") - 4 - 2  # less those of the legend and of the names
-    assert boxes % 3 == 0
-    assert boxes >= 3 * 8
+    assert boxes % 4 == 0
+    assert boxes >= 4 * 8
     delays = re.findall(r'width="([0-9.]+)" fill="url\(#delay\)"', svg)
-    assert len(delays) == boxes // 3
+    assert len(delays) == boxes // 4
+    assert svg.count("idle: another job: 0 s</title>") == boxes // 4
     assert ("budget 4 MiB" in svg) == (budget_bytes < inf)
     page = share_page(report)
     assert "&lt;b&gt;" in page
@@ -65,3 +68,17 @@ def test_the_report_counts_what_both_hold() -> None:
     assert report["a"].speed == pytest.approx(1.0)
     assert report.total_speed == pytest.approx(2.0)
     assert "together: 2.00 times" in str(report)
+
+
+def test_a_job_waits_for_another_job_and_for_data() -> None:
+    """Each iteration 1 s at a gate, and 0.5 s after the end of the one before."""
+    job = played()["a"]
+    own = [
+        Iteration(i, 10.5 * i, 10.5 * i + 1, 0, 10.5 * i + 10, 1, True)
+        for i in range(4)
+    ]
+    job = replace(job, iterations=tuple(own), first_shared=0, until_s=inf)
+    assert job.idle_s == {Cause.JOB: 1.0, Cause.DATA: 0.5}
+    head, row, *_ = str(replace(played(), jobs=(job,))).splitlines()[1:]
+    assert re.search("idle: another job +idle: data", head)
+    assert re.search("1 s +500 ms", row)

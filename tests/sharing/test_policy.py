@@ -13,7 +13,7 @@ import pytest
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.sharing.board import Board
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.policy import Mode, Point
+from hocket.sharing.policy import Decision, JobState, Mode, Point, decide
 from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 NUM_PAIRS: Final = 1000
@@ -127,13 +127,21 @@ def test_the_slower_job_sets_the_lags_period() -> None:
 
 
 @pytest.mark.parametrize("weights", [(2.0, 1.0), (1.0, 5.0), (1.0, 1.0)])
-def test_weights_are_shares_of_device_time(weights: tuple[float, float]) -> None:
-    """While both are there, the used time differs from the shares by an iteration."""
+@pytest.mark.parametrize("away", [0.0, 0.1, 0.8])
+def test_weights_are_shares_of_device_time(
+    weights: tuple[float, float], away: float
+) -> None:
+    """While both are there, the used time differs from the shares by an iteration.
+
+    Also where jobs load data between iterations: another job that waits meanwhile does
+    not go before its turn.
+    """
     rng = random.Random(3)
     for _ in range(4):
         jobs = [
-            SimulatedJob(name, any_forecast(rng), 60, weight=weight)
+            SimulatedJob(name, actual, 60, weight, actual, away_s=away * actual.seconds)
             for name, weight in zip("ab", weights, strict=True)
+            for actual in [any_forecast(rng)]
         ]
         run = simulate_jobs(Mode.TURNS, jobs)
         until = min(own[-1].end_s for own in run.iterations.values())
@@ -148,6 +156,23 @@ def test_weights_are_shares_of_device_time(weights: tuple[float, float]) -> None
         longest = max(job.actual.seconds / job.weight for job in jobs)
         a, b = (x / weight for x, weight in zip(used, weights, strict=True))
         assert abs(a - b) <= 2 * longest
+
+
+def test_others_wait_a_little_for_a_job_that_loads_data() -> None:
+    """Twice as long as it loaded before; not at all if it loads longer than it trains.
+
+    Nor if it is ahead of its share.
+    """
+    loads = JobState("a", 2.0, point_s=5.0, forecast=ramp(1.0), away_s=1.0)
+    waits = JobState("b", 1.0, point=Point.WAITS, device_s=1.0)
+    assert decide(Mode.TURNS, [loads, waits], inf, 6.9) == Decision((), 7.0)
+    for late in (
+        [replace(loads, point_s=4.8), waits],
+        [replace(loads, away_s=3.5), waits],
+        [replace(loads, device_s=2.5), waits],
+        [loads, replace(waits, is_urgent=True)],
+    ):
+        assert decide(Mode.TURNS, late, inf, 6.9).starts == ("b",)
 
 
 @pytest.mark.parametrize("mode", ADMITTING)

@@ -116,6 +116,13 @@ def plan_command(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.")
     ] = None,
+    costs_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the costs of the best pipeline, for hocket simulate --costs.",
+        ),
+    ] = None,
 ) -> None:
     """Plan: every way to train a recipe on so many devices, the best first.
 
@@ -158,7 +165,23 @@ def plan_command(
     if html is not None:
         write_output(html, shown.page)
         typer.echo(f"{html} written", err=True)
+    if costs_out is not None:
+        _write_costs(costs_out, shown)
     typer.echo(json.dumps(shown.document, indent=2) if as_json else shown.text)
+
+
+def _write_costs(path: Path, shown: Shown) -> None:
+    """Write the costs of the best pipeline, and print what simulates it.
+
+    Raises:
+        PlanError: no pipeline fits.
+    """
+    from hocket.errors import PlanError
+
+    if not shown.costs:
+        raise PlanError("no pipeline fits, so there are no costs to write")
+    write_output(path, shown.costs + "\n")
+    typer.echo(f"{path} written: {shown.simulation} {path}", err=True)
 
 
 def _devices(

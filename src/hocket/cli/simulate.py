@@ -10,7 +10,7 @@ import typer
 
 from hocket.cli.shared.options import Sizes, UniformCosts, with_options
 from hocket.cli.shared.output import aligned
-from hocket.cli.shared.planning import load_timeline
+from hocket.cli.shared.planning import load_timeline, simulated
 from hocket.cli.shared.what_if import WhatIf
 from hocket.errors import PlanError
 
@@ -69,13 +69,12 @@ def _changed(timeline: Timeline, costs: Costs, what_if: WhatIf) -> Timeline:
     Raises:
         PlanError: the timeline was read from a file: it has no costs.
     """
-    from hocket.core.simulate import simulate
     from hocket.core.timelines.timeline import Origin
 
     schedule = timeline.schedule
     if timeline.origin is not Origin.SIMULATED:
         raise PlanError("a measured timeline has no costs to change: name a schedule")
-    return simulate(schedule, what_if.changed(costs, schedule.program))
+    return simulated(schedule, what_if.changed(costs, schedule.program))
 
 
 def _difference(before: Timeline, after: Timeline) -> str:

@@ -276,10 +276,9 @@ class Costs:
                     f"{program.num_stages}"
                 )
             return self.stages
-        return tuple(
-            _split(self.stages[0], len(program.stages_on[stage.device]))
-            for stage in program.stages
-        )
+        counts = [len(program.stages_on[stage.device]) for stage in program.stages]
+        parts = {number: _split(self.stages[0], number) for number in set(counts)}
+        return tuple(parts[number] for number in counts)
 
     def mean_share(self, program: Program) -> StageCost:
         """Return the seconds of F, I and W per device, the mean over devices.

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hocket.core.formats.drawn import Drawn
 from hocket.core.op import MESSAGES, Op
 from hocket.errors import PlanError
 
@@ -38,8 +39,8 @@ class Lane:
         return f"d{self.device}" + (f".{self.stream}" if self.stream else "")
 
 
-@dataclass(frozen=True)
-class Schedule:
+@dataclass(frozen=True, repr=False)
+class Schedule(Drawn):
     """A program and an order of its work.
 
     Args:
@@ -150,6 +151,16 @@ class Schedule:
             body.append((begin, begin + length * num_repeats))
         program = replace(self.program, num_steps=num_steps)
         return Schedule(program, tuple(lanes), tuple(body), num_repeats)
+
+    def __repr__(self) -> str:
+        """Return one line; `str` is the whole order."""
+        program = self.program
+        microbatches = "+".join(str(net.num_microbatches) for net in program.nets)
+        return (
+            f"<hocket.Schedule num_devices={program.num_devices} "
+            f"num_stages={program.num_stages} num_microbatches={microbatches} "
+            f"num_steps={program.num_steps}>"
+        )
 
     def __str__(self) -> str:
         """The picture, which `parse` reads."""

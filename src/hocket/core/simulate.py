@@ -19,8 +19,8 @@ The model:
   same at every call; the ops of one kind and stage take the mean together.
 - While `n` lanes of a device work, each is `min(1, lane_capacity / n)` as fast.
 
-What it leaves out: that messages slow the devices at their ends, and that a device
-waits for memory.
+What it leaves out: the norms that workers exchange at a gate, that messages slow the
+devices at their ends, and that a device waits for memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hocket.core.costs import Costs
+from hocket.core.gates import Gates
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
@@ -45,12 +46,14 @@ from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.core.timelines.traffic import Traffic
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Timeline:
+def simulate(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Timeline:
     r"""Predict when everything in a schedule happens.
 
     Args:
         schedule: one that `check` accepts; others may be refused with less said.
         costs: the costs of its program.
+        gates: stages whose gradients are judged and applied together, as `gates_of`
+            returns them: an update waits for the gradients of all of its gate's.
 
     Raises:
         CostsError: the costs do not fit the program.
@@ -63,7 +66,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     >>> timeline.makespan_s, timeline.bubble_fraction
     (9.0, 0.333...)
     """
-    work = prepare(schedule, costs)
+    work = prepare(schedule, costs, gates)
     decided = is_decided_by_lanes(work)
     played = play_in_order(work) if decided else play_events(work, costs)
     times = Times(

@@ -37,8 +37,14 @@ def to_svg(
     return svg_of(lay_out(timelines, title, style), theme)
 
 
-def svg_of(scene: Scene, theme: Theme | None = None) -> str:
-    """Write a scene as an SVG document."""
+def svg_of(scene: Scene, theme: Theme | None = None, *, scope: str = "") -> str:
+    """Write a scene as an SVG document.
+
+    Args:
+        scene: what is drawn.
+        theme: as of `to_svg`.
+        scope: begins the selectors of its style, where it stands in a page of others.
+    """
     names = _class_names(scene.shapes)
     size = f"{_number(scene.width)} {_number(scene.height)}"
     width, height = size.split()
@@ -46,7 +52,7 @@ def svg_of(scene: Scene, theme: Theme | None = None) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
         f'width="{width}" height="{height}" role="img" font-family="{_FONT}">'
     )
-    lines = [head, f"<title>{escape(scene.title)}</title>", _style(names, theme)]
+    lines = [head, f"<title>{escape(scene.title)}</title>", _style(names, theme, scope)]
     lines += [_element(shape, names) for shape in scene.shapes]
     return "\n".join([*lines, "</svg>", ""])
 
@@ -56,22 +62,24 @@ def _class_names(shapes: Iterable[Shape]) -> dict[Paint, str]:
     return {paint: f"c{i}" for i, paint in enumerate(paints)}
 
 
-def _style(names: dict[Paint, str], theme: Theme | None) -> str:
+def _style(names: dict[Paint, str], theme: Theme | None, scope: str) -> str:
     """Write a class per paint: `fill` through `color`, so that lines can use it too."""
+    filled = ",".join(f"{scope}{kind}" for kind in ("rect", "text", ".area"))
     shared = (
-        "rect,text,.area{fill:currentColor}.line{fill:none;stroke:currentColor;"
-        "stroke-linejoin:round}text{font-variant-numeric:tabular-nums}"
+        f"{filled}{{fill:currentColor}}{scope}.line{{fill:none;stroke:currentColor;"
+        f"stroke-linejoin:round}}{scope}text{{font-variant-numeric:tabular-nums}}"
     )
-    rules = shared + _rules(names, theme or Theme.LIGHT)
+    rules = shared + _rules(names, theme or Theme.LIGHT, scope)
     if theme is None:
-        dark = _rules(names, Theme.DARK)
+        dark = _rules(names, Theme.DARK, scope)
         rules += f"\n@media (prefers-color-scheme:dark){{{dark}}}"
     return f"<style>{rules}</style>"
 
 
-def _rules(names: dict[Paint, str], theme: Theme) -> str:
+def _rules(names: dict[Paint, str], theme: Theme, scope: str) -> str:
     return "".join(
-        f".{name}{{color:{colour(paint, theme)}}}" for paint, name in names.items()
+        f"{scope}.{name}{{color:{colour(paint, theme)}}}"
+        for paint, name in names.items()
     )
 
 

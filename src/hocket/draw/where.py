@@ -24,6 +24,8 @@ MEANINGS: Final = {
     Cause.OTHER: "waiting for other devices while the pipeline is full: the order of "
     "ops, or ops of uneven length",
     Cause.HOST: "all that the next op needs is there, and it does not begin yet",
+    Cause.DATA: "waiting for the loader to yield the next batch",
+    Cause.JOB: "held back for another job that shares the device",
 }
 _LEAST: Final = 0.005  # of a step: a smaller saving is not worth a line
 
@@ -113,6 +115,11 @@ def _savings(where: Where) -> Iterator[tuple[float, str]]:
         path_s[PathKind.HOST],
         "the host takes {} a step of the critical path: larger microbatches, or "
         "compiled stages",
+    )
+    yield (
+        path_s[PathKind.DATA],
+        "batches are late by {} a step of the critical path: more loader workers, or "
+        "less work for each sample",
     )
 
 

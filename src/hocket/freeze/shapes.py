@@ -18,10 +18,11 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import FitError, ShapeError
+from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.greedy import greedy_boundaries, halved, largest_part
 from hocket.passes.add_frozen_prefix import add_frozen_prefix
 from hocket.planner.balance import Balancer
@@ -53,10 +54,10 @@ class Frozen:
         layers: the costs of all layers, for one microbatch.
         num_frozen: those of them that are frozen, from the first on.
         update_s_per_byte: seconds of the optimizer's step per byte.
-        link: between devices.
-        reduce_link: between replicas.
-        read_s: seconds of reading what the frozen layers compute, where it is kept;
-            None where they run.
+        beside: the costs of messages, of reductions and of the host, without stages.
+        frozen_s: seconds of each layer's forward once it is frozen: in eval mode,
+            without gradients; as in training where not given.
+        cache: what the cache takes, where frozen layers' outputs are kept.
         sizes: millions of parameters of each layer, by which `greedy` cuts; None where
             the slowest device is to be the fastest possible.
     """
@@ -64,21 +65,17 @@ class Frozen:
     layers: Sequence[LayerCost]
     num_frozen: int
     update_s_per_byte: float = 0.0
-    link: Link = field(default_factory=Link)
-    reduce_link: Link = field(default_factory=Link)
-    read_s: float | None = None
+    beside: Costs = field(default_factory=lambda: Costs(()))
+    frozen_s: Sequence[float] = ()
+    cache: CacheCosts | None = None
     sizes: Sequence[float] | None = None
-
-    @property
-    def prefix(self) -> Sequence[LayerCost]:
-        """The frozen layers."""
-        return self.layers[: self.num_frozen]
 
     @property
     def prefix_s(self) -> float:
         """The seconds of the frozen layers' outputs."""
-        computes_s = sum(layer.forward_s for layer in self.prefix)
-        return computes_s if self.read_s is None else min(self.read_s, computes_s)
+        each_s = self.frozen_s or [layer.forward_s for layer in self.layers]
+        own_s = each_s[: self.num_frozen]
+        return sum(own_s) if self.cache is None else self.cache.prefix_s(own_s)
 
     def boundaries(self, num_stages: int) -> tuple[int, ...]:
         """Return the layers at which stages begin that follow the frozen ones.
@@ -104,7 +101,7 @@ class Frozen:
         if seconds:
             seconds[0] += self.prefix_s
         messages = [
-            self.link.occupied_s(x.received_bytes + x.received_grad_bytes)
+            self.beside.link.occupied_s(x.received_bytes + x.received_grad_bytes)
             for x in active[1:]
         ]
         cut = Balancer(seconds, messages).cut(num_stages)
@@ -123,8 +120,13 @@ class Frozen:
         begins = (0, *boundaries[len(boundaries) - num_stages + 1 :], len(self.layers))
         return tuple(range(a, b) for a, b in pairwise(begins))
 
-    def costs(self, boundaries: Sequence[int]) -> Costs:
-        """Return the costs of the stages of a cut."""
+    def costs(self, boundaries: Sequence[int], prefix_s: float | None = None) -> Costs:
+        """Return the costs of the stages of a cut.
+
+        Args:
+            boundaries: see `boundaries`.
+            prefix_s: the seconds of the frozen layers' outputs, if they are known.
+        """
         stages = stage_costs(
             self.layers,
             boundaries,
@@ -132,9 +134,10 @@ class Frozen:
             update_s_per_byte=self.update_s_per_byte,
         )
         if self.num_frozen:
-            frozen = replace(_frozen(stages[0]), forward_s=self.prefix_s)
+            known_s = self.prefix_s if prefix_s is None else prefix_s
+            frozen = replace(_frozen(stages[0]), forward_s=known_s)
             stages = (frozen, *stages[1:])
-        return Costs(stages, link=self.link, reduce_link=self.reduce_link)
+        return replace(self.beside, stages=stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +149,14 @@ class Prediction:
         boundaries: see `Frozen.boundaries`.
         step_s: seconds of a step.
         peak_bytes: the most on any device.
+        prefix_s: the seconds of a microbatch's frozen layers in it.
     """
 
     shape: PipelineShape
     boundaries: tuple[int, ...]
     step_s: float
     peak_bytes: int
+    prefix_s: float = 0.0
 
 
 def shapes_of(num_workers: int, num_parts: int) -> list[PipelineShape]:
@@ -192,7 +197,7 @@ def predict(
     order = order_of(schedule, shape, num_parts, has_prefix=model.num_frozen > 0)
     timeline = simulate(order, model.costs(boundaries))
     peak = max(round(timeline.peak_bytes(d)) for d in range(shape.num_stages))
-    return Prediction(shape, boundaries, timeline.makespan_s, peak)
+    return Prediction(shape, boundaries, timeline.makespan_s, peak, model.prefix_s)
 
 
 def order_of(

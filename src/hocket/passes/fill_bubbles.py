@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from hocket.core.costs import Costs, StageCost
+from hocket.core.gates import gates_of
+from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Stage
-from hocket.core.schedule import Schedule
+from hocket.core.schedule import Lane, Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timelines.waits import waits_s
 from hocket.errors import PlanError
-from hocket.passes.fill_with import fill_with, long_step_s
+from hocket.passes.fill_with import long_step_s
 
 _NET: Final = "fill-"  # and the device that the net is on
-_SHARES: Final = (1.0, 0.95, 0.85, 0.7, 0.5)  # of what fills all idle time
+_SHARES: Final = (1.0, 0.95, 0.85, 0.7, 0.5)  # of each wait that is filled
+_ROUNDED_UP: Final = (0.5, 0.25, 0.1)  # by how much of a forward a wait may grow
 _MOST: Final = 32  # forwards of a device in a step: shorter ones are better batched
 _ROUNDING: Final = 1e-9
+_NUM_STEPS: Final = 4  # in the last one but one, waits are those of a long run
 
 
 def fill_bubbles(
@@ -30,7 +36,8 @@ def fill_bubbles(
     Each device has the whole net, and data of its own, so that nothing flows between
     the net and the trained one, or between devices: a forward goes wherever its device
     would wait at least as long, up to 32 in a step. The trained net's order does not
-    change.
+    change. Updates of a step wait for all of its gradients, so that a device that is
+    done early fills the time before its update.
 
         d0  0F0 0F1 f   f   0B0 f   0B1 0U
         d1  f   1F0 1B0 1F1 1B1 f   f   1U
@@ -68,61 +75,100 @@ def fill_bubbles(
             f"there are costs of {len(costs.stages)} stages, and the order has "
             f"{program.num_stages}: give one for each stage"
         )
-    alone_s = long_step_s(schedule, costs)
-    longest_s = alone_s * (1.0 + max_slowdown + _ROUNDING)
-    most = {
-        device: min(_MOST, int(idle_s / forwards[device].forward_s + _ROUNDING))
-        for device, idle_s in enumerate(_idle_s(schedule, costs, alone_s))
-        if forwards[device].forward_s
-    }
-
-    def fits(counts: Mapping[int, int]) -> bool:
+    longest_s = long_step_s(schedule, costs) * (1.0 + max_slowdown + _ROUNDING)
+    waits = _steady_waits(schedule, costs)
+    trials = [
+        *((1.0, more) for more in _ROUNDED_UP if max_slowdown),
+        *((share, 0.0) for share in _SHARES),
+    ]
+    for share, more in trials:  # the fullest first
+        counts = [
+            _counts(lane_waits, _seconds(forwards[lane.device], costs), share, more)
+            for lane, lane_waits in zip(schedule.lanes, waits, strict=True)
+        ]
         filled = _filled(schedule, costs, forwards, counts)
-        return long_step_s(*filled) <= longest_s
-
-    for share in _SHARES:  # each trial simulates a step: few, where there are many ops
-        counts = {device: int(share * num) for device, num in most.items()}
-        if fits(counts):
-            break
-    else:
-        counts = dict.fromkeys(most, 0)
-    for device, num in most.items():  # some devices may have room for more
-        while num > counts[device] and not fits(counts | {device: num}):
-            num -= max(1, (num - counts[device]) // 3)
-        counts[device] = num
-    return _filled(schedule, costs, forwards, counts)
+        if long_step_s(*filled) <= longest_s:
+            return filled
+    return schedule, costs
 
 
-def _idle_s(schedule: Schedule, costs: Costs, step_s: float) -> list[float]:
-    """Return how long each device has nothing to do in a step."""
-    busy_s = [0.0] * schedule.program.num_devices
-    for lane in schedule.lanes:
-        for op in lane.ops:
-            busy_s[lane.device] += costs.stages[op.stage].seconds(op.kind)
-    return [step_s - seconds for seconds in busy_s]
+def _steady_waits(schedule: Schedule, costs: Costs) -> list[list[float]]:
+    """Return how long each lane waits before each of its ops, in a long run."""
+    several = schedule.with_num_steps(_NUM_STEPS)
+    timeline = simulate(several, costs, gates_of(several, clips=False))
+    steady = _NUM_STEPS - 2
+    return [
+        of_lane[steady * len(lane.ops) : (steady + 1) * len(lane.ops)].tolist()
+        for lane, of_lane in zip(schedule.lanes, waits_s(timeline, costs), strict=True)
+    ]
+
+
+def _seconds(forward: StageCost, costs: Costs) -> float:
+    """Return how long a lane is busy with a forward; 0 if there is none."""
+    return forward.forward_s + costs.op_s if forward.forward_s else 0.0
+
+
+def _counts(
+    lane_waits_s: Sequence[float], forward_s: float, share: float, more: float
+) -> list[int]:
+    """Return the number of forwards before each op of a lane.
+
+    Args:
+        lane_waits_s: how long the lane waits before each op.
+        forward_s: the seconds of one forward.
+        share: the share of each wait that is filled.
+        more: the share of a forward by which a wait may become longer.
+    """
+    if not forward_s:
+        return [0] * len(lane_waits_s)
+    num_left, found = _MOST, []
+    for wait_s in lane_waits_s:
+        fits = int(share * wait_s / forward_s + more + _ROUNDING)
+        found.append(min(num_left, fits))
+        num_left -= found[-1]
+    return found
 
 
 def _filled(
     schedule: Schedule,
     costs: Costs,
     forwards: Sequence[StageCost],
-    counts: Mapping[int, int],
+    counts: Sequence[Sequence[int]],
 ) -> tuple[Schedule, Costs]:
-    """Fill an order with so many forwards on each device."""
-    if not counts or not any(counts.values()):
-        return schedule, costs
+    """Fill an order with so many forwards before each op of each lane."""
     program = schedule.program
-    used = {device: count for device, count in counts.items() if count}
-    names = {device: f"{_NET}{device}" for device in used}
+    used = [n for n, before in enumerate(counts) if any(before)]
+    if not used:
+        return schedule, costs
+    devices = [schedule.lanes[n].device for n in used]
+    names = [f"{_NET}{device}" for device in devices]
+    sums = [sum(counts[n]) for n in used]
     joint = replace(
         program,
-        nets=(*program.nets, *(Net(names[d], count) for d, count in used.items())),
+        nets=(*program.nets, *map(Net, names, sums)),
         stages=(
             *program.stages,
-            *(Stage(names[d], d, trainable=False) for d in used),
+            *(
+                Stage(name, device, trainable=False)
+                for name, device in zip(names, devices, strict=True)
+            ),
         ),
     )
-    all_costs = replace(costs, stages=(*costs.stages, *(forwards[d] for d in used)))
-    ahead = dict.fromkeys(names.values(), 0)
-    order = fill_with(schedule, joint, [*ahead], costs=all_costs, look_ahead=ahead)
-    return order, all_costs
+    stage_of = {n: program.num_stages + i for i, n in enumerate(used)}
+    lanes = tuple(
+        replace(lane, ops=tuple(_ops(lane, counts[n], stage_of[n])))
+        if n in stage_of
+        else lane
+        for n, lane in enumerate(schedule.lanes)
+    )
+    stages = (*costs.stages, *(forwards[device] for device in devices))
+    return Schedule(joint, lanes), replace(costs, stages=stages)
+
+
+def _ops(lane: Lane, counts: Sequence[int], stage: int) -> Iterator[Op]:
+    number = 0
+    for op, count in zip(lane.ops, counts, strict=True):
+        for _ in range(count):
+            yield Op(Kind.FORWARD, stage, number)
+            number += 1
+        yield op

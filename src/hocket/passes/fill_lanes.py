@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Final, NamedTuple, assert_never
 
 from hocket.core.costs import Costs
+from hocket.core.gates import Gates
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane
@@ -57,7 +58,11 @@ class Precedence(Enum):
 
 
 def placed(
-    lanes: Sequence[StepLane], program: Program, costs: Costs, precedence: Precedence
+    lanes: Sequence[StepLane],
+    program: Program,
+    costs: Costs,
+    precedence: Precedence,
+    gates: Gates,
 ) -> tuple[tuple[Lane, ...], ...]:
     """Return the orders of the steps that the lanes go through, each for all lanes.
 
@@ -66,8 +71,9 @@ def placed(
         program: the program of all ops.
         costs: the costs of the program.
         precedence: which op goes first.
+        gates: the stages whose updates wait for each other's gradients.
     """
-    times = ValueTimes(program, costs)
+    times = ValueTimes(program, costs, gates)
     num_ahead = max(lane.most_ahead for lane in lanes)
     walks = [_Walk(lane, -num_ahead, times, precedence) for lane in lanes]
     while starts := [

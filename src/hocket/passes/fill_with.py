@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from hocket.core.check import check
 from hocket.core.costs import Costs
+from hocket.core.gates import Gates, early_updates, gates_of
 from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
@@ -27,6 +29,7 @@ def fill_with(
     *,
     costs: Costs,
     look_ahead: Mapping[str, int] | None = None,
+    own_lane: bool = False,
 ) -> Schedule:
     r"""Put a teacher's forwards where the devices of a student's order would wait.
 
@@ -56,6 +59,10 @@ def fill_with(
         look_ahead: by how many batches a net's forwards are ahead, by its name; a net
             that moves with delay `d` can be `d` batches ahead, and needs one version of
             its weights more for each that it is less.
+        own_lane: put these forwards in a second lane of each device, beside the order
+            of the student, and not between its ops. They wait for nothing but weights,
+            and the student's losses for them. A net of delay `d` has up to `d` versions
+            of its weights more, as its updates need not wait for its forwards.
 
     Returns:
         The order of all nets. Where batches are ahead, it has a repeating body.
@@ -94,10 +101,13 @@ def fill_with(
     others = sorted(set(range(program.num_devices)).difference(devices))
     lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
     step_lanes = tuple(_step_lanes(lanes, program, ahead))
+    if own_lane:
+        return repeat_ahead(program, [*_beside(step_lanes, program)])
+    gates = _gates(schedule, program, nets)
     orders = dict.fromkeys(
         order
         for precedence in _precedences(ahead)
-        for order in placed(step_lanes, program, costs, precedence)
+        for order in placed(step_lanes, program, costs, precedence, gates)
     )
     few = replace(program, num_steps=1 + max(ahead.values()))
     best = min(orders, key=lambda lanes: long_step_s(repeat_ahead(few, lanes), costs))
@@ -135,6 +145,16 @@ def _moves(net: str, program: Program) -> bool:
     return any(stage.net == net and stage.moves for stage in program.stages)
 
 
+def _gates(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> Gates:
+    """Return the stages whose updates wait for each other's gradients."""
+    trained = [n for n, stage in enumerate(program.stages) if stage.trainable]
+    own = gates_of(schedule, clips=False)
+    if any(program.stages[n].delay for n in trained) or early_updates(schedule, own):
+        return ()
+    kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]
+    return tuple(tuple(kept[n] for n in gate) for gate in own)
+
+
 def _precedences(ahead: Mapping[str, int]) -> tuple[Precedence, ...]:
     """Return those to try; the last one bounds a step by the nets' own steps."""
     if all(ahead.values()):
@@ -161,6 +181,28 @@ def _step_lanes(
         )
 
 
+def _beside(lanes: Sequence[StepLane], program: Program) -> Iterator[Lane]:
+    """Yield the lanes of the student, with all updates, and those of the added ops.
+
+    All updates stay in the student's lane: one of a teacher in another lane would read
+    weights that the student's next update overwrites.
+    """
+    num_streams = 1 + max(lane.lane.stream for lane in lanes)
+    for lane in lanes:
+        yield replace(lane.lane, ops=(*lane.lane.ops, *lane.updates))
+        added = [op for queue in lane.added for op in queue]
+        added.sort(key=lambda op: (op.step, _part_of(op, program), op.stage))
+        if added:
+            yield Lane(lane.lane.device, num_streams, tuple(added))
+
+
+def _part_of(op: Op, program: Program) -> float:
+    """Return the part of the batch that is done with a forward; G follows all."""
+    if op.microbatch is None:
+        return inf
+    return (op.microbatch + 1) / program.num_microbatches_of(op.stage)
+
+
 def _added(number: int, program: Program, ahead: Mapping[str, int]) -> Iterator[Op]:
     """Yield the forwards of a stage, and what gathers their outputs over replicas."""
     num_ahead = ahead[program.stages[number].net]
@@ -174,12 +216,14 @@ def long_step_s(schedule: Schedule, costs: Costs) -> float:
     """Return how long a step takes in a long run.
 
     Args:
-        schedule: an order of one step, or one with a body.
+        schedule: an order of one step, or one with a body. If it flushes, updates wait
+            for all gradients of their step.
         costs: the costs of its program.
     """
     num_steps = schedule.program.num_steps + _NUM_SETTLING
+    gates = gates_of(schedule, clips=False)
     few_s, many_s = (
-        simulate(schedule.with_num_steps(num), costs).makespan_s
+        simulate(schedule.with_num_steps(num), costs, gates).makespan_s
         for num in (num_steps, num_steps + _NUM_SETTLING)
     )
     step_s = (many_s - few_s) / _NUM_SETTLING

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hocket.core.costs import Costs
 from hocket.core.dataflow import Fact, Value, is_given, is_sent, makes, needs
+from hocket.core.gates import Gates, stage_gates, with_gate
 from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.program import Program
 
@@ -14,9 +15,16 @@ from hocket.core.program import Program
 class ValueTimes:
     """Records when each value is made, op by op."""
 
-    def __init__(self, program: Program, costs: Costs) -> None:
-        """Begin with no value made; values given from outside count as ready."""
+    def __init__(self, program: Program, costs: Costs, gates: Gates = ()) -> None:
+        """Begin with no value made; values given from outside count as ready.
+
+        Args:
+            program: what is ordered.
+            costs: the costs of its program.
+            gates: the stages whose updates wait for each other's gradients.
+        """
         self.program = program
+        self.gate_of = stage_gates(gates)
         self.costs = costs
         self.stage_costs = costs.of(program)
         self.made_s: dict[Value, float] = {}
@@ -59,9 +67,12 @@ class ValueTimes:
         """Return each value that an op waits for, and the seconds of its transfer."""
         found = self._needed.get((op, device))
         if found is None:
+            stages = self.program.stages
             found = self._needed[op, device] = [
-                (value, self._message_s(value, device))
-                for value in needs(op, self.program)
+                (value, self._message_s(value, at))
+                for one in with_gate(op, self.gate_of)
+                for at in (device if one is op else stages[one.stage].device,)
+                for value in needs(one, self.program)
                 if not is_given(value)
             ]
         return found

@@ -75,7 +75,7 @@ class CutCosts:
         if trial.is_of(num_samples, num_devices, boundaries):
             return tuple(map(as_measured, stages, trial.costs.stages))
         same = self._added(trial.num_samples, trial.boundaries, False)
-        return tuple(map(StageSlowdown.of(trial, same).slowed, stages))
+        return tuple(map(StageSlowdown.of(trial.costs.stages, same).slowed, stages))
 
     def in_place(
         self, num_samples: int, num_devices: int, num_stages: int, link: Link

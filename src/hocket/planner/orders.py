@@ -97,8 +97,13 @@ def make_order(
     return merge_unneeded_splits(schedule)
 
 
-def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placement:
+def prompt_placement_of(
+    name: str, num_devices: int, stages_per_device: int
+) -> Placement | None:
     """Return a schedule's placement, from as few microbatches as possible.
+
+    Returns:
+        None if it reads old weights: `delayed_placement_of` takes longer.
 
     Raises:
         ShapeError: the schedule does not take these numbers, or is no training of one
@@ -107,20 +112,27 @@ def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placeme
     p = num_devices
     schedule = _first_of((1, p, 2 * p, 4 * p), name, p, stages_per_device, 1)
     program = schedule.program
-    if any(stage.delay for stage in program.stages):
-        # Its delays and versions are those of a pipeline that is full.
-        many = (p, 2 * p, 4 * p, 1)
-        schedule = _first_of(many, name, p, stages_per_device, 1)
-        program = schedule.program
-        num_steps = _FULL_STEPS + -(-num_devices // program.num_microbatches_of(0))
-        schedule = _first_of(
-            (p, 2 * p, 4 * p, 1), name, p, stages_per_device, num_steps
-        )
     if not all(stage.trainable for stage in program.stages):
         raise ShapeError(f"{name} does not train all of its stages")
     if len(program.nets) > 1:
         raise ShapeError(f"{name} holds several nets: a plan is of one model")
+    if any(stage.delay for stage in program.stages):
+        return None
     return Placement.of(schedule)
+
+
+def delayed_placement_of(
+    name: str, num_devices: int, stages_per_device: int
+) -> Placement:
+    """Return the placement of a schedule that reads old weights.
+
+    Its delays and versions are those of a pipeline that is full.
+    """
+    p = num_devices
+    many = (p, 2 * p, 4 * p, 1)
+    program = _first_of(many, name, p, stages_per_device, 1).program
+    num_steps = _FULL_STEPS + -(-p // program.num_microbatches_of(0))
+    return Placement.of(_first_of(many, name, p, stages_per_device, num_steps))
 
 
 def _first_of(

@@ -26,7 +26,12 @@ from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.cuts import CutCosts
-from hocket.planner.orders import Placement, make_order, placement_of
+from hocket.planner.orders import (
+    Placement,
+    delayed_placement_of,
+    make_order,
+    prompt_placement_of,
+)
 from hocket.planner.quick_bound import StageSums
 from hocket.planner.search.bound import bound_s
 from hocket.planner.trial import NO_TRIALS, MeasuredTrials
@@ -66,7 +71,8 @@ class Predictor:
         self.trials = trials
         self.clips = clips
         self.cuts = CutCosts(work, trials, cluster.hop)
-        self._placement = _cached_placement()
+        self._prompt = _cached_placement()
+        self._delayed = cache(delayed_placement_of)
         self._reduce_link = cache(cluster.reduce_link)
         self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
         self._last_order: tuple[Candidate, Schedule] | None = None
@@ -123,6 +129,14 @@ class Predictor:
             ShapeError: the schedule does not take its numbers.
         """
         return self._placement_of(candidate).splits
+
+    def is_delayed(self, candidate: Candidate) -> bool:
+        """Return whether any stage reads old weights, which is known soonest.
+
+        Raises:
+            ShapeError: the schedule does not take its numbers.
+        """
+        return self._prompt(*_shape_of(candidate)) is None
 
     def delay(self, candidate: Candidate) -> int:
         """Return the largest delay of any stage.
@@ -269,22 +283,28 @@ class Predictor:
         return tuple(map(correction.added_to, stages, delays))
 
     def _placement_of(self, candidate: Candidate) -> Placement:
-        return self._placement(
-            candidate.schedule, candidate.num_devices, candidate.stages_per_device
-        )
+        shape = _shape_of(candidate)
+        return self._prompt(*shape) or self._delayed(*shape)
 
 
-def _cached_placement() -> Callable[[str, int, int], Placement]:
-    """Return `placement_of` with a cache, also of what schedules refuse."""
+def _shape_of(candidate: Candidate) -> tuple[str, int, int]:
+    """Return what its placement depends on."""
+    return candidate.schedule, candidate.num_devices, candidate.stages_per_device
+
+
+def _cached_placement() -> Callable[[str, int, int], Placement | None]:
+    """Return `prompt_placement_of` with a cache, also of what schedules refuse."""
 
     @cache
-    def found(name: str, num_devices: int, per_device: int) -> Placement | ShapeError:
+    def found(
+        name: str, num_devices: int, per_device: int
+    ) -> Placement | ShapeError | None:
         try:
-            return placement_of(name, num_devices, per_device)
+            return prompt_placement_of(name, num_devices, per_device)
         except ShapeError as error:
             return error
 
-    def placement(name: str, num_devices: int, per_device: int) -> Placement:
+    def placement(name: str, num_devices: int, per_device: int) -> Placement | None:
         placed = found(name, num_devices, per_device)
         if isinstance(placed, ShapeError):
             raise placed.with_traceback(None)

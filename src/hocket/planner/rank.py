@@ -210,7 +210,7 @@ def rank(
 
 
 def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> Ranking:
-    """Return the ranking with the best's timeline, and what limits the table's rows."""
+    """Return the ranking with a timeline, costs, and what limits the table's rows."""
 
     def timeline(candidate: Candidate) -> Timeline:
         is_plain = candidate.is_data_parallel
@@ -225,7 +225,9 @@ def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> R
     }
     best = ranking.best
     step = None if best is None else timeline(best.candidate)
-    return replace(ranking, timeline=step, limits=limits)
+    played = ranking.pipeline
+    costs = None if played is None else predictor.costs(played.candidate)
+    return replace(ranking, timeline=step, costs=costs, limits=limits)
 
 
 def _is_beaten(
@@ -339,7 +341,9 @@ def _bounds(
             yield least_s(predictor, candidate) if is_searched else 0.0, candidate
             continue
         try:
-            if predictor.delay(candidate) <= most_delay:
+            if not predictor.is_delayed(candidate) or (
+                most_delay and predictor.delay(candidate) <= most_delay
+            ):
                 yield predictor.bound_s(candidate), candidate
         except ShapeError:
             continue

@@ -16,6 +16,7 @@ from math import log
 from typing import Final
 
 from hocket.core.costs import Costs, StageCost
+from hocket.planner.work import LayerCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,16 @@ class StageSlowdown:
     update: float = 1.0
 
     @classmethod
-    def of(cls, trial: Trial, stages: Iterable[StageCost]) -> StageSlowdown:
-        """Return the ratios of a trial's times to the sums of the same stages.
+    def of(
+        cls, in_place: Iterable[StageCost], stages: Iterable[StageCost]
+    ) -> StageSlowdown:
+        """Return the ratios of times in place to the sums of the same stages.
 
         Args:
-            trial: the trial.
+            in_place: the stages' costs, measured while all workers ran them.
             stages: the same stages' costs as sums of layers.
         """
-        played, added = _sums(trial.costs.stages), _sums(stages)
+        played, added = _sums(in_place), _sums(stages)
         return cls(
             *(a / b if a and b else 1.0 for a, b in zip(played, added, strict=True))
         )
@@ -99,6 +102,16 @@ class StageSlowdown:
             input_grad_s=cost.input_grad_s * self.backward,
             weight_grad_s=cost.weight_grad_s * self.backward,
             update_s=cost.update_s * self.update,
+            split_s=cost.split_s * self.backward,
+        )
+
+    def of_layer(self, cost: LayerCost) -> LayerCost:
+        """Return the layer's cost in place."""
+        return replace(
+            cost,
+            forward_s=cost.forward_s * self.forward,
+            input_grad_s=cost.input_grad_s * self.backward,
+            weight_grad_s=cost.weight_grad_s * self.backward,
             split_s=cost.split_s * self.backward,
         )
 

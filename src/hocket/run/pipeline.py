@@ -80,13 +80,18 @@ class Pipeline(StagedRun):
         """Describe the plan that is played, and how far training has come."""
         layout = self._checkpoints.played.shape
         steps = counted(self._step, "step")
-        return f"{self.plan}\n{layout} (stages x replicas), {steps} trained"
+        return f"{self.plan}\n{layout} (devices x replicas), {steps} trained"
 
     def __repr__(self) -> str:
         """Return one line."""
         name = self.plan.schedule_name or "a given order"
         layout = self._checkpoints.played.shape
         return f"<hocket.Pipeline {name} {layout}, step {self._step}>"
+
+    def _repr_html_(self) -> str:
+        from hocket.draw.notebook import card
+
+        return card(self.predicted, title="predicted", text=str(self))
 
     @property
     def is_main(self) -> bool:
@@ -161,6 +166,7 @@ class Pipeline(StagedRun):
             self._step,
             "next batch",
             per_step=size,
+            waits_s=self._driver.data_waits_s,
         )
         overlaps = self._executor.plan.overlaps
         if not is_sized:
@@ -277,10 +283,10 @@ class Pipeline(StagedRun):
         Raises:
             DataError: no step has been trained yet; or too many have overlapped.
         """
-        schedule, record = self._driver.last()
+        schedule, record, waits_s = self._driver.last()
         with self._reported("measured()"):
             timeline = gather_timeline(
-                schedule, self.plan.costs, record, self.world, self._layout
+                schedule, self.plan.costs, record, self.world, self._layout, waits_s
             )
         if self._driver.last_result is not None:
             self._driver.last_result.recorded[:] = [timeline]

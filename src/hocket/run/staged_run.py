@@ -128,7 +128,8 @@ class StagedRun(WorkerRun, ABC):
         with self._reported():
             now = self._checkpoints.played
             played = freezing.follow(self._step, now, batch)
-            if played is not now:
+            self.plan = played.plan  # its frozen part may be read from now on
+            if played.executor is not now.executor:
                 self._checkpoints.go_on_with(played)
                 self._go_on_with(played)
                 self._attach_cache()

@@ -155,12 +155,10 @@ def _squeezed(work: _Work, blocks: Sequence[Block], num: int) -> list[list[Op]]:
 
     def best(slots: Block, now: int) -> Move | None:
         """Return what comes first in a block; weight gradients come last."""
-        ready = [
-            move
-            for move in slots
-            if len(work.made[move]) < num and work.is_ready(move, now)
-        ]
-        return min(ready, key=lambda move: rank(slots, move), default=None)
+        for move in sorted(slots, key=lambda move: rank(slots, move)):
+            if len(work.made[move]) < num and work.is_ready(move, now):
+                return move
+        return None
 
     def rank(slots: Block, move: Move) -> tuple[bool, int]:
         is_last = move[0] is Kind.BACKWARD_WEIGHT

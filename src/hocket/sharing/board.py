@@ -169,6 +169,8 @@ class Board:
         record = self.records[name]
         if record.first_start_s != record.first_start_s:  # a new iteration
             record.request_s = now_s
+            if record.iterations and record.state.point is Point.AWAY:
+                record.state.away_s = now_s - record.iterations[-1].end_s
         record.move(point, now_s)
 
     def open_gates(self, now_s: float) -> tuple[tuple[str, ...], float]:

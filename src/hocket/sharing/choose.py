@@ -20,7 +20,7 @@ from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 PREDICTED: Final = (Mode.TURNS, Mode.BUDGET, Mode.LAG, Mode.TICK_TOCK, Mode.FREE)
-_NUM_ITERATIONS: Final = 6  # of the slowest job
+_NUM_ITERATIONS: Final = 20  # of the slowest job: shares are exact to a twentieth
 _MOST_ITERATIONS: Final = 100
 _NUM_LEVELS: Final = 12  # of memory, as jobs go on meanwhile
 _MOST_SLOWDOWN: Final = 10.0  # beyond it, what was measured is noise
@@ -39,7 +39,8 @@ class ModePrediction:
         speeds: the time of an iteration alone over that shared, by job.
         peak_bytes: the most that all jobs hold.
         holds_budget: whether that is within the budget.
-        holds_weights: whether every job gets its share, and its `max_slowdown`.
+        holds_weights: whether every job gets its share of what turns would give to all,
+            and its `max_slowdown`.
     """
 
     mode: Mode
@@ -76,8 +77,13 @@ def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
         jobs: each with its iteration alone, and how much it is slowed beside others.
         budget_bytes: the most that all jobs may hold.
     """
-    predictions = tuple(predict(mode, jobs, budget_bytes) for mode in PREDICTED)
-    turns = predictions[0]
+    turns = predict(Mode.TURNS, jobs, budget_bytes)
+    others = (
+        predict(mode, jobs, budget_bytes, turns.total_speed)
+        for mode in PREDICTED
+        if mode is not Mode.TURNS
+    )
+    predictions = (turns, *others)
     usable = [x for x in predictions if x.holds_budget and x.holds_weights]
     best = max(usable, key=lambda x: x.total_speed, default=turns)
     slowest = max(job.slowdown for job in jobs)
@@ -99,7 +105,10 @@ def choose(jobs: Sequence[SimulatedJob], budget_bytes: float = inf) -> Choice:
 
 
 def predict(
-    mode: Mode, jobs: Sequence[SimulatedJob], budget_bytes: float = inf
+    mode: Mode,
+    jobs: Sequence[SimulatedJob],
+    budget_bytes: float = inf,
+    total_in_turns: float | None = None,
 ) -> ModePrediction:
     """Predict one mode: play some iterations of each job with a fake clock.
 
@@ -107,6 +116,8 @@ def predict(
         mode: the mode.
         jobs: see `choose`.
         budget_bytes: see `choose`.
+        total_in_turns: the sum of speeds in turns, of which each job has its share: 1
+            where no job loads data; the mode's own when not given.
     """
     longest_s = max(job.actual.seconds for job in jobs)
     played = []
@@ -123,13 +134,14 @@ def predict(
         job.name: job.actual.seconds / run.seconds_per_iteration(job.name)
         for job in jobs
     }
+    total = sum(speeds.values()) if total_in_turns is None else total_in_turns
     return ModePrediction(
         mode,
         speeds,
         run.peak_bytes,
         run.peak_bytes <= budget_bytes * (1 + 1e-9),
         all(
-            speeds[job.name] >= _SHARE_MARGIN * job.weight / weights
+            speeds[job.name] >= _SHARE_MARGIN * total * job.weight / weights
             and speeds[job.name] * job.max_slowdown >= _SHARE_MARGIN
             for job in jobs
         ),

@@ -1,6 +1,6 @@
 """Jobs that shared a device, drawn: a lane for each, and their memory, stacked.
 
-a       ▒▒███████░░▒▒███████       ▒ forward  █ backward  ░ held by a gate
+a       ▒▒███████░░▒▒███████       ▒ forward  █ backward  ░ idle: another job
 b       ░░░▒▒███████▒▒███████
 GiB 8 - - - - - - - - - - - -      the budget
 4 ┤▂▃▅▆▅▄▃▅▆▅▃▂                each colour a job, its weights at the bottom
@@ -19,8 +19,9 @@ from typing import Final
 import numpy as np
 
 from hocket.core.timelines.arrays import Floats
+from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.memory import MemoryCurve
-from hocket.draw.quantity import byte_size, byte_unit, ticks, time_unit
+from hocket.draw.quantity import byte_size, byte_unit, seconds, ticks, time_unit
 from hocket.sharing.board import Iteration
 from hocket.sharing.forecast import summed
 from hocket.sharing.report import JobReport, ShareReport, placed_curves
@@ -29,6 +30,10 @@ _NUM_SHOWN: Final = 8  # iterations of the slowest job
 _WIDTH, _LEFT, _RIGHT, _LANE, _MEMORY = 920, 110, 14, 30, 190
 _TOP: Final = 26  # for the legend
 _HEAD: Final = 1.08  # room above the highest line
+_PARTS: Final = (
+    *(f"idle: {cause.value}" for cause in (Cause.DATA, Cause.JOB)),
+    *("forward", "backward and update"),
+)
 _OPACITIES: Final = (0.45, 1.0)  # forward, backward
 _COLOURS: Final = ("#4C78A8", "#E07B39", "#5B9A57", "#9A6BB0", "#B9A13B", "#5FA8B5")
 _INK, _MUTED, _GRID = (
@@ -110,7 +115,7 @@ def _legend() -> Iterator[str]:
         f'patternTransform="rotate(45)"><rect width="1.6" height="5" fill="{_MUTED}"/>'
         "</pattern></defs>"
     )
-    names = ("forward", "backward and update", "held by a gate")
+    names = ("forward", "backward and update", f"idle: {Cause.JOB.value}")
     fills = [f'fill="{_MUTED}" fill-opacity="{x}"' for x in _OPACITIES]
     x = float(_LEFT)
     for name, fill in zip(names, [*fills, 'fill="url(#delay)"'], strict=True):
@@ -142,15 +147,19 @@ def _lane(
     y, colour = _TOP + number * _LANE, _COLOURS[number % len(_COLOURS)]
     yield f'<rect x="4" y="{y + 9}" width="10" height="10" rx="2" fill="{colour}"/>'
     yield _text(20, y + 18, name if len(name) < 14 else f"{name[:12]}…", _INK)
-    for x in iterations:
-        moments = [max(x.request_s, axes.begin_s), x.start_s, x.backward_s, x.end_s]
-        ends = [axes.x(t) for t in moments]
+    befores_s = [x.request_s for x in iterations[:1]] + [x.end_s for x in iterations]
+    for before_s, x in zip(befores_s, iterations, strict=False):
+        moments = [before_s, x.request_s, x.start_s, x.backward_s, x.end_s]
+        ends = [axes.x(max(t, axes.begin_s)) for t in moments]
         fills = [f'fill="{colour}" fill-opacity="{one}"' for one in _OPACITIES]
-        boxes = zip(pairwise(ends), ['fill="url(#delay)"', *fills], strict=True)
-        for (left, right), fill in boxes:
+        fills = ['fill="none" pointer-events="all"', 'fill="url(#delay)"', *fills]
+        boxes = zip(_PARTS, pairwise(moments), pairwise(ends), fills, strict=True)
+        for part, (begin_s, end_s), (left, right), fill in boxes:
+            hint = f"iteration {x.number}, {part}: {seconds(max(end_s - begin_s, 0.0))}"
             yield (
                 f'<rect x="{left:.1f}" y="{y + 3}" height="{_LANE - 8}" '
-                f'width="{max(right - left, 0.0):.1f}" {fill}/>'
+                f'width="{max(right - left, 0.0):.1f}" {fill}>'
+                f"<title>{hint}</title></rect>"
             )
         yield _line(
             ends[-1], ends[-1], y + 3, y + _LANE - 5, 'stroke="var(--page, #FFF)"'

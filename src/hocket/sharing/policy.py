@@ -1,7 +1,7 @@
 """The rule of sharing: which jobs may go on now. A pure function, tested with no clock.
 
-    turns       A████████        A████████          one iteration at a time
-                         B██████          B██████
+    turns       A████████        A████████          one iteration at a time, and next
+                         B██████          B██████   the job furthest behind its share
     tick-tock   A▁▁▁███████ ▁▁▁███████              no two forwards ▁ overlap, and no
                 B   ▁▁▁ ███████▁▁▁ ███████          two backwards █
     lag         A▁▁▁██████▁▁▁██████                 half an iteration apart
@@ -51,6 +51,7 @@ class Point(Enum):
     BACKWARD = auto()
 
 
+_PATIENCE: Final = 2.0  # times as long as a job last loaded, others wait for it
 _LAST: Final = 0.02  # of an iteration: a late backward is placed so long before its end
 
 RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
@@ -75,6 +76,7 @@ class JobState:
         error_s: how far its last iterations were from their forecast durations.
         is_trusted: whether the last forecast held; if not, its iterations run alone.
         is_urgent: whether it is slower than its `max_slowdown` allows.
+        away_s: how long it loaded data before its last iteration.
     """
 
     name: str
@@ -90,6 +92,23 @@ class JobState:
     error_s: float = 0.0
     is_trusted: bool = False
     is_urgent: bool = False
+    away_s: float = 0.0
+
+    @property
+    def used(self) -> float:
+        """Return the device's time that it has used, relative to its share."""
+        return self.device_s / self.weight
+
+    @property
+    def back_s(self) -> float:
+        """Return until when others may wait for it; -inf if it is not on its way.
+
+        One that loads for longer than it trains is not waited for.
+        """
+        if self.point is not Point.AWAY or self.forecast is None:
+            return -inf
+        loads = self.away_s <= self.forecast.seconds
+        return self.point_s + _PATIENCE * self.away_s if loads else -inf
 
     def come_to(self, point: Point, now_s: float) -> None:
         """Come to another point."""
@@ -138,11 +157,11 @@ def decide(
     """
     waiting = [job for job in jobs if job.point in WAITING]
     # The job that is furthest behind its share goes first.
-    waiting.sort(key=lambda job: (not job.is_urgent, job.device_s / job.weight))
+    waiting.sort(key=lambda job: (not job.is_urgent, job.used))
     running = [job for job in jobs if job.point in RUNNING]
     match mode:
         case Mode.TURNS:
-            found = Decision() if running else _only(waiting[:1])
+            found = Decision() if running else _turn(waiting, jobs, now_s)
         case Mode.FREE:
             found = _only(waiting)
         case Mode.TICK_TOCK:
@@ -165,6 +184,20 @@ def decide(
 
 def _only(jobs: Sequence[JobState]) -> Decision:
     return Decision(tuple(job.name for job in jobs))
+
+
+def _turn(
+    waiting: Sequence[JobState], jobs: Sequence[JobState], now_s: float
+) -> Decision:
+    """Let the job that is furthest behind its share go, or wait while it loads data.
+
+    If the others went on meanwhile, jobs would alternate whatever their weights.
+    """
+    if not waiting or waiting[0].is_urgent:
+        return _only(waiting[:1])
+    least = waiting[0].used
+    back_s = max((job.back_s for job in jobs if job.used < least), default=-inf)
+    return Decision((), back_s) if back_s > now_s else _only(waiting[:1])
 
 
 def _in_rotation(jobs: Sequence[JobState]) -> JobState | None:

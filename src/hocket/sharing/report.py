@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, isfinite
 from typing import Final
 
+from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
 from hocket.errors import RunError
@@ -15,7 +17,11 @@ from hocket.sharing.choose import ModePrediction
 from hocket.sharing.forecast import Forecast, summed
 from hocket.sharing.policy import Mode
 
-HEAD: Final = ("job", "iterations", "alone", "shared", "speed", "delay", "peak", "")
+HEAD: Final = (
+    *("job", "iterations", "alone", "shared", "speed"),
+    *(f"idle: {cause.value}" for cause in (Cause.JOB, Cause.DATA)),
+    *("peak", ""),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +82,18 @@ class JobReport:
         """Return how long gates held a shared iteration, on average."""
         own = self.shared
         return sum(x.delay_s for x in own) / len(own) if own else 0.0
+
+    @property
+    def idle_s(self) -> dict[Cause, float]:
+        """Return for how long a shared iteration waits, by cause, on average.
+
+        Another job: gates held it. Data: the batch came later than the iteration before
+        had ended; in turns a job reads its batch within its own turn.
+        """
+        own = self.shared
+        late = [b.request_s - a.end_s for a, b in pairwise(own)]
+        data_s = sum(late) / len(late) if late else 0.0
+        return {Cause.JOB: self.delay_s, Cause.DATA: data_s}
 
     @property
     def peak_bytes(self) -> float:
@@ -162,7 +180,7 @@ def row_of(job: JobReport) -> list[str]:
         seconds(job.solo_s) if isfinite(job.solo_s) else "?",
         seconds(job.shared_s) if isfinite(job.shared_s) else "?",
         percent(job.speed) if isfinite(job.speed) else "?",
-        seconds(job.delay_s),
+        *map(seconds, job.idle_s.values()),
         byte_size(job.peak_bytes),
         _outcome(job),
     ]

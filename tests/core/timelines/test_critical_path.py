@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, Link
 from hocket.core.simulate import simulate
 from hocket.core.timelines.critical_path import PathKind, critical_path
+from hocket.core.timelines.timeline import DataWait
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import shapes
 
@@ -20,7 +21,10 @@ from tests.strategies import shapes
 @given(data=st.data())
 @settings(max_examples=10)
 def test_the_path_is_as_long_as_the_timeline(name: str, data: st.DataObject) -> None:
-    """Whatever the schedule: segments follow each other from begin to end."""
+    """Whatever the schedule: segments follow each other from begin to end.
+
+    A wait for a batch comes before them all.
+    """
     costs = replace(
         Costs.uniform(message_s=0.3, update_s=0.2, weight_grad_s=0.7),
         reduce_link=Link(latency_s=0.4),
@@ -28,6 +32,8 @@ def test_the_path_is_as_long_as_the_timeline(name: str, data: st.DataObject) -> 
         jitter=0.1,
     )
     timeline = simulate(SCHEDULES[name].make(data.draw(shapes(name))), costs)
+    late = DataWait(timeline.schedule.lanes[0].device, -0.5, 0.0)
+    timeline = replace(timeline, data_waits=(late,))
     path = critical_path(timeline)
 
     assert path.segments[0].start_s == pytest.approx(timeline.begin_s)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.simulate import observed, simulate
+from hocket.core.timelines.critical_path import PathKind, critical_path
 from hocket.core.timelines.idle import Cause, Idle, idle_by_cause
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import shapes
 
@@ -111,6 +112,9 @@ def test_causes_add_up_to_the_bubble(name: str, data: st.DataObject) -> None:
     )
     shape = data.draw(shapes(name))
     timeline = simulate(SCHEDULES[name].make(shape), costs)
+    devices = range(timeline.schedule.program.num_devices)
+    late = DataWait(data.draw(st.sampled_from(devices)), -0.5, 0.0)
+    timeline = replace(timeline, data_waits=(late,))
     idle = idle_by_cause(timeline)
 
     for lane in range(len(timeline.schedule.lanes)):
@@ -120,6 +124,22 @@ def test_causes_add_up_to_the_bubble(name: str, data: st.DataObject) -> None:
         waits = idle.waits[lane]
         assert all(a.end_s <= b.start_s for a, b in pairwise(waits))
     assert sum(idle.fractions.values()) == pytest.approx(timeline.bubble_fraction)
+
+
+@given(p=st.integers(1, 5), m=st.integers(1, 6))
+def test_all_wait_for_the_batch_that_the_first_stage_reads(p: int, m: int) -> None:
+    """The step is longer by the wait, on every lane and on the critical path."""
+    step = simulate(
+        make_schedule("1f1b", num_devices=p, num_microbatches=m), Costs.uniform()
+    )
+    timeline = replace(step, data_waits=(DataWait(0, -2.5, 0.0),))
+    idle = idle_by_cause(timeline)
+
+    assert timeline.makespan_s == step.makespan_s + 2.5
+    for lane in range(p):
+        expected = idle_by_cause(step).lane_s(lane) | {Cause.DATA: 2.5}
+        assert idle.lane_s(lane) == pytest.approx(expected)
+    assert critical_path(timeline).seconds[PathKind.DATA] == 2.5
 
 
 def late(timeline: Timeline, costs: Costs, by_s: float) -> Timeline:
@@ -140,3 +160,10 @@ def test_a_measured_timeline_knows_the_host_from_messages() -> None:
     assert sum(idle.fractions.values()) == pytest.approx(measured.bubble_fraction)
     assert idle.lane_s(0)[Cause.HOST] >= 7 * 0.05 - 1e-9
     assert idle.lane_s(0)[Cause.MESSAGE] < 0.5
+
+    before_s, after_s = measured.end_s[0][2], measured.start_s[0][3]
+    waits = (DataWait(0, before_s - 0.01, before_s + 0.02),)
+    explained = idle_by_cause(replace(measured, data_waits=waits)).lane_s(0)
+    assert after_s - before_s >= 0.05 - 1e-9
+    assert explained[Cause.DATA] == pytest.approx(0.02)
+    assert explained[Cause.HOST] == pytest.approx(idle.lane_s(0)[Cause.HOST] - 0.02)

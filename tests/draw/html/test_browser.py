@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.html import Chart, Facts, Line, to_html
+from hocket.draw.html import Chart, Facts, Line, Table, to_html
+from hocket.draw.notebook import card
 from tests.draw.chromium import Page, find, running
 from tests.draw.timelines import REAL, measured, simulated
 
@@ -234,6 +236,77 @@ def test_16_lanes_and_20_000_spans_stay_smooth(browser: Page, tmp_path: Path) ->
 
     assert page.complaints == []
     assert frames[15] < 200
+
+
+def test_a_finger_sees_all_that_a_pointer_sees(report: Page) -> None:
+    """A tap shows an op, an idle stretch, memory, a term and the values of a chart."""
+    shown = "document.getElementById('tip').hidden ? '' : tip.innerText"
+    x, y = source_line_of(report, 1, lane=1, op=0)
+    left, _ = source_line_of(report, 1, lane=0, op=0)
+    report.tap(x, y)
+    assert report.evaluate(shown).startswith("1F0\n")
+    report.tap((left + x) / 2, y)
+    assert report.evaluate(shown).startswith("d1 waits\n")
+    strip = report.evaluate("hocket.places[1].memoryTop - hocket.places[1].laneY(1)")
+    report.tap(x, y - 8 + strip + 3)
+    assert "memory, device 0" in report.evaluate(shown)
+
+    for words in ("bubble, steady", "warm-up and drain"):
+        place = report.evaluate(
+            f"""(() => {{
+              const term = [...document.querySelectorAll(".term")]
+                .find((term) => term.textContent === "{words}");
+              term.scrollIntoView({{ block: "center" }});
+              const {{ left, top }} = term.getBoundingClientRect();
+              return [left + 5, top + 5];
+            }})()"""
+        )
+        report.tap(*place)
+        assert report.evaluate(shown).startswith(words)
+
+    left, top, width = report.evaluate(
+        """(() => {
+          const plot = document.querySelector(".plot");
+          plot.scrollIntoView({ block: "center" });
+          const { left, top, width } = plot.getBoundingClientRect();
+          return [left, top, width];
+        })()"""
+    )
+    readout = "document.querySelector('.readout').textContent.split(' ').pop()"
+    for look, share in ((report.tap, 0.5), (partial(report.mouse, "mouseMoved"), 0.25)):
+        look(left + share * width, top + 40)
+        step = 99 * (share * width - 44) / (width - 52)  # less the margins
+        assert abs(int(report.evaluate(readout)) - step) <= 1
+
+
+def test_a_card_of_a_notebook_is_readable_whatever_stands_around_it(
+    browser: Page, tmp_path: Path
+) -> None:
+    """A notebook's own style for tables, on its own ground; and two cards in a page."""
+    html = [
+        card(simulated("zb-h1", 2, 4), table=Table("", ("a", "b"), (("1", "2"),))),
+        card(simulated("gpipe", 2, 2)),
+    ]
+    notebook = "<style>body{background:#111;color:#eee}td,th{color:#222}</style>"
+    page = opened(browser, f"<!doctype html>{notebook}{''.join(html)}", tmp_path)
+
+    colours = page.evaluate(
+        """[...document.querySelectorAll("td, th, p, pre, rect + text")].map((x) => [
+          getComputedStyle(x.closest("div")).backgroundColor,
+          getComputedStyle(x).color,
+        ])"""
+    )
+    assert {ground for ground, _ in colours} == {"rgb(255, 255, 255)"}
+    assert "rgb(238, 238, 238)" not in {ink for _, ink in colours}
+    assert "rgb(34, 34, 34)" not in {ink for _, ink in colours}
+    forwards = page.evaluate(
+        """[...document.querySelectorAll("svg")].map((svg) => {
+          const boxes = [...svg.querySelectorAll("rect")];
+          const found = boxes.find((box) => box.textContent.includes("forward"));
+          return getComputedStyle(found).fill;
+        })"""
+    )
+    assert forwards == ["rgb(63, 114, 190)"] * 2
 
 
 def test_an_idle_stretch_says_what_it_waits_for(report: Page) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hocket.errors import ConfigError
 from hocket.freeze.cache import payoff
 from hocket.freeze.cache.entry import Content, Key
-from hocket.freeze.cache.payoff import CacheVerdict, Payoff
+from hocket.freeze.cache.payoff import CacheCosts, CacheVerdict, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.store import Store
 from tests.freeze.cache.test_disk import (
@@ -119,6 +119,29 @@ def test_errors_of_the_thread_come_out(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         store.put([key_of(0)], fails, SIZE)
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("boundary", "num_frozen", "expected"),
+    [
+        (0, 3, 6.0 + 0.5),  # all layers, then stored
+        (3, 3, 1.0),  # read
+        (2, 3, 1.0 + 3.0 + 0.5),  # read, the layer behind, stored
+        (3, 2, 3.0 + 0.5),  # what is kept lies behind layers that train again
+        (4, 4, 1.0),
+        (1, 1, 1.0),
+    ],
+)
+def test_seconds_of_frozen_layers_in_the_next_epoch(
+    boundary: int, num_frozen: int, expected: float
+) -> None:
+    """Layers of 1, 2, 3 and 4 s; reading takes 1 s, storing a half.
+
+    Reading that takes longer than computing is not waited for.
+    """
+    costs = CacheCosts(boundary, 1.0, 0.5)
+    assert costs.prefix_s([1.0, 2.0, 3.0, 4.0][:num_frozen]) == expected
+    assert CacheCosts(boundary, 9.0).prefix_s([1.0, 2.0]) == 3.0
 
 
 def test_reading_is_chosen_where_it_is_faster() -> None:

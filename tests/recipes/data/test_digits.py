@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn import datasets
 
 from hocket.recipes.data.digits import BLANK, load_digits, shift, split_rows
 from hocket.run.data.samples import EpochRandom
@@ -22,6 +23,18 @@ def test_the_split_is_fixed_and_complete() -> None:
     assert train.images.max() == 1
     assert train.images.dtype == torch.float32
     assert train.labels.dtype == torch.int64
+
+
+def test_they_are_those_of_scikit_learn() -> None:
+    """Past speed: its file is read without importing it."""
+    pixels, classes = datasets.load_digits(return_X_y=True)
+    train, test = load_digits(0.25, 0.0)
+    rows = split_rows(torch.tensor(classes), 0.25)
+
+    for part, own in zip((test, train), rows, strict=True):
+        images = torch.tensor(pixels[own], dtype=torch.float32).view(-1, 1, 8, 8)
+        assert torch.equal(part.images, images / 8 - 1)
+        assert part.labels.tolist() == classes[own].tolist()
 
 
 @given(

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 
 from hocket.cli.train import ENTRY
 from hocket.freeze import Alpha
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.models.freezing import freezing_options
+from hocket.recipes.training.metrics_log import TENSORBOARD_NAME
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
@@ -43,6 +48,11 @@ SMALL: Final = (
     "pipeline.num_microbatches=2",
 )
 IMAGES: Final = ("data.side=32", "model.patch_size=16")
+DRAWN: Final = (
+    *("data_s", "forward_s", "backward_s", "reduce_s", "cache_s", "transition_s"),
+    *("num_active_parameters", "num_frozen_parameters", "num_stages", "num_replicas"),
+)
+NOT_DRAWN: Final = {"kind", "layout", "epoch", "num_steps", "num_samples"}
 SENTENCES: Final = ("data.num_tokens=32", "data.num_pieces=200")
 
 
@@ -158,6 +168,15 @@ def test_answers_are_scored_as_squad_scores_them(tmp_path: Path) -> None:
     assert evaluation.loss > 0.0
 
 
+def drawn_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of epochs: steps and values, by tag."""
+    board = EventAccumulator(str(run_dir / TENSORBOARD_NAME))
+    board.Reload()
+    tags = [tag for tag in board.Tags()["scalars"] if tag.startswith("epoch/")]
+    return {tag: [(x.step, x.value) for x in board.Scalars(tag)] for tag in tags}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TensorBoard
 @pytest.mark.timeout(220)
 def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
     """Two workers, an epoch of four steps at 2x1, then two at 1x2."""
@@ -167,6 +186,8 @@ def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
         "training.num_epochs=3",
         "freeze.alpha=0.5",
         'freeze.shapes={2 = "1x2"}',
+        "cache.ram_bytes=10000000",
+        "cache.draws_once=true",
     )
     resolved = resolve("cifar100-vit", settings)
     steps_per_epoch = StepLayout.of(
@@ -191,6 +212,18 @@ def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
     )
     assert epochs[0]["message_bytes_per_s"] > 0
     assert epochs[0]["num_reductions"] == 0 < epochs[1]["num_reductions"]
+    assert [x["cache_s"] > 0 for x in epochs] == [False, True, True]
+    assert drawn_of(run_dir) == {
+        f"epoch/{name}": [
+            (x["num_steps"], pytest.approx(inf if x[name] is None else x[name]))
+            for x in epochs
+        ]
+        for name in epochs[0].keys() - NOT_DRAWN
+    } | {
+        "epoch/num_stages": [(n * steps_per_epoch, 2 - (n > 1)) for n in (1, 2, 3)],
+        "epoch/num_replicas": [(n * steps_per_epoch, 1 + (n > 1)) for n in (1, 2, 3)],
+    }
+    assert {f"epoch/{name}" for name in DRAWN} <= drawn_of(run_dir).keys()
     page = (run_dir / "report.html").read_text()
     assert "1x2" in page
     assert "transition" in page

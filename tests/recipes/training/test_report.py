@@ -32,7 +32,7 @@ def test_epochs_have_their_rates() -> None:
     """Samples, reductions and bytes per second of the epoch; layouts and parameters."""
     table = epoch_table([epoch_record()])
     row = dict(zip(table.head, table.rows[0], strict=True))
-    assert row["stages x replicas"] == "2x1"
+    assert row["devices x replicas"] == "2x1"
     assert (row["active parameters"], row["frozen parameters"]) == ("600", "400")
     assert (row["samples/s"], row["reductions/s"]) == ("8.0", "2.0")
     assert (row["MB reduced/s"], row["MB sent/s"]) == ("4.0", "1.0")

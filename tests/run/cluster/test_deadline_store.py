@@ -78,6 +78,40 @@ def test_an_exchange_ends_with_its_store(silent: Silent) -> None:
         StoreExchange(dist.PrefixStore("job", store), 0, 2, 60.0).barrier("end")
 
 
+def test_nobody_waits_for_a_worker_that_has_left() -> None:
+    """Whoever polls for its key raises, under any prefix; other keys still answer."""
+    behind = dist.HashStore()
+    own, other = (DeadlineStore(behind, "node-a:29500") for _ in range(2))
+    waiting = dist.PrefixStore("pipeline 0", other)
+    waiting.set("here", "x")
+    exchange, errors = StoreExchange(waiting, 0, 2, timeout_s=1e6), []
+
+    def wait() -> None:
+        try:
+            exchange.gather("plan", None)
+        except WaitError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while not behind.check(["pipeline 0/exchange/0/0"]):
+        time.sleep(0.001)
+    own.leave("rank 1 was stopped at step 12 in 0B3")
+    thread.join(60.0)
+    assert errors == ["left alone: rank 1 was stopped at step 12 in 0B3"]
+    assert waiting.check(["here"])
+    assert waiting.get("here") == b"x"
+
+
+def test_leaving_a_lost_store_has_no_effect(silent: Silent) -> None:
+    """The process ends all the same."""
+    store = DeadlineStore(silent, "node-a:29500", SILENT_S)
+    with pytest.raises(WaitError, match="did not answer"):
+        store.check(["a"])
+    store.leave("rank 0 was stopped")
+    assert silent.num_asked == 1
+
+
 def test_signals_get_through(silent: Silent) -> None:
     """Ctrl-C ends a wait for a store; torch's own would sit it out."""
     # Whoever started the tests in the background may have had it ignored.

@@ -42,6 +42,13 @@ def start(hosts: Hosts, case: dict[str, Any], folder: Path) -> list[ForkedPython
     ]
 
 
+def have_come(folder: Path, place: str) -> bool:
+    """Whether both workers come to a place in time."""
+    return eventually(
+        lambda: all((folder / f"{place}-{rank}").exists() for rank in range(2)), WHOLE_S
+    )
+
+
 def test_two_hosts_freeze_as_one_process(tmp_path: Path) -> None:
     """Two stages over the cable, then a replica on each host."""
     case = {**CASE, "change": {4: (1, 2)}}
@@ -58,18 +65,29 @@ def test_two_hosts_freeze_as_one_process(tmp_path: Path) -> None:
             torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+def test_nobody_waits_for_a_host_that_was_stopped_between_steps(tmp_path: Path) -> None:
+    """Its launcher is killed at the end of an epoch, where a timeline is gathered.
+
+    No message in flight shows the end of rank 1: rank 0 waits in the store, and would
+    for an hour.
+    """
+    waits = {"pauses": 1, "timeout_s": 3600.0}
+    with two_hosts() as hosts:
+        launchers = start(hosts, {**CASE, "change": {4: (1, 2)}, **waits}, tmp_path)
+        assert have_come(tmp_path, "paused"), outputs(tmp_path)
+        launchers[1].send_signal(signal.SIGTERM)
+        assert 0 not in codes_of(launchers, 60.0, tmp_path), outputs(tmp_path)
+        assert "left alone: rank 1 was stopped" in outputs(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_launcher_ends_both(tmp_path: Path, number: int) -> None:
     """Within seconds, though their layout changes after every second step."""
     case = {**CASE, "change": {4: (1, 2)}, "endless": True}
     with two_hosts() as hosts:
         launchers = start(hosts, case, tmp_path)
-        begun = eventually(
-            lambda: all((tmp_path / f"begun-{r}").exists() for r in range(2)), WHOLE_S
-        )
-        assert begun, outputs(tmp_path)
+        assert have_come(tmp_path, "begun"), outputs(tmp_path)
         since_s = time.monotonic()
         launchers[1].send_signal(number)
         codes = codes_of(launchers, 60.0, tmp_path)

@@ -43,6 +43,16 @@ def test_each_sample_is_done_once(reports: Any) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_beside_a_teacher_it_changes_nothing_either(reports: Any) -> None:
+    """Of a student whose teacher runs with its own batch; all samples are done."""
+    rows = sorted(tuple(x) for report in reports for x in report["taught_rows"])
+    assert all(report["same_taught"] for report in reports)
+    assert rows[0][0] == 0
+    assert rows[-1][1] == 40
+    assert all(a[1] == b[0] for a, b in pairwise(rows))
+
+
+@pytest.mark.timeout(180)
 def test_each_sample_is_done_once_across_a_resume(reports: Any) -> None:
     """Behind the checkpoint come those that it does not count, and no others."""
     rows = sorted(
@@ -69,6 +79,7 @@ def test_a_step_is_predicted_to_take_as_long(reports: Any) -> None:
         ("long", "PlanError: fill: one forward takes .* Take a smaller batch_size"),
         ("memory", "FitError: .*smallest memory_bytes that works is"),
         ("overlap", "ConfigError: fill: steps of schedule 'pipedream-2bw' overlap"),
+        ("ahead", "ConfigError: fill: .*with teachers, look_ahead=0"),
         ("differs", "SchemaError: ranks 0 and 1 differ in the settings of fill"),
     ],
 )
@@ -76,6 +87,20 @@ def test_what_two_workers_refuse(reports: Any, name: str, text: str) -> None:
     """Every worker raises the same error, which says what to do."""
     for report in reports:
         assert re.match(text, report["errors"][name]), report["errors"][name]
+
+
+def test_layers_that_freeze_are_refused() -> None:
+    """The waits of another layout are others."""
+    with pytest.raises(ConfigError, match="fill does not go with freeze: another lay"):
+        hocket.Pipeline(
+            nn.Linear(32, 4),
+            nn.functional.mse_loss,
+            optimizer=lambda p: torch.optim.SGD(p, 0.1),
+            example=(samples(3), torch.zeros(3, 4)),
+            num_microbatches=1,
+            freeze=hocket.freeze.Alpha(1 / 5),
+            fill=hocket.Fill(net(), samples(3), _on_output),
+        )
 
 
 def test_what_is_refused_at_once() -> None:

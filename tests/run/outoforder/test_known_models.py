@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.core.footprint import plan_memory
+from hocket.passes.serial import serial
+from tests.run.outoforder.support.played_orders import TrainedByHand
 from tests.run.outoforder.support.small_steps import (
     TOLERANCE,
     Language,
@@ -131,3 +134,14 @@ def test_equals_the_eager_step(name: str, optimizer: str) -> None:
         assert step.candidates
     assert losses == pytest.approx(expected, rel=TOLERANCE, abs=0)
     assert difference(model, trained) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_takes_the_memory_that_is_predicted(name: str) -> None:
+    """The serial order, within 5 %, by the allocator's own count."""
+    specimen = MODELS[name]
+    one = TrainedByHand(
+        model_of(specimen), OPTIMIZERS["AdamW"], batches_of(specimen, 2)
+    )
+    plan = plan_memory(serial(one.program), one.footprint())
+    assert one.allocated_bytes(plan) == pytest.approx(plan.peak_bytes, rel=0.05)

@@ -26,6 +26,7 @@ from tests.run.outoforder.support.played_orders import (
 )
 from tests.run.outoforder.support.small_steps import (
     OPTIMIZERS,
+    SPECIMENS,
     Specimen,
     batches_of,
     loss,
@@ -76,6 +77,20 @@ def test_serial_order_takes_what_is_predicted() -> None:
     plan = plan_memory(serial(trained().program), measured().footprint)
     found = trained().allocated_bytes(plan)
     assert found == pytest.approx(plan.peak_bytes, rel=0.05)
+
+
+@pytest.mark.parametrize("name", SPECIMENS)
+def test_all_small_models_take_what_is_predicted(name: str) -> None:
+    """Their serial order, and an order in two lanes no more than that."""
+    specimen = SPECIMENS[name]
+    one = TrainedByHand(
+        model_of(specimen), OPTIMIZERS["AdamW"], batches_of(specimen, 2)
+    )
+    footprint = one.footprint()
+    plan = plan_memory(serial(one.program), footprint)
+    assert one.allocated_bytes(plan) == pytest.approx(plan.peak_bytes, rel=0.05)
+    plan = plan_memory(random_order(one.program, Random(0)), footprint)
+    assert one.allocated_bytes(plan) <= plan.peak_bytes * 1.01
 
 
 def test_orders_in_two_lanes_take_no_more_than_is_predicted() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
@@ -92,7 +94,9 @@ LOSSES: Final[dict[str, Callable[[], Any]]] = {
     "byol": hocket.Byol,
     "moco": hocket.MocoV3,
     "dino": hocket.Dino,
+    "near": lambda: near,
 }
+_OVER_BATCH: Final = ("byol", "moco", "dino")  # each sample's term reads all outputs
 
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[float]:
@@ -108,12 +112,17 @@ def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
     student: nn.Module
     net: nn.Module
     update: hocket.Momentum | None = None
+    num_batches = case.get("accumulate", 1)  # of each update
     if case["loss"] == "distillation":
         data = sentences(case["num_steps"])
         student, net = Encoder(2), Encoder(2)
     else:
-        data, update = views(case["num_steps"]), hocket.Momentum(0.9)
-        student, net = mlp(predicts=case["loss"] != "dino"), mlp(predicts=False)
+        data = views(case["num_steps"] * num_batches)
+        update = hocket.Momentum(0.9)
+        student, net = (
+            mlp(predicts=case["loss"] in ("byol", "moco")),
+            mlp(predicts=False),
+        )
     dtype = torch.float32 if case.get("is_float32") else torch.float64
     student, net = student.to(dtype), net.to(dtype)
     data = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in data]
@@ -132,9 +141,10 @@ def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
                 update=update,
                 delay=delay,
                 mode=case["mode"],
-                whole_batch=update is not None,
+                whole_batch=case["loss"] in _OVER_BATCH,
             )
         },
+        accumulate=num_batches,
         profile_dir=folder / "profiles",
         world=world,
     ) as pipeline:
@@ -149,10 +159,28 @@ def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
         "model": list(names[first + 1 :]),
     }
 
+    whole, joined = _as_one_batch(program, data, num_batches)
+
     def difference() -> float:
-        return _far(case, models, program, cut_at, data, state)
+        return _far(case, models, whole, cut_at, joined, state)
 
     return compared_on_rank_0(world, state, difference)
+
+
+def _as_one_batch(
+    program: hocket.Program, data: list[Any], num: int
+) -> tuple[hocket.Program, list[Any]]:
+    """Several batches of equal sizes are one, of as many times the microbatches."""
+    nets = (replace(x, num_microbatches=x.num_microbatches * num) for x in program.nets)
+    groups = (data[i : i + num] for i in range(0, len(data), num))
+    joined = [tuple(map(torch.cat, zip(*group, strict=True))) for group in groups]
+    return replace(program, nets=tuple(nets)), joined
+
+
+def near(output: Tensor, targets: Tensor, teachers: Mapping[str, Any]) -> Tensor:
+    """Compare each sample with the teacher's output of it."""
+    del targets
+    return F.mse_loss(output, teachers["teacher"].own)
 
 
 def _far(

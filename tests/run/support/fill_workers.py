@@ -73,8 +73,24 @@ def _report(folder: Path, world: World) -> dict[str, Any]:
         ),
     }
     found |= _resumed(folder, world)
+    taught = _taught(0), _taught(0)
+    alone, _ = _trained(world, None, **taught[0])
+    few_rows: list[Any] = []
+    beside, _ = _trained(world, _fill(few, few_rows), **taught[1])
+    found["same_taught"] = beside == alone != losses
+    found["taught_rows"] = [[r.start, r.stop] for r, _ in few_rows]
     errors = {name: _error(world, **options) for name, options in _refused().items()}
     return found | {"errors": errors}
+
+
+def _taught(ahead: int) -> dict[str, Any]:
+    """Return the options of a pipeline with a frozen teacher."""
+    return {
+        "teachers": {"teacher": hocket.Teacher(model(), look_ahead=ahead)},
+        "loss": lambda output, targets, teachers: nn.functional.mse_loss(
+            output, targets + teachers["teacher"].own
+        ),
+    }
 
 
 def _resumed(folder: Path, world: World) -> dict[str, Any]:
@@ -114,6 +130,7 @@ def _refused() -> dict[str, dict[str, Any]]:
         "memory": {"memory_bytes": 1 << 20},
         "overlap": {"schedule": "pipedream-2bw"},
         "differs": {"differs": True},
+        "ahead": _taught(1),
     }
 
 
@@ -127,9 +144,9 @@ def _error(world: World, *, differs: bool = False, **options: Any) -> str:
 
 
 def _trained(
-    world: World, fill: hocket.Fill | None
+    world: World, fill: hocket.Fill | None, **options: Any
 ) -> tuple[list[float], dict[str, Tensor]]:
-    with _pipeline(world, fill) as pipeline:
+    with _pipeline(world, fill, **options) as pipeline:
         results = [x.loss for x in pipeline.train(batches(NUM_STEPS))]
         return results, pipeline.state_dict()
 
@@ -139,12 +156,11 @@ def _pipeline(
 ) -> hocket.Pipeline:
     return hocket.Pipeline(
         model(),
-        nn.functional.mse_loss,
+        options.pop("loss", nn.functional.mse_loss),
         optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
         example=batches(1)[0],
         num_microbatches=4,
-        cut=["4"],
         fill=fill,
         world=world,
-        **{"schedule": "1f1b", **options},
+        **{"schedule": "1f1b", "cut": ["4"], **options},
     )

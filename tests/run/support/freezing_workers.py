@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -213,7 +214,8 @@ def train_from_samples() -> Any:
 
 def measure_briefly() -> None:
     """Measure no longer than it takes to have numbers."""
-    for name, value in SHORT.items():
+    forwards = {"hocket.model.profile.forwards._BUDGET_S": 1e-9}  # of frozen layers
+    for name, value in (SHORT | forwards).items():
         path, _, attribute = name.rpartition(".")
         setattr(import_module(path), attribute, value)
 
@@ -326,12 +328,19 @@ def main() -> None:
     flips = endless is not batches
     policy = Flips(every_steps=2) if flips else POLICIES[options["policy"]]
     freeze: dict[str, Any] = {"freeze": policy, "shapes": shapes}
+    pauses = options.pop("pauses", None)  # this rank, after two steps
+    freeze["timeout_s"] = options.pop("timeout_s", 60.0)
     with make_pipeline(options, run_dir=folder, **freeze) as pipeline:
         rank = pipeline.world.rank
         results = []
         for x in pipeline.train(endless):
             results.append([x.num_frozen, x.layout, x.loss])
             (Path(folder) / f"begun-{rank}").touch()
+            if pauses is not None and x.step == 1:
+                (Path(folder) / f"paused-{rank}").touch()
+                if rank == pauses:
+                    signal.pause()
+                pipeline.measured()  # gathered by way of the store
         state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
     found = {"results": results, "state": state}
     (Path(folder) / f"rank-{rank}.result.json").write_text(json.dumps(found))

@@ -66,7 +66,7 @@ def train() -> dict[str, float]:
     ) as pipeline:
         _sleep_s = SLOW_S * world.rank
         list(pipeline.train(data))
-        schedule, record = pipeline._driver.last()
+        schedule, record, _ = pipeline._driver.last()
         starts_s = (record.start_s[0] + world.clock_offset_s).tolist()
         ops = schedule.lanes[0].ops
         return {str(op): start_s for op, start_s in zip(ops, starts_s, strict=True)}

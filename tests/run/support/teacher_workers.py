@@ -60,6 +60,7 @@ def make_pipeline(
         "cut",
         "recompute",
         "compile",
+        "teacher_lane",
     )
     return hocket.Pipeline(
         shelf.model(f"student, {num_frozen}, {is_tied}", make),

@@ -16,11 +16,12 @@ CASES: Final[list[dict[str, Any]]] = [
     {**TWENTY, "loss": "byol", "mode": "train", "delay": 0, "is_float32": True},
     {**TWENTY, "loss": "moco", "mode": "train", "delay": 1, "schedule": "gpipe"},
     {**TWENTY, "loss": "dino", "mode": "eval", "delay": 1},
+    {**TWENTY, "loss": "near", "mode": "train", "delay": 2, "accumulate": 3},
     # Fewer batches than the prologue takes.
     {"num_steps": 1, "schedule": "1f1b", "loss": "byol", "mode": "train", "delay": 1},
     {"num_steps": 2, "schedule": "1f1b", "loss": "byol", "mode": "train", "delay": 2},
 ]
-QUICK: Final = [CASES[0], *in_few_steps(*CASES[1:4], num_steps=6), *CASES[4:]]
+QUICK: Final = [CASES[0], *in_few_steps(*CASES[1:5], num_steps=6), *CASES[5:]]
 ATTENTION: Final[list[dict[str, Any]]] = [
     {**TWENTY, "loss": "distillation", "mode": "train", "schedule": "zb-h1"},
     {"num_steps": 1, "schedule": "1f1b", "loss": "distillation", "mode": "eval"},

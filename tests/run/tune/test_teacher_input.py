@@ -106,17 +106,6 @@ FROZEN = hocket.Teacher(nn.Linear(6, 6))
             {"teachers": {"teacher": hocket.Teacher(FROZEN.net, num_microbatches=3)}},
             "has 3 microbatches, and the student 2: take a multiple",
         ),
-        (
-            {
-                "accumulate": 2,
-                "teachers": {
-                    "teacher": hocket.Teacher(
-                        make_teacher("momentum"), update=hocket.Momentum(0.9), delay=1
-                    )
-                },
-            },
-            "or batches 2 times as large",
-        ),
     ],
 )
 def test_settings_that_teachers_do_not_go_with(more: Any, words: str) -> None:

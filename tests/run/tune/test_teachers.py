@@ -69,6 +69,8 @@ MORE_ON_TWO: Final = [
     case_of("momentum", "interleaved-1f1b", delay=1, stages_per_device=2),
     case_of("momentum", "gpipe", delay=1, loss="contrast"),
     case_of("momentum", "zb-h1", delay=1, is_tied=True, clip_norm=0.05),
+    case_of("frozen", "1f1b", teacher_lane=True, num_parts=8),
+    case_of("momentum", "1f1b", teacher_lane=True, delay=1),
 ]
 FOUR_WORKERS: Final = [
     case_of("frozen", "1f1b", num_replicas=2, num_microbatches=2),
@@ -92,6 +94,8 @@ ACCUMULATED: Final = [
     case_of("frozen", "1f1b", accumulate=3, whole_batch=True, loss="contrast-with-all"),
     case_of("frozen", "zb-h1", accumulate=2, interrupts=True, clip_norm=0.05),
     case_of("momentum", "gpipe", accumulate=3),
+    case_of("momentum", "1f1b", accumulate=2, delay=1, interrupts=True),
+    case_of("momentum", "gpipe", accumulate=2, delay=3, look_ahead=2),
 ]
 COMPILED: Final = [
     case_of("frozen", "1f1b", compile=True),
@@ -154,6 +158,42 @@ def test_training_with_teachers_equals_the_plain_loop(
     evaluations and saves in the loop. Frozen teachers are not in the state.
     """
     check_runs(cases, num_workers, tmp_path)
+
+
+LANES: Final = [
+    case_of("frozen", "1f1b", num_parts=8),
+    case_of("momentum", "gpipe", mode="train"),
+    case_of("momentum", "1f1b", delay=2, look_ahead=1, interrupts=True),
+    case_of("frozen", "gpipe", whole_batch=True, loss="contrast-with-all"),
+    case_of("frozen", "gpipe", loss="contrast"),
+    case_of("momentum", "zb-h1", delay=1, clip_norm=0.05),
+]
+
+
+@pytest.mark.timeout(240)
+def test_a_lane_of_its_own_changes_no_bit(tmp_path: Path) -> None:
+    """On one device: weights, buffers and losses are those of one lane.
+
+    The lanes are threads, so that forwards of the teacher and ops of the student do
+    overlap.
+    """
+    cases = [{**case, "teacher_lane": lane} for case in LANES for lane in (0, 1)]
+    (found,) = answers_of(
+        "tests.run.support.teacher_workers:train_all",
+        cases,
+        str(tmp_path),
+        num_workers=1,
+        folder=tmp_path,
+        whole_s=200.0,
+    )
+    for i in range(0, len(cases), 2):
+        alone, beside = (load_file(tmp_path / f"{j}.st") for j in (i, i + 1))
+        assert largest_difference(beside, alone) == 0.0, cases[i]
+        assert [*alone] == [*beside]
+        for key in ("losses", "evaluated"):
+            assert found[i][key] == found[i + 1][key], cases[i]
+        lanes = [found[j]["order"].count("d0.1") for j in (i, i + 1)]
+        assert lanes == [0, 1]
 
 
 def test_a_delay_changes_the_numbers() -> None:

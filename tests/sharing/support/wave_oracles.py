@@ -18,6 +18,30 @@ Gradients = list[Tensor | None]
 WIDTH = 6
 
 
+class ShortNet(nn.Module):
+    """Weights of float64, and products of float32, which autocast shortens.
+
+    So its numbers differ where autocast is forgotten, and all else is exact to 1e-10.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits of 3 classes, in float64."""
+        for layer in (self.first, self.last):
+            x = F.linear(x.float(), layer.weight.float(), layer.bias.float()).double()
+            x = torch.tanh(x) if layer is self.first else x
+        return x
+
+
+def make_short_net() -> ShortNet:
+    """Return a model of float64 weights."""
+    torch.manual_seed(0)
+    return ShortNet().double()
+
+
 class SmallNet(nn.Module):
     """Batch norm, dropout, a recomputed part with dropout, a weight without use."""
 
@@ -80,24 +104,30 @@ def emulate_waves(
     clip_norm: float | None = None,
     seed: int = 0,
     optimizer: Callable[[Any], torch.optim.Optimizer] = adamw,
+    make: Callable[[], nn.Module] = make_net,
+    short: torch.dtype | None = None,
+    make_rate: Callable[[int], float] = lambda step: 1e-2 * 0.9**step,
+    after_update: Callable[[int, nn.Module], None] = lambda _, net: None,
 ) -> tuple[list[float], list[dict[str, Tensor]]]:
     """Train in one process, one batch after the other.
 
     With two copies, batch `n` is computed on copy `n % 2`, which is then updated by the
     mean over the samples of batches `n` and `n - 1` (figure 9 of Wavelet). With one, it
-    is the plain loop over microbatches. The learning rate of step `n` is `0.9 ** n`
-    of the first one.
+    is the plain loop over microbatches. The learning rate of step `n` is
+    `make_rate(n)`. Forwards compute under autocast of type `short`, if it is given;
+    `after_update` sees each copy's first replica once it is updated.
 
     Returns:
         The losses, and the state of each copy on the first replica.
     """
-    copies = [[make_net() for _ in range(num_replicas)] for _ in range(num_copies)]
+    copies = [[make() for _ in range(num_replicas)] for _ in range(num_copies)]
     optimizers = [[optimizer(x.parameters()) for x in nets] for nets in copies]
     before: tuple[int, Gradients] | None = None
     found = []
     for step, batch in enumerate(batches):
         which, num = step % num_copies, len(batch[0])
-        total, sums = _gradients(copies[which], batch, num_parts, seed, step)
+        with torch.autocast("cpu", short or torch.bfloat16, short is not None):
+            total, sums = _gradients(copies[which], batch, num_parts, seed, step)
         mean = sums
         if num_copies == 2 and before is not None:
             mean = _mean(num, sums, *before)
@@ -108,8 +138,9 @@ def emulate_waves(
             if clip_norm is not None:
                 nn.utils.clip_grad_norm_(net.parameters(), clip_norm)
             for group in steps.param_groups:
-                group["lr"] = 1e-2 * 0.9**step
+                group["lr"] = make_rate(step)
             steps.step()
+        after_update(step, copies[which][0])
         found.append(total)
     return found, [copy.deepcopy(nets[0].state_dict()) for nets in copies]
 

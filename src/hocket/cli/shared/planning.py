@@ -61,12 +61,24 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
         PlanError: see `load_schedule`; or the schedule cannot be simulated.
     """
     from hocket.core.formats.given import read_text
-    from hocket.core.simulate import simulate
     from hocket.core.timelines.timeline import Timeline
 
     if source.endswith(".json") and Path(source).exists():
         return Timeline.from_json(read_text(Path(source)), path=source)
-    return simulate(load_schedule(source, sizes, costs), costs)
+    return simulated(load_schedule(source, sizes, costs), costs)
+
+
+def simulated(schedule: Schedule, costs: Costs) -> Timeline:
+    """Simulate an order; where a body flushes, updates wait for their gate.
+
+    Raises:
+        PlanError: the schedule cannot be simulated.
+    """
+    from hocket.core.gates import gates_of
+    from hocket.core.simulate import simulate
+
+    gates = gates_of(schedule, clips=False) if schedule.body else ()
+    return simulate(schedule, costs, gates)
 
 
 def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:

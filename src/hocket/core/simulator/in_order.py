@@ -40,7 +40,7 @@ def play_in_order(work: Work) -> Played:
         lane = runnable.pop()
         item = next(lanes[lane], None)
         if item is not None:
-            clock.waiting[item] = lane
+            clock.waiting.setdefault(item, []).append(lane)
         runnable += clock.woken
         clock.woken.clear()
     refuse_stuck(work, clock.position, clock.item_s)
@@ -69,12 +69,13 @@ class _Clock(Clock):
     def __init__(self, work: Work) -> None:
         super().__init__(work)
         self.position = list(work.columns.first[:-1])
-        self.waiting: dict[int, int] = {}  # item -> the lane that waits for it
+        self.waiting: dict[int, list[int]] = {}  # item -> lanes that wait for it
         self.woken: list[int] = []
 
     def lane(self, lane: int) -> Iterator[int]:
         """Run a lane, and yield each item that it waits for."""
         work, item_s, start_s = self.work, self.item_s, self.start_s
+        waiting = self.waiting
         wait_from, wait_item = work.wait_from, work.wait_item
         handling_s, post_from = work.wait_handling_s, work.post_from
         begin, end = work.columns.first[lane : lane + 2]
@@ -92,8 +93,11 @@ class _Clock(Clock):
             if work.is_collective[op]:
                 self.reduced_s[op] = begin_s = max(time, reduced)
                 item_s[op] = reduced = begin_s + work.seconds[op]
+                self.wake(op)
                 continue
             item_s[op] = time = time + work.seconds[op]
+            if op in waiting:
+                self.wake(op)
             if post_from[op] < post_from[op + 1]:
                 time = self._send(range(post_from[op], post_from[op + 1]), time)
         self.position[lane] = end
@@ -108,6 +112,10 @@ class _Clock(Clock):
             self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
             item = self.work.columns.num_ops + message
             self.item_s[item] = free_s + self.latency_s[message]
-            if item in self.waiting:
-                self.woken.append(self.waiting.pop(item))
+            self.wake(item)
         return time
+
+    def wake(self, item: int) -> None:
+        """Let the lanes go on that wait for an item."""
+        if item in self.waiting:
+            self.woken += self.waiting.pop(item)

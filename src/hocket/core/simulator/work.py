@@ -11,9 +11,11 @@ import numpy as np
 
 from hocket.core.costs import Costs
 from hocket.core.dataflow import maker
+from hocket.core.gates import Gates
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES, Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import CODES, KINDS, Columns
+from hocket.core.simulator.gate_waits import gate_waits
 from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
 from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs
 from hocket.core.simulator.values import ValueNumbers
@@ -59,16 +61,24 @@ class Work:
         """Name the first value that an op waits for, of those whose item is missing."""
         waits = self.wait_item[self.wait_from[row] : self.wait_from[row + 1]]
         item = next(item for item in waits if not has(item))
+        program = self.schedule.program
         begin, end = np.searchsorted(self.needs.row, [row, row + 1])
         items = _items(self.columns, self.needs)[begin:end]
+        if item not in items:
+            maker_op = self.columns.op(item, self.schedule)
+            return f"waits for {maker_op}, whose gradient is judged with its own"
         number = int(self.needs.value[begin + np.flatnonzero(items == item)[0]])
-        program = self.schedule.program
         value = ValueNumbers.of(program).value(number)
         return f"needs {value} of {maker(value, program)}"
 
 
-def prepare(schedule: Schedule, costs: Costs) -> Work:
+def prepare(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Work:
     """Collect all that the clocks must know.
+
+    Args:
+        schedule: the schedule.
+        costs: the costs of its program.
+        gates: the stages whose gradients are judged together.
 
     Raises:
         CostsError: the costs do not fit the program.
@@ -78,7 +88,12 @@ def prepare(schedule: Schedule, costs: Costs) -> Work:
     needs = Needs.of(columns, schedule.program)
     messages = find_messages(schedule, columns, needs, costs)
     waits = _is_wait(columns, needs)
-    items = _items(columns, needs)[waits]
+    rows, items = needs.row[waits], _items(columns, needs)[waits]
+    if gates:
+        more_rows, more_items = gate_waits(columns, needs, gates)
+        rows, items = np.append(rows, more_rows), np.append(items, more_items)
+        order = np.argsort(rows, kind="stable")
+        rows, items = rows[order], items[order]
     posts = np.concatenate((messages.sender, messages.receiver))
     order = np.argsort(posts, kind="stable")
     order = order[np.count_nonzero(posts == NO_OP) :]
@@ -91,7 +106,7 @@ def prepare(schedule: Schedule, costs: Costs) -> Work:
         num_items=num_items,
         seconds=to_list(_seconds(schedule, columns, costs)),
         is_collective=columns.is_any(COLLECTIVES).tolist(),
-        wait_from=_offsets(needs.row[waits], columns.num_ops),
+        wait_from=_offsets(rows, columns.num_ops),
         wait_item=items.tolist(),
         wait_handling_s=to_list(_handling_s(columns, messages, num_items, items)),
         post_from=_offsets(posts[order], columns.num_ops),

@@ -17,7 +17,7 @@ import numpy as np
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES
 from hocket.core.simulator.columns import Columns
 from hocket.core.simulator.needs import LOCAL, Needs
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 
 
 class Need(NamedTuple):
@@ -66,6 +66,9 @@ class Causality:
         self.lane: list[int] = columns.lane.tolist()
         self.works: list[bool] = (~columns.is_any(ASYNCHRONOUS)).tolist()
         self._device: list[int] = columns.device.tolist()
+        self._data_waits = defaultdict[int, list[DataWait]](list)
+        for wait in timeline.data_waits:
+            self._data_waits[wait.device].append(wait)
         self._reduces: list[bool] = columns.is_any(COLLECTIVES).tolist()
         self.before = self._rows_before()
         self._is_exact = timeline.origin is Origin.SIMULATED
@@ -89,6 +92,22 @@ class Causality:
         """Return what came last of what an op needs; None if nothing had to come."""
         found = list(self._waited(row))
         return max(found, key=lambda need: need.ready_s, default=None)
+
+    def of_host(
+        self, row: int, begin_s: float, stop_s: float
+    ) -> Iterator[tuple[float, float, bool]]:
+        """Cut a time in which nothing but the host kept an op from its begin.
+
+        Yields:
+            When a part begins, when it ends, and whether the device waited for a batch.
+        """
+        for wait in self._data_waits[self._device[row]]:
+            start_s, end_s = max(begin_s, wait.start_s), min(stop_s, wait.end_s)
+            if start_s < end_s:
+                yield begin_s, start_s, False
+                yield start_s, end_s, True
+                begin_s = end_s
+        yield begin_s, stop_s, False
 
     def _waited(self, row: int) -> Iterator[Need]:
         """Yield what an op needs of other lanes and of reductions."""

@@ -24,6 +24,7 @@ class PathKind(Enum):
     MESSAGE = "messages"
     REDUCTION = "reductions"
     HOST = "host"
+    DATA = "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class PathSegment:
 
     Args:
         part: what it is.
-        lane: the lane of the op that works, sends or reduces, or that the host begins
-            late.
+        lane: the lane of the op that works, sends or reduces, or that begins late for
+            the host or for data.
         op: the op on that lane.
         start_s: when it begins.
         end_s: when it ends.
@@ -55,7 +56,7 @@ class PathSegment:
 
 @dataclass(frozen=True, eq=False)
 class CriticalPath:
-    """The segments, in order of time: from the first op's start to the last op's end.
+    """The segments, in order of time: from the timeline's begin to the last op's end.
 
     Args:
         timeline: the timeline.
@@ -117,7 +118,7 @@ class _Walk:
             free_s = causality.end_s[before] if before >= 0 else begin_s
             if need is not None and need.ready_s > free_s:
                 ready_s = min(need.ready_s, start_s)
-                yield self._segment(PathKind.HOST, row, ready_s, start_s)
+                yield from self._host(row, ready_s, start_s)
                 yield self._arrival(need, ready_s)
                 row, stop_s = need.row, min(need.sent_s, ready_s)
                 if causality.works[row]:
@@ -127,10 +128,17 @@ class _Walk:
                 free_s, start_s = stop_s, stop_s
             else:
                 free_s = min(free_s, start_s)
-                yield self._segment(PathKind.HOST, row, free_s, start_s)
+                yield from self._host(row, free_s, start_s)
             if before < 0:
                 return
             row, stop_s = before, free_s
+
+    def _host(self, row: int, begin_s: float, end_s: float) -> Iterator[PathSegment]:
+        """Yield the time before an op in which nothing but the host or data is late."""
+        parts = list(self.causality.of_host(row, begin_s, end_s))
+        for start_s, stop_s, is_data in reversed(parts):
+            part = PathKind.DATA if is_data else PathKind.HOST
+            yield self._segment(part, row, start_s, stop_s)
 
     def _segment(
         self, part: PathKind, row: int, start_s: float, end_s: float

@@ -11,7 +11,8 @@
    lane works towards that, it waits for that lane's work; while that lane is idle
    itself, both have the same cause.
 2. When a message or a reduction has begun that the op waits for, that is the cause;
-   when all has come and the lane still does not begin, it is the host.
+   when all has come and the lane still does not begin, it is the batch, while the
+   loader has not yielded it, or else the host.
 3. Where a lane waits for other lanes' work, as much of it is imbalance as the lane has
    less work than the busiest one: no order can fill it. The rest is warm-up and drain
    before and after the pipeline is full (`steady`), and `OTHER` while it is full.
@@ -46,6 +47,8 @@ class Cause(Enum):
     IMBALANCE = "imbalance"
     OTHER = "other devices"
     HOST = "host"
+    DATA = "data"
+    JOB = "another job"  # of jobs that share a device; timelines know none
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class Wait:
         start_s: when it begins.
         end_s: when it ends.
         cause: why the lane does not work.
-        lane: the lane whose work, message or reduction it waits for; None for the host.
+        lane: the lane whose work, message or reduction it waits for; None for the host
+            and for data.
         to_device: where the message goes that it waits for; None without a message.
     """
 
@@ -202,14 +206,19 @@ class _Status:
         """Yield why a lane is idle before an op, in order of time."""
         need = self.causality.latest(row)
         if need is None or need.ready_s <= begin_s:
-            yield _Piece(begin_s, stop_s, Cause.HOST)
+            yield from self._host(row, begin_s, stop_s)
             return
         sent_s, ready_s = min(need.sent_s, stop_s), min(need.ready_s, stop_s)
         yield from self._blamed(need.lane, begin_s, sent_s)
         cause = Cause.MESSAGE if need.to_device is not None else Cause.REDUCTION
         sent_s = max(begin_s, sent_s)
         yield _Piece(sent_s, ready_s, cause, need.lane, need.to_device)
-        yield _Piece(ready_s, stop_s, Cause.HOST)
+        yield from self._host(row, ready_s, stop_s)
+
+    def _host(self, row: int, begin_s: float, stop_s: float) -> Iterator[_Piece]:
+        """Yield a time in which all is there that an op needs of other ops."""
+        for start_s, end_s, is_data in self.causality.of_host(row, begin_s, stop_s):
+            yield _Piece(start_s, end_s, Cause.DATA if is_data else Cause.HOST)
 
     def _blamed(self, lane: int, begin_s: float, stop_s: float) -> Iterator[_Piece]:
         """Yield what a lane did for those that waited for it meanwhile."""

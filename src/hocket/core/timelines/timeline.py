@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from hocket.core.formats.drawn import Drawn
 from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats
@@ -36,8 +37,23 @@ class Span:
     end_s: float
 
 
-@dataclass(frozen=True, eq=False)
-class Timeline:
+@dataclass(frozen=True, slots=True)
+class DataWait:
+    """A time in which a device waited for its loader; no op ran that reads the batch.
+
+    Args:
+        device: the device.
+        start_s: when it asked for the batch.
+        end_s: when the batch was there.
+    """
+
+    device: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline(Drawn):
     """Start and end of every op of a schedule.
 
     Args:
@@ -47,6 +63,8 @@ class Timeline:
         traffic: the messages and reductions, if they are known.
         memory: the bytes of each device over time, if they are known.
         origin: simulated, measured or emulated.
+        data_waits: the waits for batches, each device's in order of time. The time
+            before the first op is part of the timeline from the first wait on.
     """
 
     schedule: Schedule
@@ -55,6 +73,14 @@ class Timeline:
     traffic: Traffic = field(default_factory=Traffic)
     memory: tuple[MemoryCurve, ...] = ()
     origin: Origin = Origin.SIMULATED
+    data_waits: tuple[DataWait, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line."""
+        return (
+            f"<hocket.Timeline {self.origin.value} makespan_s={self.makespan_s:.4g} "
+            f"bubble_fraction={self.bubble_fraction:.3f} of {self.schedule!r}>"
+        )
 
     @property
     def spans(self) -> Iterator[Span]:
@@ -75,12 +101,13 @@ class Timeline:
 
     @cached_property
     def begin_s(self) -> float:
-        """When the first op started."""
-        return min((float(s.min()) for s in self.start_s if s.size), default=0.0)
+        """When the first op started, or the first wait for a batch before it."""
+        first = [float(s.min()) for s in self.start_s if s.size]
+        return min((*first, *(wait.start_s for wait in self.data_waits)), default=0.0)
 
     @cached_property
     def makespan_s(self) -> float:
-        """From the first op's start to the last op's end."""
+        """From `begin_s` to the last op's end."""
         last = max((float(e.max()) for e in self.end_s if e.size), default=0.0)
         return last - self.begin_s
 

@@ -7,7 +7,8 @@
       "start_s": [[0.0, 1.0, ...], ...],       of each lane, of each op
       "end_s": [[1.0, 2.0, ...], ...],
       "traffic": {"lane": [0, ...], ...},      the columns of `Traffic`
-      "memory": [{"time_s": [...], "amount": [...]}, ...]    of each device, or empty
+      "memory": [{"time_s": [...], "amount": [...]}, ...],   of each device, or empty
+      "data_waits": [[0, 0.0, 1.0], ...]       device, begin, end; not there if empty
     }
 
 Numbers are written so that they are read back as they were, to the last bit.
@@ -18,8 +19,8 @@ from __future__ import annotations
 import json
 import reprlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +29,7 @@ from hocket.core.formats.documents import read_json
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.memory import MemoryCurve
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 from hocket.core.timelines.traffic import Traffic
 from hocket.errors import ParseError
 
@@ -46,6 +47,7 @@ _KEYS: Final = (
     "traffic",
     "memory",
 )
+_DATA_WAITS: Final = "data_waits"
 _TRAFFIC_KEYS: Final = tuple(column.name for column in fields(Traffic))
 
 
@@ -64,6 +66,8 @@ def to_json(timeline: Timeline) -> str:
             for curve in timeline.memory
         ],
     }
+    if timeline.data_waits:
+        document[_DATA_WAITS] = [astuple(wait) for wait in timeline.data_waits]
     return json.dumps(document, allow_nan=False)
 
 
@@ -88,7 +92,7 @@ class _Reader:
 
     def timeline(self, document: object) -> Timeline:
         """Read the whole document."""
-        top = self.mapping(document, "the document", _KEYS)
+        top = self.mapping(document, "the document", _KEYS, optional=(_DATA_WAITS,))
         if top["hocket_timeline"] != VERSION:
             raise self.fault(
                 "hocket_timeline",
@@ -111,21 +115,28 @@ class _Reader:
             self.traffic(top["traffic"], schedule),
             self.memory(top["memory"], schedule),
             self.origin(top["origin"]),
+            tuple(self.data_waits(top.get(_DATA_WAITS, []), schedule)),
         )
 
     def fault(self, where: str, what: str) -> ParseError:
         """Return an error about one place of the document."""
         return ParseError(f"{self.path}: {where} {what}")
 
-    def mapping(self, value: object, where: str, keys: Sequence[str]) -> dict[str, Any]:
-        """Read a mapping with just these keys."""
+    def mapping(
+        self,
+        value: object,
+        where: str,
+        keys: Sequence[str],
+        optional: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Read a mapping with just these keys, and maybe the optional ones."""
         if not isinstance(value, dict):
             raise self.fault(where, f"is not an object with {', '.join(keys)}")
         for key in keys:
             if key not in value:
                 raise self.fault(where, f"has no {key}")
         for key in value:
-            if key not in keys:
+            if key not in (*keys, *optional):
                 raise self.fault(where, f"has {key!r}; known: {', '.join(keys)}")
         return value
 
@@ -210,6 +221,20 @@ class _Reader:
             return ()
         curves = self.items(value, "memory", schedule.program.num_devices, "device")
         return tuple(self.curve(c, f"memory[{i}]") for i, c in enumerate(curves))
+
+    def data_waits(self, value: object, schedule: Schedule) -> Iterator[DataWait]:
+        """Read a device, a begin and an end of each."""
+        if not isinstance(value, list):
+            raise self.fault(_DATA_WAITS, "is not a list")
+        num_devices = schedule.program.num_devices
+        for i, row in enumerate(value):
+            where = f"{_DATA_WAITS}[{i}]"
+            device, *moments = self.items(row, where, 3, "device, begin and end")
+            self.ints([device], where, num_devices)
+            start_s, end_s = self.floats(moments, where).tolist()
+            if end_s < start_s:
+                raise self.fault(where, "ends before it starts")
+            yield DataWait(device, start_s, end_s)
 
     def curve(self, value: object, where: str) -> MemoryCurve:
         """Read instants in order, and an amount for each."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Final
@@ -47,6 +47,7 @@ def to_html(
     charts: Sequence[Chart] = (),
     figures: Sequence[Figure] = (),
     facts: Sequence[Facts] = (),
+    meanings: Mapping[str, str] | None = None,
 ) -> str:
     """Draw timelines one above the other on one time axis, to zoom and to point at.
 
@@ -61,6 +62,7 @@ def to_html(
         charts: quantities over steps, such as the loss.
         figures: other pictures.
         facts: sections to fold out.
+        meanings: explains further names of rows and columns, on hover.
 
     Raises:
         PlanError: no timeline was given.
@@ -74,7 +76,7 @@ def to_html(
         whole=whole,
         idle=idle_table(panels, wheres),
         advice=advice(wheres[-1]),
-        meanings=MEANINGS,
+        meanings={**MEANINGS, **(meanings or {})},
         each=each,
         leading=leading,
         tables=tables,

@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 _MOST: Final = 1.0  # seconds of reading for each second of computing
 _NUM_TRIALS: Final = 3
 _NUM_LATEST: Final = 16
+
+
+class CacheCosts(NamedTuple):
+    """What the cache takes for a microbatch, as measured so far.
+
+    Args:
+        boundary: the layers whose outputs are kept; 0: none.
+        read_s: seconds of reading them.
+        write_s: seconds of storing outputs.
+    """
+
+    boundary: int = 0
+    read_s: float = 0.0
+    write_s: float = 0.0
+
+    def prefix_s(self, frozen_s: Sequence[float]) -> float:
+        """Return the seconds of a microbatch's frozen layers in the next epoch.
+
+            the boundary stays    ├ read ┤
+            it moves              ├ read ┤├ the layers behind it ┤├ store ┤
+            nothing is kept       ├ all layers                   ┤├ store ┤
+
+        Args:
+            frozen_s: seconds of the forward of each frozen layer.
+        """
+        computes_s = sum(frozen_s)
+        if not 0 < self.boundary <= len(frozen_s):
+            return computes_s + self.write_s
+        behind_s = sum(frozen_s[self.boundary :])
+        reads_s = min(self.read_s + behind_s, computes_s)
+        return reads_s + (self.write_s if len(frozen_s) > self.boundary else 0.0)
 
 
 class CacheVerdict(Enum):

@@ -23,6 +23,11 @@ _MIN_PASSES: Final = 7
 _BUDGET_S: Final = 1.0  # for the passes of all layers
 
 
+def passes_of(*, training: bool) -> str:
+    """Return how a kept profile of forwards names its passes."""
+    return "forward" if training else "forward in eval mode"
+
+
 def profile_forwards(
     captured: Captured, leaves: Sequence[Any], *, device: torch.device, training: bool
 ) -> Profile:
@@ -87,5 +92,5 @@ def profile_forwards(
             )
             for layer, seconds, peak in layers
         ),
-        conditions_of(captured, device) | {"passes": "forward"},
+        conditions_of(captured, device) | {"passes": passes_of(training=training)},
     )

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
+from hocket.core.costs import Costs
 from hocket.core.timelines.timeline import Timeline
 from hocket.planner.candidate import DATA_PARALLEL, Buckets, Candidate, Outcome
 from hocket.planner.cluster import Cluster
@@ -18,7 +19,7 @@ _AS_FAST: Final = 0.01
 _PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ranking:
     """All simulated outcomes of a plan, the best first.
 
@@ -34,6 +35,7 @@ class Ranking:
         num_too_long: candidates not simulated, because of too many ops.
         layer_names: the names of the model's layers, for the boundaries.
         timeline: the timeline of the best's step.
+        costs: what the stages and links of `pipeline` cost; None without one.
         notes: assumptions, a sentence each.
         max_delay: the most updates by which the weights of the choice may be stale.
         correction: the correction of stale gradients whose memory is counted; or
@@ -50,10 +52,28 @@ class Ranking:
     num_too_long: int = 0
     layer_names: tuple[str, ...] = ()
     timeline: Timeline | None = None
+    costs: Costs | None = None
     notes: tuple[str, ...] = field(default=())
     max_delay: int = 0
     correction: str = "none"
     limits: Mapping[Candidate, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return one line; `str` is the whole table."""
+        best = "nothing fits"
+        if self.best is not None:
+            chosen = self.best.candidate
+            shape = f"{chosen.num_devices}x{chosen.num_replicas}"
+            best = f"best {chosen.schedule} {shape}, {self.best.samples_per_s:.4g} /s"
+        return (
+            f"<hocket.Ranking of {self.model} on {self.cluster.num_devices} devices: "
+            f"{best}, of {self.num_candidates} candidates>"
+        )
+
+    def _repr_html_(self) -> str:
+        from hocket.planner.ranking.report import to_card
+
+        return to_card(self)
 
     def __str__(self) -> str:
         """Return the table, the choice and its picture, as plain text."""
@@ -93,6 +113,13 @@ class Ranking:
     def best_pipeline(self) -> Outcome | None:
         """The fastest pipeline that fits."""
         return self._first(is_data_parallel=False)
+
+    @property
+    def pipeline(self) -> Outcome | None:
+        """The choice, or the fastest pipeline that fits if the choice is none."""
+        best = self.best
+        is_none = best is None or best.candidate.is_data_parallel
+        return self.best_pipeline if is_none else best
 
     @cached_property
     def best_data_parallel(self) -> Outcome | None:

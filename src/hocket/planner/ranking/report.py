@@ -9,11 +9,13 @@ from typing import Final
 
 from hocket.draw import html
 from hocket.draw.html import Facts, Figure, Table
+from hocket.draw.notebook import card
 from hocket.draw.quantity import byte_size, percent, short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
 from hocket.planner.ranking.columns import (
     columns,
+    fitting,
     name_of,
     stale_cells,
     stale_columns,
@@ -24,7 +26,21 @@ from hocket.planner.ranking.scatter import to_svg
 from hocket.planner.ranking.table import RULE, advice, choice, head, sentence
 
 _MOST_ROWS: Final = 200
+_CARD_WIDTH: Final = 92  # in columns of text
 _TITLE: Final = "The best and its rivals"
+_MEANINGS: Final = {
+    "layout": "devices of one replica x replicas",
+    "stages": "the parts of the model in one replica; more than devices where each "
+    "holds several",
+    "microbatches": "into how many parts each replica cuts its part of the batch, and "
+    "how many samples each has",
+    "limited by": "what makes the step long: work, bubble (warm-up, drain and order), "
+    "messages, reduction, imbalance or host; memory, if the same does not fit without "
+    "recomputation",
+    "gap": "by how much a step is longer than a bound that no order of these stages on "
+    "these devices can beat",
+    "delay": "by how many updates the weights are old that a microbatch reads",
+}
 
 
 def to_html(ranking: Ranking) -> str:
@@ -37,13 +53,12 @@ def to_html(ranking: Ranking) -> str:
     if best is None or ranking.timeline is None:
         raise PlanError("\n".join(choice(ranking)))
     every = joined(islice(ranking.fitting, _MOST_ROWS))
-    below = "\n".join((RULE, *advice(ranking)))
     return html.to_html(
         [("the best, one step, predicted", ranking.timeline)],
         f"Plan for {ranking.model}",
         summary=f"best: {sentence(best, ranking)}",
         samples_per_step=ranking.batch_size,
-        leading=(replace(_table(_TITLE, ranking.rows(), ranking), note=below),),
+        leading=(_best_table(ranking),),
         figures=(
             Figure(
                 "Every candidate: samples per second over peak memory per device",
@@ -55,6 +70,7 @@ def to_html(ranking: Ranking) -> str:
             _table(f"The best {len(every)} that fit", every, ranking, is_open=False),
             *_stale_tables(ranking),
         ),
+        meanings=_MEANINGS,
         facts=(
             Facts(
                 "What this rests on",
@@ -64,11 +80,37 @@ def to_html(ranking: Ranking) -> str:
     )
 
 
+def to_card(ranking: Ranking) -> str:
+    """Return what a notebook shows: the table, and a step of the best."""
+    if ranking.best is None:
+        return card(None, text="\n".join((*head(ranking), *choice(ranking))))
+    text = "\n".join((*head(ranking), f"best: {sentence(ranking.best, ranking)}"))
+    return card(
+        ranking.timeline,
+        title="the best, one step, predicted",
+        text=text,
+        table=_best_table(ranking, _CARD_WIDTH),
+    )
+
+
+def _best_table(ranking: Ranking, width: int | None = None) -> Table:
+    """Return the table of the best and its rivals, with the rule of the choice."""
+    note = "\n".join((RULE, *advice(ranking)))
+    return replace(_table(_TITLE, ranking.rows(), ranking, width=width), note=note)
+
+
 def _table(
-    title: str, rows: Sequence[Row], ranking: Ranking, *, is_open: bool = True
+    title: str,
+    rows: Sequence[Row],
+    ranking: Ranking,
+    *,
+    is_open: bool = True,
+    width: int | None = None,
 ) -> Table:
-    """Return rows with all columns; the choice is marked."""
+    """Return rows with all columns, or with those that fit; the choice is marked."""
     shown = columns(ranking)
+    if width is not None:
+        shown = fitting(shown, [row[0] for row in rows], ranking, width)
     heads = (column.head.replace("-\n", "").replace("\n", " ") for column in shown)
     texts = tuple(
         (

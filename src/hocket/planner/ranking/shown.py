@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hocket.core.formats.costs_json import to_json
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.report import to_html
 from hocket.planner.ranking.table import to_text
@@ -37,11 +38,15 @@ class Shown:
         text: the table, the choice, the picture.
         document: all outcomes, as JSON has them.
         page: HTML; empty where none was wanted.
+        costs: those of the best pipeline, as JSON; empty without one.
+        simulation: the command that simulates it with these costs, but for their file.
     """
 
     text: str
     document: dict[str, Any]
     page: str
+    costs: str = ""
+    simulation: str = ""
 
     @classmethod
     def of(cls, ranking: Ranking, paper: Paper) -> Shown:
@@ -58,4 +63,14 @@ class Shown:
             has_all=paper.has_all,
         )
         page = to_html(ranking) if paper.has_page else ""
-        return cls(text, ranking.to_json(), page)
+        document = ranking.to_json()
+        if ranking.costs is None or ranking.pipeline is None:
+            return cls(text, document, page)
+        candidate = ranking.pipeline.candidate
+        simulation = (
+            f"hocket simulate {candidate.schedule} --devices {candidate.num_devices} "
+            f"--stages-per-device {candidate.stages_per_device} "
+            f"--microbatches {candidate.num_microbatches} "
+            f"--replicas {candidate.num_replicas} --costs"
+        )
+        return cls(text, document, page, to_json(ranking.costs), simulation)

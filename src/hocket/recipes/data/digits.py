@@ -9,12 +9,16 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hocket.core.timelines.arrays import Floats
 from hocket.errors import DataError
 from hocket.run.data.samples import EpochRandom
 
@@ -74,22 +78,32 @@ def load_digits(
     Raises:
         DataError: scikit-learn is not installed.
     """
-    try:
-        from sklearn import datasets  # takes a second
-    except ImportError as error:
-        raise DataError(
-            "the digits come with scikit-learn, which is not installed: "
-            "pip install 'hocket[recipes]'"
-        ) from error
-    pixels, classes = datasets.load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32).view(-1, NUM_CHANNELS, 8, 8)
-    labels = torch.tensor(classes, dtype=torch.int64)
+    table = _table()
+    images = torch.tensor(table[:, :-1], dtype=torch.float32)
+    images = images.view(-1, NUM_CHANNELS, 8, 8)
+    labels = torch.tensor(table[:, -1], dtype=torch.int64)
     images = images * (2 / MAX_PIXEL) + BLANK
     test, train = split_rows(labels, test_fraction)
     return (
         Digits(images[train], labels[train], shift_probability),
         Digits(images[test], labels[test]),
     )
+
+
+def _table() -> Floats:
+    """Return (N, 65): the pixels of each image and its class.
+
+    Read from scikit-learn's file, since importing scikit-learn takes seconds in every
+    worker.
+    """
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise DataError(
+            "the digits come with scikit-learn, which is not installed: "
+            "pip install 'hocket[recipes]'"
+        )
+    (folder,) = found.submodule_search_locations
+    return np.loadtxt(Path(folder, "datasets/data/digits.csv.gz"), delimiter=",")
 
 
 def split_rows(labels: Tensor, test_fraction: float) -> tuple[Tensor, Tensor]:

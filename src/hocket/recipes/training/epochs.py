@@ -135,7 +135,7 @@ class _Step:
 
 
 HEAD = (
-    *("epoch", "stages x replicas", "frozen layers", "active parameters"),
+    *("epoch", "devices x replicas", "frozen layers", "active parameters"),
     *("frozen parameters", "samples/s", "s", "data s", "forward s", "backward s"),
     *("all-reduce s", "cache s", "transition s", "reductions/s", "MB reduced/s"),
     *("MB sent/s", "link MB/s", "ring MB/s", "cache hits"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.where import Where, advice
 from hocket.recipes.run_files import CHECKPOINTS_NAME
@@ -278,7 +279,7 @@ class Loop:
             for cause, seconds in where.idle.seconds.items()
         }
         if self._num_steps:
-            idle_s["data"] = self._data_s / self._num_steps
+            idle_s[Cause.DATA.value] = self._data_s / self._num_steps
         return {"idle_s": idle_s, "advice": tuple(advice(where))}
 
     @property

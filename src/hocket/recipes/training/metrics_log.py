@@ -17,6 +17,7 @@ from math import nan
 from pathlib import Path
 from typing import Any, Final
 
+from hocket.core.layout import WorkerLayout
 from hocket.errors import RecipeError
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.records import (
@@ -31,7 +32,7 @@ from hocket.run.loggers import Logger, TensorBoardLogger, json_line
 JSON_NAME: Final = METRICS_NAME
 TENSORBOARD_NAME: Final = "tensorboard"
 # Not logged: they say where, and loggers take numbers.
-_PLACES: Final = ("step", "epoch", "num_steps", "num_samples", "layout")
+_PLACES: Final = ("step", "epoch", "num_steps", "num_samples")
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
 
 
@@ -106,7 +107,10 @@ class LoggerWatcher:
 
     def epoch(self, record: EpochRecord) -> None:
         """Log an epoch's numbers."""
-        self._log("epoch", _of_epoch(record), record.num_steps)
+        numbers = _of_epoch(record)
+        layout = WorkerLayout.parse(numbers.pop("layout"))
+        shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
+        self._log("epoch", numbers | shape, record.num_steps)
 
     def summary(self, record: SummaryRecord) -> None:
         """Do nothing: the last evaluation was logged."""

@@ -75,7 +75,7 @@ class EpochRecord:
     Args:
         epoch: the epoch's number, from 0.
         num_steps: the steps trained until its end, over the whole run.
-        layout: stages x replicas at its end.
+        layout: devices x replicas at its end.
         num_frozen: the layers that were frozen at its end.
         num_active_parameters: the parameters that still trained.
         num_frozen_parameters: the others.

@@ -12,6 +12,7 @@ import torch
 from hocket import __version__
 from hocket.core.costs import Costs
 from hocket.core.formats import costs_json
+from hocket.core.gates import gates_of
 from hocket.core.simulate import simulate
 from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
@@ -85,7 +86,8 @@ def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
     """Predict as many steps as were measured, which may be more than the plan's."""
     if measured is None or measured.schedule == plan.schedule:
         return plan.predicted
-    return simulate(measured.schedule, plan.costs)
+    schedule = measured.schedule
+    return simulate(schedule, plan.costs, gates_of(schedule, clips=False))
 
 
 def charts(

@@ -102,7 +102,7 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
     files = WorkerFiles(attempt_dir(job_dir(run_dir), world.attempt), world.rank)
     files.report.unlink(missing_ok=True)
     recorder = FlightRecorder.create(files.recorder, os.getpid())
-    stuck = partial(_report_stuck, files, recorder)
+    stuck = partial(_report_stuck, world, files, recorder)
     with _fault_handler(files.faults), _stoppable(stuck, alone=world.world_size == 1):
         try:
             yield recorder
@@ -111,18 +111,19 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
         except BaseException as error:
             report = failure_report(world.rank, recorder.entries(), error)
             if report.code != 0:
-                _publish_report(report, files, error)
+                _publish_report(world, report, files, error)
             raise
     if not env.JOB_DIR.is_set:  # else the launcher removes them, all at once
         _remove(files)
 
 
 def _publish_report(
-    report: FailureReport, files: WorkerFiles, error: BaseException
+    world: World, report: FailureReport, files: WorkerFiles, error: BaseException
 ) -> None:
     """Write the report to the folder, the exception, and torchrun's summary."""
     write_report(files.report, report)
     if report.cause is FailureCause.STOPPED:
+        world.leave(failure_headline(report))
         _log_report(report)
         return
     title = f"rank {report.rank} failed {stopped_at(report.last)}"
@@ -133,13 +134,15 @@ def _publish_report(
         files.text.write_text(
             "\n".join([report.traceback.rstrip(), *notes, ""]), encoding="utf-8"
         )
-        _shorten_traceback(report, files, error)
+        _shorten_traceback(world, report, files, error)
 
 
 def _shorten_traceback(
-    report: FailureReport, files: WorkerFiles, error: BaseException
+    world: World, report: FailureReport, files: WorkerFiles, error: BaseException
 ) -> None:
     """Let Python print an uncaught error in a few lines, or in one on later ranks.
+
+    It ends this process: no worker waits for it any more.
 
     Under torchrun every rank prints its error, innocent ones among them: whole
     tracebacks of all would hide the line that caused them.
@@ -158,6 +161,7 @@ def _shorten_traceback(
         kind: type[BaseException], value: BaseException, trace: TracebackType | None
     ) -> None:
         if value is error:
+            world.leave(failure_headline(report))
             print("\n".join(lines), file=sys.stderr, flush=True)
         else:
             usual(kind, value, trace)
@@ -218,7 +222,9 @@ def _fault_handler(path: Path) -> Iterator[None]:
             path.unlink()  # still here, so there was no crash
 
 
-def _report_stuck(files: WorkerFiles, recorder: FlightRecorder, number: int) -> None:
+def _report_stuck(
+    world: World, files: WorkerFiles, recorder: FlightRecorder, number: int
+) -> None:
     """Report a main thread that does not return from a call."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     stack = traceback.extract_stack(frame)
@@ -228,6 +234,7 @@ def _report_stuck(files: WorkerFiles, recorder: FlightRecorder, number: int) -> 
         user_lines=tuple(lines_of(stack)),
     )
     write_report(files.report, report)
+    world.leave(failure_headline(report))
     _log_report(report)
 
 

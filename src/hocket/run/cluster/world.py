@@ -112,6 +112,15 @@ class World:
         """Return when every worker has called this (`StoreExchange.barrier`)."""
         self.exchange.barrier(name, timeout_s)
 
+    def leave(self, why: str) -> None:
+        """End the other workers' waits for this one in a store between hosts.
+
+        Args:
+            why: a sentence that names this worker's rank.
+        """
+        if isinstance(self.store, DeadlineStore):
+            self.store.leave(why)
+
     def close(self, *, failed: bool = False) -> None:
         """Leave the process group; nothing can be sent afterwards.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -105,13 +106,14 @@ class BatchCounts:
 
     def _watch(self, is_over: threading.Event) -> None:
         """Post this worker's count where another's batches ended before."""
-        while not is_over.wait(_PERIOD_S):
-            if not self._store.check([self._key("ended")]):
-                continue
-            _, num_read = self._store.get(self._key("ended")).decode().split()
-            if self._num_read > int(num_read):
-                self._store.set(self._key("more"), f"{self._rank} {self._num_read}")
-                return
+        with suppress(WaitError):  # a worker is gone, which the main thread finds out
+            while not is_over.wait(_PERIOD_S):
+                if not self._store.check([self._key("ended")]):
+                    continue
+                _, num_read = self._store.get(self._key("ended")).decode().split()
+                if self._num_read > int(num_read):
+                    self._store.set(self._key("more"), f"{self._rank} {self._num_read}")
+                    return
 
     def _key(self, what: str) -> str:
         return f"batches {self._loop} {what}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import count
+from time import perf_counter
 from typing import Any
 
 from hocket.errors import DataError, SchemaError
@@ -81,6 +82,7 @@ def recorded_batches(
     name: str,
     *,
     per_step: int = 1,
+    waits_s: list[tuple[float, float]] | None = None,
 ) -> Iterator[Any]:
     """Yield a loader's batches, and record each wait for one.
 
@@ -90,17 +92,21 @@ def recorded_batches(
         first_step: the step of the first batch.
         name: the name of these waits.
         per_step: how many batches a step takes.
+        waits_s: gets the begin and end of each wait, in seconds of `perf_counter`.
     """
     recorder.begin(name, first_step)
     batches = iter(loader)
     for i in count():
         recorder.begin(name, first_step + i // per_step)
+        begin_s = perf_counter()
         try:
             batch = next(batches)
         except StopIteration:
             recorder.end()
             return
         recorder.end()
+        if waits_s is not None:
+            waits_s.append((begin_s, perf_counter()))
         yield batch
 
 

@@ -244,6 +244,11 @@ class CudaDevice(Device):
         finally:
             lock.release()
 
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
+        """See `Device.keep_alive`."""
+        for tensor in tensors:
+            tensor.record_stream(torch.cuda.current_stream(self.torch_device))
+
     def allocated_bytes(self) -> int:
         """See `Device.allocated_bytes`."""
         return torch.cuda.memory_allocated(self.torch_device)

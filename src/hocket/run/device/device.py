@@ -195,6 +195,10 @@ class Device(ABC):
             WaitError: another lane holds the generator for the device's timeout.
         """
 
+    def keep_alive(self, tensors: Iterable[Tensor]) -> None:
+        """See `DeviceLane.keep_alive`; of the lane whose op calls this."""
+        del tensors  # an op holds what it reads until it is done, but on a GPU
+
     @abstractmethod
     def allocated_bytes(self) -> int:
         """Return the bytes in use now: by tensors, or by the whole process on a CPU."""

@@ -103,7 +103,7 @@ class Freezing:
             batch: the batch of the next step.
 
         Returns:
-            What is played from now on: the same if nothing changes.
+            What is played from now on: by the same executor if nothing changes.
 
         Raises:
             RunError: the policy, or the choice of a shape, has failed on rank 0, where
@@ -117,8 +117,8 @@ class Freezing:
 
         def choose() -> Json:
             wanted = self._decider.ask(step, rate, measured)
-            read_s = None if self.cache is None else self.cache.read_s
-            present = Present(now, self.num_frozen, steps_left, read_s)
+            costs = None if self.cache is None else self.cache.costs
+            present = Present(now, self.num_frozen, steps_left, costs)
             num_frozen, chosen = self._choice.with_most_frozen(wanted, present)
             log.info(
                 "before step %d: %d layers are frozen, %s stages x replicas, chosen "
@@ -131,8 +131,11 @@ class Freezing:
             )
             return [num_frozen, *_as_json(chosen)]
 
-        num_frozen, *chosen = self._from_rank_0(choose, f"layers to freeze at {step}")
-        played = self._cut(now, num_frozen, _prediction(*chosen), step)
+        num_frozen, *answer = self._from_rank_0(choose, f"layers to freeze at {step}")
+        chosen = _prediction(*answer)
+        played = self._cut(now, num_frozen, chosen, step)
+        if played is now and num_frozen and self.cache is not None:
+            played = self._reshaper.priced_again(now, chosen.prefix_s)
         self._reshaper.keep()
         self._measure.start(played)
         return played
@@ -289,11 +292,13 @@ class Freezing:
 
 
 def _as_json(chosen: Prediction) -> list[Json]:
-    return [[*chosen.shape], [*chosen.boundaries]]
+    return [[*chosen.shape], [*chosen.boundaries], chosen.prefix_s]
 
 
-def _prediction(shape: Sequence[int], boundaries: Sequence[int]) -> Prediction:
-    return Prediction(PipelineShape(*shape), tuple(boundaries), 0.0, 0)
+def _prediction(
+    shape: Sequence[int], boundaries: Sequence[int], prefix_s: float
+) -> Prediction:
+    return Prediction(PipelineShape(*shape), tuple(boundaries), 0.0, 0, prefix_s)
 
 
 def _no_tensor(name: str, on_host: bool) -> Tensor:

@@ -80,7 +80,7 @@ def make_freezing(
             measure = ActivationMeasure(net, edges, config.num_parts, world)
         case _:
             assert_never(config.freeze.measures)
-    reshaper = Reshaper(job, net, context)
+    reshaper = Reshaper(job, net, context, plan)
     freezing = Freezing(options, modules, edges, measure, reshaper, world, played)
     if config.cache is not None:
         precision = config.training.compute_precision

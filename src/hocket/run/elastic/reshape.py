@@ -21,13 +21,12 @@ from hocket.core.simulate import simulate
 from hocket.freeze.greedy import Balance
 from hocket.freeze.shapes import Frozen, Prediction
 from hocket.model.stages.cut import StageModule
-from hocket.model.trace.layers import Layer
 from hocket.passes.add_frozen_prefix import add_frozen_prefix
-from hocket.planner.work import Weights
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.comm.renamed import RenamedTransport
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.elastic.layer_costs import price_layers
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire
@@ -74,52 +73,22 @@ class Reshaper:
         job: what stays.
         net: the net, with this worker's stages.
         context: this worker's connections in the first layout.
+        plan: the first layout's.
     """
 
     def __init__(
-        self, job: SameSettings, net: NetOnWorker, context: WorkerContext
+        self, job: SameSettings, net: NetOnWorker, context: WorkerContext, plan: Plan
     ) -> None:
         self.job = job
         self.net = net
         self._context = context
+        self._model = price_layers(plan, net.outline, job.balance)
         self._transports: list[RenamedTransport] = []  # of the last layouts
         self._number = 0
 
-    def costs_of(self, plan: Plan, num_frozen_layers: int) -> Frozen:
-        """Return the costs of the model's layers, some of them frozen.
-
-        Args:
-            plan: with the profile; its stages' costs say what updates take and keep.
-            num_frozen_layers: layers of the captured model that are frozen.
-        """
-        stages = plan.costs.stages
-        grad_bytes = sum(cost.gradient_bytes for cost in stages) or 1
-        state = sum(cost.optimizer_bytes for cost in stages) / grad_bytes
-        touched = sum(2 * x.gradient_bytes + x.optimizer_bytes for x in stages) or 1
-        tensors = self.net.outline.state.tensors
-
-        def weights_of(layer: Layer) -> tuple[Weights, ...]:
-            found = []
-            for name in (*layer.parameters, *layer.buffers):
-                trained = tensors[name].nbytes * tensors[name].requires_grad
-                num_bytes = tensors[name].nbytes
-                found.append(Weights(name, num_bytes, trained, round(state * trained)))
-            return tuple(found)
-
-        pairs = zip(plan.profile.layers, self.net.outline.layers, strict=True)
-        layers = [measured.cost(weights_of(layer)) for measured, layer in pairs]
-        return Frozen(
-            layers,
-            num_frozen_layers,
-            sum(cost.update_s for cost in stages) / touched,
-            plan.costs.link,
-            plan.costs.reduce_link,
-            sizes=(
-                self.net.outline.parameters_in_millions
-                if self.job.balance == "greedy"
-                else None
-            ),
-        )
+    def costs_of(self, num_frozen_layers: int) -> Frozen:
+        """Return the costs of the captured model's layers, some of them frozen."""
+        return replace(self._model, num_frozen=num_frozen_layers)
 
     def reshape(
         self, now: PlayedLayout, chosen: Prediction, num_frozen_layers: int, step: int
@@ -178,6 +147,20 @@ class Reshaper:
         executor.resume_from(step)
         context.recorder.end()
         return PlayedLayout(plan, executor, layout)
+
+    def priced_again(self, played: PlayedLayout, prefix_s: float) -> PlayedLayout:
+        """Return what is played, with other seconds of what is frozen.
+
+        Args:
+            played: some layers are frozen.
+            prefix_s: the seconds of a microbatch's frozen layers from now on.
+        """
+        frozen, *others = played.plan.costs.stages
+        stages = (replace(frozen, forward_s=prefix_s), *others)
+        costs = replace(played.plan.costs, stages=stages)
+        predicted = simulate(played.plan.schedule, costs)
+        plan = replace(played.plan, costs=costs, predicted=predicted)
+        return replace(played, plan=plan)
 
     def keep(self) -> None:
         """Close what the layouts before the present one have opened."""
@@ -297,8 +280,8 @@ class Reshaper:
         num_frozen_layers: int,
     ) -> Plan:
         layers = self.net.outline.layers
-        predicted = self.costs_of(before, num_frozen_layers).costs(chosen.boundaries)
-        costs = replace(before.costs, stages=predicted.stages, links=())
+        model = self.costs_of(num_frozen_layers)
+        costs = model.costs(chosen.boundaries, chosen.prefix_s)
         return replace(
             before,
             boundaries=chosen.boundaries,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket.errors import ConfigError, FitError, ShapeError
+from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.policy import Policy
 from hocket.freeze.shapes import (
     Frozen,
@@ -57,14 +58,13 @@ class Present:
         played: plan, stages and layout.
         num_frozen: the layers that are frozen.
         steps_left: the steps over which another shape must save what it costs.
-        read_s: seconds of reading what the frozen layers compute of a microbatch; None
-            where it is computed.
+        cache: what the cache takes; None where frozen layers compute.
     """
 
     played: PlayedLayout
     num_frozen: int
     steps_left: int = 1
-    read_s: float | None = None
+    cache: CacheCosts | None = None
 
     @property
     def shape(self) -> PipelineShape:
@@ -193,9 +193,8 @@ class ShapeChoice:
         return [predict(model, shape, job.num_parts, job.schedule)]
 
     def _model(self, num_frozen: int, present: Present) -> Frozen:
-        plan = present.played.plan
-        model = self._reshaper.costs_of(plan, self._edges[num_frozen])
-        return replace(model, read_s=present.read_s)
+        model = self._reshaper.costs_of(self._edges[num_frozen])
+        return replace(model, cache=present.cache)
 
     def _transition_s(
         self, num_frozen: int, option: Prediction, present: Present

@@ -51,6 +51,7 @@ class _Segment:
         num_ended: how many of them are over.
         records: the times of all portions.
         num_ops: the number of ops in them.
+        data_waits_s: begin and end of the waits for its batches.
     """
 
     first: int
@@ -58,6 +59,7 @@ class _Segment:
     num_ended: int = 0
     records: list[OpTimes] = field(default_factory=list)
     num_ops: int = 0
+    data_waits_s: list[tuple[float, float]] = field(default_factory=list)
 
     def keep(self, record: OpTimes) -> None:
         """Keep a portion's times, as long as there are not too many."""
@@ -76,6 +78,10 @@ class Driver:
         recorder: notes each wait.
         guard: is entered around what is played.
         profiler: traces chosen steps, if any.
+
+    Attributes:
+        data_waits_s: begin and end of the waits for batches that are not played yet;
+            who reads them adds to it.
     """
 
     def __init__(
@@ -97,6 +103,7 @@ class Driver:
         self._last: _Segment | None = None
         self._results: deque[StepResult] = deque()  # of the loop that goes on
         self.last_result: StepResult | None = None
+        self.data_waits_s: list[tuple[float, float]] = []
 
     @property
     def is_drained(self) -> bool:
@@ -163,8 +170,8 @@ class Driver:
         """Set the number of the next step, after another state was loaded."""
         self._executor.resume_from(number)
 
-    def last(self) -> tuple[Schedule, OpTimes]:
-        """Return what was played between the last two drains: its order and its times.
+    def last(self) -> tuple[Schedule, OpTimes, list[tuple[float, float]]]:
+        """Return what was played between the last two drains: order, times, data waits.
 
         Where steps do not overlap, that is the last step.
 
@@ -180,7 +187,8 @@ class Driver:
                 f"{segment.num_ended} steps were trained without a pause, too many to "
                 "keep all their times: train fewer at a time, as with drain_every=50"
             )
-        return self._order_of(segment.num_ended), OpTimes.joined(segment.records)
+        order = self._order_of(segment.num_ended)
+        return order, OpTimes.joined(segment.records), segment.data_waits_s
 
     def _enqueue(self, works: list[NetBatches]) -> None:
         """Let a step's batches wait to be played.
@@ -247,6 +255,8 @@ class Driver:
                 self._profiler.add(self._plan, portion, device, steps, first, record)
         self._num_begun += num_begun
         segment.keep(record)
+        segment.data_waits_s += self.data_waits_s
+        self.data_waits_s.clear()
         number = segment.first + segment.num_ended
         over = [first_of(self._works.pop(number + i)) for i in range(num_ended)]
         headers = [work.step for work in over if work.ends_step]

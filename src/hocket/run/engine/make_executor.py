@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from hocket.core.program import Program
@@ -30,7 +29,6 @@ from hocket.run.engine.programs.reduction_groups import ReductionGroups
 from hocket.run.engine.refusals import refuse_early_reads, refuse_hooks, refuse_shared
 from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.stage.precision import LossScale, Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import Reducer
@@ -84,7 +82,7 @@ def make_executor(
     program = play_plan.program
     schedule, layout = play_plan.schedule, context.layout
     modules = modules_of(program, nets)
-    _check_types(modules, settings.compute_precision)
+    settings.compute_precision.check_types(modules)
     by_net = {net.name: net for net in nets}
     for net in nets:
         if net.settings is not None and not is_cut_again:
@@ -158,7 +156,7 @@ def make_executor(
             stage: tie_reducers(ties, groups, {stage: own})
             for stage, own in owned.items()
         },
-        _make_scale(settings.compute_precision, context.world.device),
+        settings.compute_precision.make_scale(context.world.device),
     )
     predicts = settings.correction == "weight-prediction"
     predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
@@ -203,21 +201,6 @@ def make_executor(
     )
 
 
-def _check_types(modules: Sequence[StageModule], precision: Precision) -> None:
-    """Refuse short weights under autocast: float16 gradients cannot be unscaled."""
-    if precision is Precision.FLOAT32:
-        return
-    for module in modules:
-        for name, parameter in module.named_parameters():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
-                raise ModelError(
-                    f"precision={precision.value!r} keeps the weights in float32 and "
-                    f"computes in {precision.value}, but {name} is "
-                    f"{parameter.dtype}: give the model in float32, or leave out "
-                    "precision="
-                )
-
-
 def _reducer(
     stage: int, parameters: Mapping[str, nn.Parameter], group: WorkerGroup | None
 ) -> Reducer | None:
@@ -225,12 +208,6 @@ def _reducer(
         return None
     what = f"gradients of stage {stage}"
     return Reducer(list(parameters.values()), group, what)
-
-
-def _make_scale(precision: Precision, device: torch.device) -> LossScale | None:
-    if precision is not Precision.FLOAT16:
-        return None
-    return LossScale(torch.amp.GradScaler(device.type), device)
 
 
 def _trained(

@@ -13,7 +13,7 @@ from hocket.model.profile.profile import Profile
 from hocket.model.trace.example import Example
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What will run, and how long it should take.
 
@@ -30,6 +30,8 @@ class Plan:
         profile: the costs of each layer of the model, as measured.
         costs: each stage's and message's.
         predicted: the simulated timeline of the schedule.
+        frozen_s: seconds of each layer's forward once it is frozen, in eval mode and
+            without gradients; none where no layer may freeze.
     """
 
     boundaries: tuple[int, ...]
@@ -41,6 +43,17 @@ class Plan:
     profile: Profile
     costs: Costs
     predicted: Timeline
+    frozen_s: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return one line; `str` describes each device."""
+        name = self.schedule_name or "a given order"
+        return f"<hocket.Plan {name} with {self.predicted!r}>"
+
+    def _repr_html_(self) -> str:
+        from hocket.draw.notebook import card
+
+        return card(self.predicted, title="predicted", text=str(self))
 
     def __str__(self) -> str:
         """Describe the order, each device's stages and memory, and the prediction."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import observed
-from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
@@ -15,7 +18,12 @@ from hocket.run.engine.lanes.op_times import OpTimes
 
 
 def gather_timeline(
-    schedule: Schedule, costs: Costs, record: OpTimes, world: World, layout: Layout
+    schedule: Schedule,
+    costs: Costs,
+    record: OpTimes,
+    world: World,
+    layout: Layout,
+    data_waits_s: Sequence[tuple[float, float]] = (),
 ) -> Timeline:
     """The first replica's step as one timeline, on one clock, from second 0.
 
@@ -27,6 +35,7 @@ def gather_timeline(
         record: this worker's times.
         world: the job.
         layout: the ranks by device and replica.
+        data_waits_s: begin and end of this worker's waits for batches.
     """
     offset = world.clock_offset_s
     own: Json = {
@@ -34,9 +43,12 @@ def gather_timeline(
         "replica": layout.replica,
         "start_s": [(times + offset).tolist() for times in record.start_s],
         "end_s": [(times + offset).tolist() for times in record.end_s],
+        "data_waits_s": [(a + offset, b + offset) for a, b in data_waits_s],
     }
     parts = [part for part in world.gather_json(own) if part["replica"] == 0]
-    begin = min(min(times) for part in parts for times in part["start_s"] if times)
+    waits = [(part["device"], *both) for part in parts for both in part["data_waits_s"]]
+    firsts = [min(times) for part in parts for times in part["start_s"] if times]
+    begin = min((*firsts, *(start_s for _, start_s, _ in waits)))
     lanes = {
         number: (part["start_s"][i], part["end_s"][i])
         for part in parts
@@ -44,4 +56,7 @@ def gather_timeline(
     }
     starts = tuple(np.array(lanes[n][0]) - begin for n in range(len(schedule.lanes)))
     ends = tuple(np.array(lanes[n][1]) - begin for n in range(len(schedule.lanes)))
-    return observed(schedule, costs, starts, ends, Origin.MEASURED)
+    return replace(
+        observed(schedule, costs, starts, ends, Origin.MEASURED),
+        data_waits=tuple(DataWait(i, a - begin, b - begin) for i, a, b in waits),
+    )

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from hocket.core.costs import Costs, StageCost
+from hocket.core.gates import gates_of
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
@@ -70,7 +71,9 @@ def make_filling(
         raise ConfigError(
             f"fill: steps of schedule {plan.schedule_name or 'given'!r} overlap, or "
             "are one graph, or have several lanes per device. Take an order that ends "
-            'each step before the next begins: "1f1b", "gpipe" or "zb-h1"'
+            'each step before the next begins: "1f1b", "gpipe" or "zb-h1"; with '
+            "teachers, look_ahead=0 (and delay=0), without teacher_lane: one that is "
+            "ahead fills the waits itself"
         )
     state = dict(fill.net.state_dict())
     sizes = f"{len(fill.samples)} samples, {fill.batch_size}, {fill.max_slowdown}"
@@ -103,7 +106,7 @@ def make_filling(
         [len(lanes[rank % layout.num_devices]) for rank in range(world.world_size)],
         world.rank,
         world.device,
-        simulate(order, costs),
+        simulate(order, costs, gates_of(order, clips=False)),
         world.timeout_s,
     )
     alone_s = long_step_s(plan.schedule, plan.costs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
@@ -87,24 +87,25 @@ class Fill:
             )
 
 
-def fill_faults(
-    fill: Fill | None, model: nn.Module, others: Mapping[str, bool]
-) -> Iterator[str]:
+def fill_faults(fill: Fill | None, model: nn.Module, *, freezes: bool) -> Iterator[str]:
     """Yield a sentence for each fault of a pipeline's `fill`.
 
     Args:
         fill: the argument.
         model: the model that is trained.
-        others: whether options are used that it does not go with, by name.
+        freezes: whether layers freeze while training runs.
     """
     if fill is None:
         return
     if not isinstance(fill, Fill):
         yield f"fill is a {type(fill).__name__}: give hocket.Fill(net, samples, ...)"
         return
-    for name, is_used in others.items():
-        if is_used:
-            yield f"fill does not go with {name}: leave one of them out"
+    if freezes:
+        yield (
+            "fill does not go with freeze: another layout has other workers and other "
+            "waits, into which the forwards would have to be measured and placed "
+            "again. Leave one of them out"
+        )
     own = {id(x): name for name, x in model.named_parameters()}
     if shared := next((own[id(x)] for x in fill.net.parameters() if id(x) in own), ""):
         yield (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import CaptureError
+from hocket.errors import CaptureError, FitError
 from hocket.run.data.batch import on_device
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.device import Device
@@ -17,13 +18,19 @@ from hocket.run.outoforder.capture.captured_step import (
     CapturedStep,
     OptimizerStates,
     StepTensors,
-    capture_step,
+    capture_variants,
     distinct_bytes,
     preserved,
 )
 from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
 from hocket.run.outoforder.capture.update import Optimizer
-from hocket.run.outoforder.order.choose import ChosenOrder, OrderCandidate, choose_order
+from hocket.run.outoforder.order.choose import (
+    ChosenOrder,
+    OrderCandidate,
+    choose_order,
+    faster_kernels,
+)
+from hocket.run.outoforder.order.inductor import with_inductor
 
 Form: TypeAlias = tuple[Any, ...]
 
@@ -63,6 +70,7 @@ class CapturedOrders:
         device: has as many lanes as orders may use.
         memory_bytes: see `compile_step`.
         across_steps: see `compile_step`.
+        inductor: see `compile_step`.
 
     Attributes:
         states: the optimizer's states.
@@ -77,10 +85,11 @@ class CapturedOrders:
         memory_bytes: int | None,
         *,
         across_steps: bool,
+        inductor: bool,
     ) -> None:
         self._model, self._loss, self._optimizer = model, loss, optimizer
         self._device, self._memory_bytes = device, memory_bytes
-        self._across_steps = across_steps
+        self._across_steps, self._inductor = across_steps, inductor
         self.states = OptimizerStates(optimizer, dict(model.named_parameters()))
         self._by_form: dict[Form, CapturedOrder | None] = {}
         self._last: CapturedOrder | None = None  # what the last step was
@@ -126,7 +135,7 @@ class CapturedOrders:
     def _compile(self, batch: Any) -> CapturedOrder | None:
         batch = on_device(batch, self._device.torch_device)
         try:
-            step = capture_step(self._model, self._loss, self._optimizer, batch)
+            steps = capture_variants(self._model, self._loss, self._optimizer, batch)
         except WeightChangeError:
             raise
         except CaptureError as error:
@@ -137,6 +146,53 @@ class CapturedOrders:
             )
             return None
         self.finish()
+        best = self._fastest(self._fitting(steps, batch))
+        compiled = self._with_inductor(best, batch) if self._inductor else []
+        return self._fastest([best, *compiled])
+
+    def _fitting(
+        self, steps: Sequence[CapturedStep], batch: Any
+    ) -> list[CapturedOrder]:
+        """Choose the order with each of the kernels.
+
+        Raises:
+            FitError: none fits into memory; of those errors, that of the smallest need.
+        """
+        orders: list[CapturedOrder] = []
+        errors: list[FitError] = []
+        for step in steps:
+            try:
+                orders.append(self._ordered(step, batch))
+            except FitError as error:
+                errors.append(error)
+        if not orders:
+            raise min(errors, key=lambda error: error.needed_bytes)
+        return orders
+
+    def _with_inductor(self, best: CapturedOrder, batch: Any) -> list[CapturedOrder]:
+        """Return the same step with compiled regions, if any is faster and all fits."""
+        given = best.tensors.given(batch)
+        with preserved([*best.tensors.state.values()]):
+            step = with_inductor(best.step, given, self._device)
+        if step is None:
+            return []
+        try:
+            return [self._ordered(step, batch)]
+        except FitError:
+            return []
+
+    def _fastest(self, orders: list[CapturedOrder]) -> CapturedOrder:
+        """Return the fastest order, with the candidates of all."""
+        if len(orders) == 1:
+            return orders[0]
+        with preserved([*orders[0].tensors.state.values()]):
+            place = faster_kernels([one.chosen for one in orders], self._device)
+        best = orders.pop(place)
+        rest = [one for order in orders for one in order.candidates]
+        candidates = *best.candidates, *sorted(rest, key=lambda one: one.measured_s)
+        return replace(best, chosen=replace(best.chosen, candidates=candidates))
+
+    def _ordered(self, step: CapturedStep, batch: Any) -> CapturedOrder:
         tensors = StepTensors(
             step,
             self._model,

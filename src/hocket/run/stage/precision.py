@@ -10,13 +10,16 @@ is halved; on all workers at once, since each has the norms of all gradients
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
+from itertools import chain
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from hocket.errors import ModelError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -29,11 +32,42 @@ class Precision(Enum):
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
 
-    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return autocast's context; re-entered for each forward, never nested."""
+    def autocast(
+        self, device: torch.device, *, caches: bool = True
+    ) -> AbstractContextManager[object]:
+        """Return autocast's context; re-entered for each forward, never nested.
+
+        Args:
+            device: what is computed on.
+            caches: whether weights that a forward reads twice are cast once. All
+                threads share the cache, and any of them empties it.
+        """
         if self is Precision.FLOAT32:
             return nullcontext()
-        return torch.autocast(device.type, getattr(torch, self.value))
+        short = getattr(torch, self.value)
+        return torch.autocast(device.type, short, cache_enabled=caches)
+
+    def check_types(self, modules: Iterable[nn.Module]) -> None:
+        """Refuse short weights: float16 gradients cannot be unscaled.
+
+        Raises:
+            ModelError: a parameter is of float16 or bfloat16, and there is autocast.
+        """
+        if self is Precision.FLOAT32:
+            return
+        for name, parameter in chain(*(x.named_parameters() for x in modules)):
+            if parameter.dtype in (torch.float16, torch.bfloat16):
+                raise ModelError(
+                    f"precision={self.value!r} keeps the weights in float32 and "
+                    f"computes in {self.value}, but {name} is {parameter.dtype}: give "
+                    "the model in float32, or leave out precision="
+                )
+
+    def make_scale(self, device: torch.device) -> LossScale | None:
+        """Return a loss scale for float16; None for types that need none."""
+        if self is not Precision.FLOAT16:
+            return None
+        return LossScale(torch.amp.GradScaler(device.type), device)
 
     def computing(
         self, device: torch.device, function: Callable[_P, _T]

@@ -128,6 +128,11 @@ class WeightVersions:
             self._places.empty()
             self._placed = None
 
+    @property
+    def in_place(self) -> Sequence[Tensor]:
+        """The weights that are in the parameters' places, if these are old ones."""
+        return () if self._placed is None else [*self._placed.values()]
+
     def read(self, name: str, step: int) -> Tensor:
         """Return the leaf of one of its own weights that another stage's step reads."""
         self._fills_always = True

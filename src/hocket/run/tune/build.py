@@ -126,7 +126,8 @@ def build_plan(
         order,
         found.known.profile,
         costs,
-        simulate(order, costs),
+        simulate(order, costs, play_plan.gates),
+        found.known.frozen_s,
     )
     refuse_differences(world, {"plan": plan.digest})
     return plan, play_plan, nets, channels, wiring, captured

@@ -76,6 +76,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             they are not computed again; the loader must be a `hocket.SampleLoader`.
         fill: inference with another net over its own samples, in the waits of the
             devices, such as `hocket.Fill(net.eval(), samples, on_output)`.
+        teacher_lane: whether the teachers' forwards run in a second lane of each
+            device, beside the student, and not in its waits: a thread on a CPU, a
+            stream of lower priority on a GPU. For one device, whose only lane never
+            waits.
         world: the job, if it is joined already (several pipelines in one job).
         profile: traces of chosen steps by torch.profiler, such as
             `hocket.ProfileSteps(steps=range(3, 5), folder="traces/")`.
@@ -103,6 +107,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     num_run_steps: int | None = None
     cache: Cache | None = None
     fill: Fill | None = None
+    teacher_lane: bool = False
     world: World | None = None
     profile: ProfileSteps | None = None
     progress: StartupHook | None = field(default=None, repr=False, compare=False)
@@ -117,8 +122,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 f"max_delay {self.max_delay} has no effect with teachers: their "
                 "forwards fill an order that ends each step before the next begins"
             )
-        others = {"teachers": bool(self.teachers), "freeze": self.freeze is not None}
-        faults += fill_faults(self.fill, self.model, others)
+        if self.teacher_lane and not self.teachers:
+            faults.append("teacher_lane has no effect without teachers")
+        faults += fill_faults(self.fill, self.model, freezes=self.freeze is not None)
         faults += [
             f"{name} has no effect without freeze"
             for name in ("shapes", "num_run_steps", "cache")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hocket.run.data.batch import (
 )
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
+from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import step_seed
 from hocket.run.weights.reduce import Reducer
 from hocket.sharing.waves.order import (
@@ -54,6 +56,7 @@ class WaveSettings:
         clip_norm: the largest norm of what an update applies, if it is clipped.
         seed: the seed of random numbers in forwards.
         timeout_s: after which a wait for another lane ends in an error.
+        precision: the type that forwards compute in.
     """
 
     sync: SyncName
@@ -61,6 +64,7 @@ class WaveSettings:
     clip_norm: float | None
     seed: int
     timeout_s: float
+    precision: Precision = Precision.FLOAT32
 
 
 @dataclass(slots=True)
@@ -76,6 +80,7 @@ class WaveStep:
         losses: their weighted sums over the microbatches so far, in one tensor.
         totals: the losses whose backward is to come, by microbatch.
         norm: the norm of the gradients that the update read.
+        is_skipped: whether nothing was updated, as float16 has overflowed.
     """
 
     number: int
@@ -86,6 +91,7 @@ class WaveStep:
     losses: Tensor | None = None
     totals: dict[int, Tensor] = field(default_factory=dict)
     norm: Tensor | None = None
+    is_skipped: bool = False
 
 
 class WavePlayer:
@@ -101,6 +107,7 @@ class WavePlayer:
 
     Attributes:
         due: the gradients that updates are to read, by step and wave.
+        scale: the loss scale, for float16.
     """
 
     def __init__(
@@ -118,6 +125,7 @@ class WavePlayer:
         # By step and wave: the other wave may be a step ahead of an update.
         self.due: dict[tuple[int, int], Due] = {}
         self._events: dict[Op, Event] = {}
+        self.scale = settings.precision.make_scale(device.torch_device)
         first = waves[0].parameters[0].dtype
         self._loss_type = torch.promote_types(first, torch.float32)
         # By wave and number of losses, which travel with the gradients.
@@ -222,11 +230,15 @@ class WavePlayer:
             if lane.number:
                 wave.share_weights_of(other)
         args, kwargs = pytree.tree_unflatten(part.leaves, step.spec)
-        with self._device.fork_rng(lane, self._seed_of(op)):
+        short = self._settings.precision.autocast(
+            self._device.torch_device, caches=False
+        )
+        with self._device.fork_rng(lane, self._seed_of(op)), short:
             output = wave.module(*args, **kwargs)
             losses = losses_of(self._loss, output, part.targets)
         share = part.num_samples / step.num_samples
-        step.totals[number] = losses[TOTAL] * share
+        factor = 1.0 if self.scale is None else self.scale.value
+        step.totals[number] = losses[TOTAL] * (share * factor)
         values = torch.stack(
             [x.detach().to(self._loss_type) * share for x in losses.values()]
         )
@@ -269,15 +281,23 @@ class WavePlayer:
             wave.put_gradients(mean_gradients(own, before))
         self._reduce(step, lane.number)
         gradients = [p.grad for p in wave.parameters if p.grad is not None]
+        if self.scale is not None:
+            self.scale.unscale(gradients)
         step.norm = torch.nn.utils.get_total_norm(gradients)
         if self._settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(
                 wave.parameters, self._settings.clip_norm, step.norm
             )
         assert wave.updater is not None
+        if self.scale is not None:
+            step.is_skipped = not isfinite(step.norm.item())
+            self.scale.update(overflowed=step.is_skipped)
+        if step.is_skipped:
+            wave.updater.forget()
+            return
         wave.updater.update()
         if self._settings.sync == "wave":
-            wave.skip_rate()
+            wave.skip_batch()
 
     def _reduce(self, step: WaveStep, number: int) -> None:
         """Sum gradients and losses over the replicas, in one all-reduce."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -55,6 +56,10 @@ class SavedWaves(Protocol):
     @property
     def num_steps(self) -> int:
         """The steps that were trained."""
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scale, for float16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +234,7 @@ def _state_of(run: SavedWaves) -> dict[str, Any]:
     found: dict[str, Any] = {
         "sync": run.sync,
         "due": [[*key, due.num_samples] for key, due in run.due.items()],
+        "scaler": None if run.scaler is None else run.scaler.state_dict(),
     }
     for name, wave in _copies(run):
         assert wave.updater is not None
@@ -238,6 +244,7 @@ def _state_of(run: SavedWaves) -> dict[str, Any]:
             "kind": type(wave.updater.optimizer).__name__,
             "optimizer": wave.updater.optimizer.state_dict(),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "ema": wave.updater.ema,
         }
     return found
 
@@ -254,6 +261,13 @@ def _read(path: Path, run: SavedWaves, world: World) -> _Found:
         raise CheckpointError(
             f"{path} is not of a run in two waves: hocket.Pipeline loads it; its "
             "weights alone: model.load_state_dict(hocket.checkpoint.read_weights(...))"
+        )
+    scales = record.waves.get("scaler") is not None
+    if scales is (run.scaler is None):
+        raise CheckpointError(
+            f"{path} is of a run with{'' if scales else 'out'} a loss scale, and this "
+            f"one has {'none' if scales else 'one'}: give the same precision=. Nothing "
+            "was loaded"
         )
     own = run.sync, run.seed, world.world_size
     there = record.waves["sync"], record.seed, record.num_replicas
@@ -329,11 +343,13 @@ def _check_states(path: Path, wave: Wave, state: dict[str, Any]) -> None:
         type(optimizer).__name__,
         [len(group["params"]) for group in optimizer.param_groups],
         wave.updater.scheduler is not None,
+        wave.updater.ema is not None,
     )
     there = (
         state["kind"],
         [len(group["params"]) for group in saved],
         state["scheduler"] is not None,
+        state.get("ema") is not None,
     )
     if here != there:
         raise CheckpointError(
@@ -342,10 +358,16 @@ def _check_states(path: Path, wave: Wave, state: dict[str, Any]) -> None:
         )
 
 
-def _described(kind: str, sizes: list[int], has_schedule: bool) -> str:
+def _described(
+    kind: str, sizes: list[int], has_schedule: bool, has_averages: bool
+) -> str:
     groups = "+".join(map(str, sizes))
     schedule = "a" if has_schedule else "no"
-    return f"{kind} over {groups} parameters and {schedule} learning-rate schedule"
+    averages = "with" if has_averages else "without"
+    return (
+        f"{kind} over {groups} parameters and {schedule} learning-rate schedule, "
+        f"{averages} averaged weights (ema_decay)"
+    )
 
 
 def _restore(found: _Found, run: SavedWaves, world: World) -> None:
@@ -361,6 +383,10 @@ def _restore(found: _Found, run: SavedWaves, world: World) -> None:
         if wave.updater.scheduler is not None:
             wave.updater.scheduler.load_state_dict(state[name]["scheduler"])
         wave.updater.scheduled_rates = wave.updater.rates()
+        for key, average in (wave.updater.ema or {}).items():
+            average.copy_(state[name]["ema"][key])
+    if run.scaler is not None:
+        run.scaler.load_state_dict(found.record["scaler"])
     set_random_state(found.opened.parts[world.rank].random, world.device)
 
 

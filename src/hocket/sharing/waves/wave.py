@@ -106,16 +106,16 @@ class Wave:
         for mine, theirs in pairs:
             mine.training = theirs.training
 
-    def skip_rate(self) -> None:
-        """Step the learning-rate schedule for an update that the other wave makes.
+    def skip_batch(self) -> None:
+        """Step the learning-rate schedule, and averages, for a batch of the other wave.
 
-        So the rates of update `n` are those of a job that makes all updates itself.
+        So the rates of update `n` are those of a job that makes all updates itself, and
+        averages forget as many batches.
         """
         assert self.updater is not None
-        if self.updater.scheduler is not None:
-            with warnings.catch_warnings():  # tock's first step is before its update
-                warnings.filterwarnings("ignore", message=".*lr_scheduler.step()")
-                self.updater.advance()
+        with warnings.catch_warnings():  # tock's first step is before its update
+            warnings.filterwarnings("ignore", message=".*lr_scheduler.step()")
+            self.updater.advance()
 
 
 def copy_of(model: nn.Module) -> nn.Module:

@@ -11,23 +11,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final, get_args
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError, NonFiniteError
+from hocket.options import PrecisionName
 from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout, replica_group
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import digest
-from hocket.run.data.loader import check_last_batch, check_same_length
+from hocket.run.data.loader import (
+    check_last_batch,
+    check_same_length,
+    recorded_batches,
+)
 from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.device.open import open_device
 from hocket.run.engine.driver import drains_after
 from hocket.run.engine.same_everywhere import refuse_differences
@@ -38,8 +46,10 @@ from hocket.run.weights.settings import (
     SchedulerFactory,
     TrainingConfig,
 )
+from hocket.sharing.waves.evaluate import WaveEvaluation, evaluated
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
 from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
+from hocket.sharing.waves.refusals import checked_microbatches, refuse_scale
 from hocket.sharing.waves.saved import WaveCheckpoints
 from hocket.sharing.waves.wave import Due, Wave, copy_of
 
@@ -59,6 +69,7 @@ class WaveResult:
         num_samples: the samples of the batch, over all replicas.
         grad_norm: the norm of the gradients that the update read, before clipping.
         seconds: since the result before.
+        skipped: whether nothing was updated, for gradients of float16 were too large.
     """
 
     step: int
@@ -68,6 +79,7 @@ class WaveResult:
     num_samples: int
     grad_norm: float
     seconds: float
+    skipped: bool = False
 
 
 class Waves(WorkerRun):
@@ -98,6 +110,11 @@ class Waves(WorkerRun):
         scheduler: makes the learning-rate schedule of an optimizer.
         clip_norm: the largest norm of what an update applies: with "wave" that is the
             mean over two batches and all replicas, not the gradient of one wave.
+        precision: the type that forwards compute in: "bfloat16" and "float16" use
+            autocast, the latter with a loss scale; with "wave" there is no "float16".
+        ema_decay: keep averaged weights too, which each batch moves by `1 - ema_decay`
+            of the way to the new ones; with "wave" those of either copy, whose updates
+            count as two batches.
         seed: the seed of random numbers in forwards; each microbatch draws its own.
         timeout_s: after which a wait for another lane or worker ends in an error.
         run_dir: the folder for reports of failures.
@@ -121,15 +138,23 @@ class Waves(WorkerRun):
         num_microbatches: int | None = None,
         scheduler: SchedulerFactory | None = None,
         clip_norm: float | None = None,
+        precision: PrecisionName = "float32",
+        ema_decay: float | None = None,
         seed: int = 0,
         timeout_s: float | None = None,
         run_dir: str | Path | None = None,
         world: World | None = None,
     ) -> None:
         settings = TrainingConfig(
-            optimizer=optimizer, scheduler=scheduler, clip_norm=clip_norm
+            optimizer=optimizer,
+            scheduler=scheduler,
+            clip_norm=clip_norm,
+            precision=precision,
+            ema_decay=ema_decay,
         )
-        self._num_microbatches = _checked(sync, num_microbatches)
+        self._num_microbatches = checked_microbatches(sync, num_microbatches)
+        refuse_scale(sync, settings.compute_precision)
+        settings.compute_precision.check_types([model])
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameters that train")
         super().__init__("run in waves", world, timeout_s, run_dir)
@@ -149,10 +174,12 @@ class Waves(WorkerRun):
             tock_settings = settings if sync == "wave" else None
             self.waves = Wave(model, settings), Wave(twin, tock_settings)
             if sync == "wave":
-                self.waves[1].skip_rate()
+                self.waves[1].skip_batch()
             groups = self._stack.enter_context(
                 GroupMaker(self.world.rank, self._timeout_s, self._recorder.wait)
             )
+            self._group = replica_group(self._layout, groups)
+            self._loss, self._precision = loss, settings.compute_precision
             device = open_device(
                 self.world.device, NUM_WAVES, timeout_s=self._timeout_s
             )
@@ -162,11 +189,16 @@ class Waves(WorkerRun):
                 self.waves,
                 loss,
                 WaveSettings(
-                    sync, self._num_microbatches, clip_norm, seed, self._timeout_s
+                    sync,
+                    self._num_microbatches,
+                    clip_norm,
+                    seed,
+                    self._timeout_s,
+                    self._precision,
                 ),
                 device,
                 self._layout,
-                replica_group(self._layout, groups),
+                self._group,
             )
             store = dist.PrefixStore(f"waves {next(_num_runs)}", self.world.store)
             self._checkpoints = WaveCheckpoints(self.world, store, self._timeout_s)
@@ -240,13 +272,95 @@ class Waves(WorkerRun):
             self._device.join()
             self._device.synchronize(self._timeout_s)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of tick's weights and buffers, after all steps under way."""
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scale's state, for float16; equal on all workers."""
+        return None if self._player.scale is None else self._player.scale.scaler
+
+    def evaluate(
+        self,
+        loader: Iterable[Any],
+        metrics: Metrics | None = None,
+        *,
+        use_ema: bool = False,
+    ) -> EvaluationResult:
+        """Evaluate tick's copy, after all steps under way; every worker must call this.
+
+        Each worker takes its part of each batch, with the first one's buffers.
+
+        Args:
+            loader: yields the same batches on every worker; of any size.
+            metrics: `metrics(output, targets)` returns named means over a part's
+                samples.
+            use_ema: whether to use the averaged weights in place of the trained ones.
+
+        Returns:
+            Means over all samples, the same on every worker.
+
+        Raises:
+            ConfigError: there are no averaged weights.
+            DataError: the loader is empty; nothing was changed.
+            MetricsError: `metrics` failed on a worker; every worker raises it, and
+                nothing was changed.
+            ModelError: `metrics` is no function.
+            SchemaError: the workers did not evaluate on the same batches.
+        """
+        check_metrics(metrics)
         self.synchronize()
-        return {
-            name: x.detach().clone()
-            for name, x in self.waves[_TICK].module.state_dict().items()
-        }
+        with (
+            self._averaged(is_used=use_ema),
+            self._reported("evaluate()"),
+            preserve_generators(self.world.device),
+        ):
+            sums = evaluated(
+                WaveEvaluation(
+                    self.waves[_TICK].module,
+                    self._loss,
+                    metrics,
+                    self._precision,
+                    self._num_microbatches,
+                    self.world,
+                    self._layout,
+                    self._group,
+                ),
+                recorded_batches(loader, self._recorder, self._step, "eval batch"),
+            )
+        return sums.result()
+
+    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """Return copies of tick's weights and buffers, after all steps under way.
+
+        Args:
+            ema: whether to return the averaged weights in place of the trained ones.
+
+        Raises:
+            ConfigError: there are no averaged weights.
+        """
+        self.synchronize()
+        with self._averaged(is_used=ema):
+            return {
+                name: x.detach().clone()
+                for name, x in self.waves[_TICK].module.state_dict().items()
+            }
+
+    @contextmanager
+    def _averaged(self, *, is_used: bool) -> Iterator[None]:
+        """Put tick's averaged weights in the place of the trained ones for a while."""
+        updater = self.waves[_TICK].updater
+        assert updater is not None
+        if not is_used:
+            yield
+            return
+        if updater.ema is None:
+            raise ConfigError(
+                "there are no averaged weights: make the waves with ema_decay=0.999 or "
+                "another decay"
+            )
+        updater.swap()
+        try:
+            yield
+        finally:
+            updater.swap()
 
     def save(
         self, folder: str | Path, *, data: Any = None, keep: int | None = 3
@@ -335,7 +449,7 @@ class Waves(WorkerRun):
         losses = dict(zip(step.names, step.losses.tolist(), strict=True))
         norm = float(step.norm)
         bad = [name for name, value in losses.items() if not isfinite(value)]
-        if bad or not isfinite(norm):
+        if not step.is_skipped and (bad or not isfinite(norm)):
             what = f"the loss {bad[0]!r}" if bad else "a gradient"
             raise NonFiniteError(
                 f"{what} of step {step.number} is not finite, and weights were updated "
@@ -343,7 +457,16 @@ class Waves(WorkerRun):
             )
         wave = step.number % NUM_WAVES if self.sync == "wave" else 0
         loss = losses[TOTAL]
-        return WaveResult(step.number, wave, loss, losses, step.num_samples, norm, 0.0)
+        return WaveResult(
+            step.number,
+            wave,
+            loss,
+            losses,
+            step.num_samples,
+            norm,
+            0.0,
+            step.is_skipped,
+        )
 
     def _begun(self, batch: Any) -> WaveStep:
         """Cut the batch of the next step, and count it."""
@@ -358,24 +481,3 @@ _num_runs: Final = count()
 
 def _timed(result: WaveResult, seconds: float) -> WaveResult:
     return replace(result, seconds=seconds)
-
-
-def _checked(sync: str, num_microbatches: int | None) -> int:
-    """Return the number of microbatches.
-
-    Raises:
-        ConfigError: `sync` is unknown, or the number is not possible with it.
-    """
-    if sync not in get_args(SyncName):
-        raise ConfigError(f"sync={sync!r}: it may be {', '.join(get_args(SyncName))}")
-    if num_microbatches is None:
-        return NUM_WAVES if sync == "exact" else 1
-    if num_microbatches < 1:
-        raise ConfigError(f"num_microbatches is {num_microbatches}: at least 1")
-    if sync == "exact" and num_microbatches % NUM_WAVES:
-        raise ConfigError(
-            f"num_microbatches is {num_microbatches}, and with sync='exact' the two "
-            f"waves take turns: use an even number, such as {num_microbatches + 1}, or "
-            "sync='wave', whose batches go whole to one wave"
-        )
-    return num_microbatches

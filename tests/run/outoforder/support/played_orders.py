@@ -117,6 +117,7 @@ class TrainedByHand:
         model: is trained.
         make: makes the optimizer.
         batches: the first is trained on at once, as torch does.
+        fuses_lstm: see `capture_step`.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class TrainedByHand:
         model: nn.Module,
         make: Callable[[Any], torch.optim.Optimizer],
         batches: Sequence[Any],
+        *,
+        fuses_lstm: bool = False,
     ) -> None:
         torch.manual_seed(3)
         self.model, self.optimizer = model, make(model.parameters())
@@ -131,7 +134,9 @@ class TrainedByHand:
         loss(model(batches[0][0]), batches[0][1]).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.step: CapturedStep = capture_step(model, loss, self.optimizer, batches[0])
+        self.step: CapturedStep = capture_step(
+            model, loss, self.optimizer, batches[0], fuses_lstm=fuses_lstm
+        )
         states = OptimizerStates(self.optimizer, dict(model.named_parameters()))
         self._tensors = StepTensors(self.step, model, self.optimizer, states)
         assert states.bind()

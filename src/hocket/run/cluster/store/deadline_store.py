@@ -1,4 +1,4 @@
-"""A store wrapper that raises an error when the store does not answer in time.
+"""A store wrapper that raises an error instead of waiting for what will not come.
 
 torch's TCPStore waits for an answer as long as TCP waits for the other host: a quarter
 of an hour after a cable was pulled, and signals are not handled meanwhile. Here a
@@ -6,6 +6,9 @@ thread calls the store, and the caller waits for the thread.
 
     caller ── call ──▶ queue ──▶ thread ──▶ torch's store ──▶ network
        ◀──── answer, or WaitError after `answer_s` ────
+
+A worker that ends by a signal or an error says so under one key. A worker that
+polls for a missing key raises then, instead of waiting for one that is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import torch.distributed as dist
 
 from hocket.errors import WaitError
 
+_LEFT: Final = "left"  # the key; its value says which worker has ended, and why
+_LEAVE_S: Final = 1.0
 ANSWER_S: Final = 10.0  # a store answers within a millisecond; lost packets take longer
 
 
@@ -67,8 +72,26 @@ class DeadlineStore(dist.Store):
         return self._ask(self._store.add, key, value)
 
     def check(self, keys: list[str]) -> bool:
-        """See `torch.distributed.Store.check`."""
-        return self._ask(self._store.check, keys)
+        """See `torch.distributed.Store.check`.
+
+        Raises:
+            WaitError: a key is missing, and a worker has left the job.
+        """
+        if self._ask(self._store.check, keys):
+            return True
+        if self._ask(self._store.check, [_LEFT]):
+            raise WaitError(f"left alone: {self.get(_LEFT).decode()}")
+        return False
+
+    def leave(self, why: str) -> None:
+        """Let the checks of all workers raise; without effect if the store is lost.
+
+        Args:
+            why: which worker leaves, and what has ended it.
+        """
+        answer: Future[None] = Future()
+        self._calls.put((partial(self._store.set, _LEFT, why), answer))
+        wait([answer], min(_LEAVE_S, self._answer_s))
 
     def _ask(self, function: Callable[..., R], *args: Any) -> R:
         answer: Future[R] = Future()

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.freeze.cache.folder import claim_folder
-from hocket.freeze.cache.payoff import CacheVerdict, Payoff
+from hocket.freeze.cache.payoff import CacheCosts, CacheVerdict, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
@@ -85,16 +85,24 @@ class CachedPrefix:
         self._boundary = 0
         self._now: FrozenPart | None = None
         self._extension: Extension | None = None
-        self._payoff = Payoff()
+        self._payoff = self._payoff_before = Payoff()
         self._num_unread = 0  # trials of which nothing was read back
         self._num_hits = 0
         self._warnings = CacheWarnings()
 
     @property
-    def read_s(self) -> float | None:
-        """The seconds of reading a microbatch here; None where it is computed."""
-        reads = self._payoff.verdict is CacheVerdict.READS
-        return self._payoff.read_s if reads else None
+    def costs(self) -> CacheCosts | None:
+        """What it takes here, for a microbatch; None where frozen layers compute."""
+        write_s = self._kept.write_s
+        match self._payoff.verdict:
+            case CacheVerdict.COMPUTES:
+                return None
+            case CacheVerdict.MEASURING:
+                return CacheCosts(write_s=write_s)
+            case CacheVerdict.READS:
+                return CacheCosts(self._boundary, self._payoff.read_s, write_s)
+            case _:
+                assert_never(self._payoff.verdict)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[PartBatch]:
         """Return a loader's batches, which name their samples.
@@ -134,7 +142,8 @@ class CachedPrefix:
             self._now = replace(self._now, runner=prefix)
         else:
             kept, self._now = self._now, part
-            self._payoff, self._num_unread = Payoff(), 0
+            self._payoff_before, self._payoff = self._payoff, Payoff()
+            self._num_unread = 0
             module = prefix.module
             self._extension = self._maker.extension(before, boundary, module, kept)
             self._kept.open(part, self._before)
@@ -309,7 +318,19 @@ class CachedPrefix:
             self._warnings.add(f"{text}: nothing is kept there")
         if part is self._now and self._layout is not None:
             self._kept.read_ahead(part, self._layout)
+            self._judge_as_before(form, rows)
         return rows
+
+    def _judge_as_before(self, form: int, rows: OutputRows) -> None:
+        """Read without trials where reading paid with fewer layers frozen.
+
+        More layers take longer to compute, and as many bytes as long to read.
+        """
+        before = self._before
+        known = None if before is None else before.rows.get(form)
+        is_as_small = known is not None and rows.num_bytes <= known.num_bytes
+        if is_as_small and self._payoff_before.verdict is CacheVerdict.READS:
+            self._payoff = self._payoff_before
 
     def _switch_off(self, why: str) -> None:
         self._warnings.add(f"the cache is off: {why}")

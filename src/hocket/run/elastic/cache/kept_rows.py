@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from time import perf_counter
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,6 +21,8 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.device.copies import copies_of
 from hocket.run.elastic.cache.frozen_part import FrozenPart
 from hocket.run.elastic.cache.training_order import TrainingOrder
+
+_NUM_LATEST: Final = 16  # microbatches
 
 
 class KeptRows:
@@ -39,6 +44,12 @@ class KeptRows:
         self._device = device
         self._store: Store | None = None
         self._spent_s = 0.0
+        self._written_s: deque[float] = deque(maxlen=_NUM_LATEST)
+
+    @property
+    def write_s(self) -> float:
+        """The seconds of storing a microbatch; 0 before one was stored."""
+        return median(self._written_s) if self._written_s else 0.0
 
     def take_seconds(self) -> float:
         """Return the seconds spent here since the last call, the disk's included."""
@@ -142,8 +153,10 @@ class KeptRows:
         kept: Sequence[Tensor],
     ) -> None:
         """Store the outputs of a microbatch, without waiting for disk or device."""
+        begin_s = perf_counter()
         with self._timed():
             self._write(part, form, samples, kept)
+        self._written_s.append(perf_counter() - begin_s)
 
     def tried(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hocket.core.dataflow import Rule
 from hocket.run.data.step_batch import NetBatches
+from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.channel_ends import Incoming, LaneChannels
 from hocket.run.engine.lanes.wiring import Places
@@ -42,15 +43,22 @@ class NearInput(Input):
     Args:
         values: where that stage's op puts them.
         net: the net of the stage that makes them.
+        lanes: the device, where another of its lanes may make them.
     """
 
-    def __init__(self, values: dict[Key, Values], net: str) -> None:
+    def __init__(
+        self, values: dict[Key, Values], net: str, lanes: Device | None
+    ) -> None:
         self._values = values
         self._net = net
+        self._lanes = lanes
 
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`; they are there."""
-        return self._values.pop(batch[self._net].step.place_of(microbatch), ())
+        values = self._values.pop(batch[self._net].step.place_of(microbatch), ())
+        if self._lanes is not None:
+            self._lanes.keep_alive(values)
+        return values
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """See `Input.release`; there is nothing to release."""

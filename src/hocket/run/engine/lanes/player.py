@@ -116,9 +116,8 @@ class Player:
         # Ops of several lanes overlap: none may change what the newest op notes.
         notes = recorder if lanes is None else FlightRecorder()
         self._notes = notes
-        has_lanes = lanes is not None
         self.maker = InputMaker(
-            plan.program, wiring, device, channels, notes, has_lanes=has_lanes
+            plan.program, wiring, device, channels, notes, lanes=lanes
         )
         self.stages = {
             number: StageOps(
@@ -369,7 +368,7 @@ class Player:
         for follower in self._buffer_readers[stage]:
             follower.after_forwards_of(stage, work.step.number)
         versions = self._runners[stage].versions
-        if stage in self._followers and versions is not None:
+        if stage in self._followers and versions is not None and work.ends_step:
             with ops.lock:
                 versions.complete(work.step.number)
 

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from hocket.core.dataflow import Fact, need_rules
 from hocket.core.op import Kind
 from hocket.core.program import Program
+from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.inputs import (
     FarInput,
@@ -45,7 +46,7 @@ class InputMaker:
         device: this worker's.
         channels: its messages.
         recorder: notes that waits are over.
-        has_lanes: whether the device has several lanes.
+        lanes: the device, where it has several lanes.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class InputMaker:
         channels: PointToPoint,
         recorder: FlightRecorder,
         *,
-        has_lanes: bool,
+        lanes: Device | None,
     ) -> None:
-        self._has_lanes = has_lanes
+        self._lanes = lanes
         self._program = program
         self._wiring = wiring
         self._device = device
@@ -90,7 +91,7 @@ class InputMaker:
             rule,
             program.stages[stage].net,
             takes_all=takes_all,
-            joins_once=not self._has_lanes,
+            joins_once=self._lanes is None,
         )
 
     def gathered_of(self, source: int, stage: int) -> Input:
@@ -151,7 +152,8 @@ class InputMaker:
     def _input(self, fact: Fact, maker: int, reader: int) -> Input:
         program, net = self._program, self._program.stages[maker].net
         if program.stages[maker].device == self._device:
-            return NearInput(self._near.setdefault((fact, maker, reader), {}), net)
+            near = self._near.setdefault((fact, maker, reader), {})
+            return NearInput(near, net, self._lanes)
         readers = [
             other
             for other in self._readers(fact, maker)

@@ -79,7 +79,7 @@ class StageOps:
         self._gradient_inputs = [maker.gradient_of(one, number) for one in targets]
         if keeps and number in program.loss_stages:
             near = maker.loss_gradient(number)
-            self._gradient_inputs = [NearInput(near, self.net)]
+            self._gradient_inputs = [NearInput(near, self.net, None)]
         self._take_gradients = (
             _taking(self._gradient_inputs)
             if len(self._gradient_inputs) < 2
@@ -129,7 +129,9 @@ class StageOps:
             lane = self._lanes[timer.lane]
             with device.fork_rng(lane, 0) if draws else nullcontext():
                 result: _T = timer.run(compute, *args, **kwargs)
-                return result
+            if self._runner.versions is not None:  # an update may drop old weights
+                lane.keep_alive(self._runner.versions.in_place)
+            return result
 
     def forward(
         self, index: int, timer: OpTimer, batch: NetBatches, *, splits: bool

@@ -27,7 +27,7 @@ class StepResult:
         gradient_status: what its gradients were.
         losses_of: each net's losses by name.
         num_frozen: the layers that were frozen.
-        layout: stages x replicas, such as "4x2".
+        layout: devices x replicas, such as "4x2".
         transition_s: the seconds for which the layout was changed before the step.
         cache_hits: the samples whose outputs of the frozen layers came from the cache,
             over all replicas; 0 without a cache.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hocket.run.outoforder.capture.code import (
     state_name,
     step_code,
 )
+from hocket.run.outoforder.capture.lstm import has_lstm, is_fused
 from hocket.run.outoforder.capture.regions import Place, Regions, cut_into_regions
 from hocket.run.outoforder.capture.trace import trace_step
 from hocket.run.outoforder.capture.update import (
@@ -41,6 +42,7 @@ class CapturedStep:
         losses: the names of the values that are losses, by name of the loss.
         states: the optimizer's states of each weight; without memory before its first
             step.
+        kernels: which kernels its regions call; see `OrderCandidate`.
     """
 
     regions: Regions
@@ -48,6 +50,7 @@ class CapturedStep:
     code: StepCode
     losses: Mapping[str, str]
     states: Mapping[str, Mapping[str, Any]]
+    kernels: str = "plain"
 
     @property
     def written(self) -> dict[Place, frozenset[str]]:
@@ -64,15 +67,47 @@ class CapturedStep:
         return written
 
 
-def capture_step(
+def capture_variants(
     model: nn.Module, loss: LossFunction, optimizer: Optimizer, batch: Any
-) -> CapturedStep:
-    """Capture a whole step of training; nothing changes.
+) -> list[CapturedStep]:
+    """Capture a whole step of training, once for each choice of its kernels.
+
+    Returns:
+        The step; and the step with fused LSTMs, if the device has kernels for them.
 
     Raises:
         CaptureError: the model or the optimizer cannot be captured; it says why.
     """
-    regions = cut_into_regions(trace_step(model, loss, batch))
+    steps = [capture_step(model, loss, optimizer, batch)]
+    if has_lstm(model):
+        fused = capture_step(model, loss, optimizer, batch, fuses_lstm=True)
+        if is_fused(fused.regions.step.graph):
+            steps.append(replace(fused, kernels="fused LSTM"))
+    return steps
+
+
+def capture_step(
+    model: nn.Module,
+    loss: LossFunction,
+    optimizer: Optimizer,
+    batch: Any,
+    *,
+    fuses_lstm: bool = False,
+) -> CapturedStep:
+    """Capture a whole step of training; nothing changes.
+
+    Args:
+        model: see `compile_step`.
+        loss: see `compile_step`.
+        optimizer: has the model's parameters.
+        batch: an example; only its shapes and types count.
+        fuses_lstm: see `LstmTracing`.
+
+    Raises:
+        CaptureError: the model or the optimizer cannot be captured; it says why.
+    """
+    graph = trace_step(model, loss, batch, fuses_lstm=fuses_lstm)
+    regions = cut_into_regions(graph)
     own = dict(model.named_parameters())
     trained = {name: own[name] for name in regions.step.gradients}
     states = states_after_first_step(optimizer, trained)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from hocket.core.footprint import Footprint
 from hocket.core.op import Kind
 from hocket.run.outoforder.capture.regions import Place, Regions
+from hocket.run.outoforder.capture.trace import StepGraph
 from hocket.run.outoforder.capture.update import UpdateGraph
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph
 
@@ -78,15 +79,11 @@ def step_code(regions: Regions, updates: Mapping[int, UpdateGraph]) -> StepCode:
         updates: the optimizer's step of each unit that has weights.
     """
     step = regions.step
-    blocks = _Blocks(step.graph)
-    results = {*step.losses.values(), *step.gradients.values()}
+    blocks, ends = _Blocks(step.graph), RegionEnds(step)
     codes: dict[Place, RegionCode] = {}
     events: dict[tuple[Kind, int], tuple[int, ...]] = {}
-    buffers = {new: step.buffers[name] for name, new in step.new_buffers.items()}
     for place, nodes in regions.nodes.items():
-        inside = set(nodes)
-        outputs = [x for x in nodes if _is_read(x, inside, results)]
-        codes[place] = _region(step.module, nodes, outputs, buffers)
+        codes[place] = _region(step.module, ends, nodes)
         events[place] = tuple(blocks.events(nodes))
     for unit, update in updates.items():
         place = Place(Kind.UPDATE, unit)
@@ -100,6 +97,36 @@ def step_code(regions: Regions, updates: Mapping[int, UpdateGraph]) -> StepCode:
     names = {name for code in codes.values() for name in code.outputs}
     block_of = {x.name: blocks.of(x) for x in step.graph.nodes if x.name in names}
     return StepCode(codes, Footprint(tuple(blocks.sizes), events), block_of, constants)
+
+
+class RegionEnds:
+    """Finds what regions read, what others read of them, and what buffers become.
+
+    Args:
+        step: the step's graph.
+    """
+
+    def __init__(self, step: StepGraph) -> None:
+        self._results = {*step.losses.values(), *step.gradients.values()}
+        self._buffer_of = {
+            new: step.buffers[name] for name, new in step.new_buffers.items()
+        }
+
+    def of(
+        self, nodes: Sequence[fx.Node]
+    ) -> tuple[list[fx.Node], list[fx.Node], dict[fx.Node, fx.Node]]:
+        """Return the ends of one region.
+
+        Returns:
+            Its inputs, buffers that it assigns to included; its outputs; and the buffer
+            that gets the value of an operator, by operator.
+        """
+        inside = set(nodes)
+        assigned = {x: self._buffer_of[x] for x in nodes if x in self._buffer_of}
+        read = [x for node in nodes for x in node.all_input_nodes]
+        found = dict.fromkeys([*read, *assigned.values()])
+        outputs = [x for x in nodes if _is_read(x, inside, self._results)]
+        return [x for x in found if x not in inside], outputs, assigned
 
 
 def _is_read(node: fx.Node, inside: set[fx.Node], results: set[fx.Node]) -> bool:
@@ -117,28 +144,21 @@ def _constant(module: fx.GraphModule, node: fx.Node) -> Tensor:
 
 
 def _region(
-    module: fx.GraphModule,
-    nodes: Sequence[fx.Node],
-    outputs: Sequence[fx.Node],
-    buffers: Mapping[fx.Node, fx.Node],
+    module: fx.GraphModule, ends: RegionEnds, nodes: Sequence[fx.Node]
 ) -> RegionCode:
     """Make the function of a part of the step's graph.
 
     Args:
         module: the graph.
+        ends: finds the region's inputs and outputs.
         nodes: the region's operators.
-        outputs: those that other regions read.
-        buffers: the buffer that gets the value of a node.
     """
-    inside, graph = set(nodes), fx.Graph()
-    assigned = [(node, buffers[node]) for node in nodes if node in buffers]
-    read = [x for node in nodes for x in node.all_input_nodes]
-    read += [buffer for _, buffer in assigned]
-    inputs = list(dict.fromkeys(x for x in read if x not in inside))
+    inputs, outputs, assigned = ends.of(nodes)
+    graph = fx.Graph()
     new = {node: graph.placeholder(node.name) for node in inputs}
     for node in nodes:
         new[node] = graph.node_copy(node, new.__getitem__)
-    for node, buffer in assigned:
+    for node, buffer in assigned.items():
         graph.call_function(_COPY, (new[buffer], new[node]))
     graph.output(tuple(new[node] for node in outputs))
     names = tuple(x.name for x in inputs), tuple(x.name for x in outputs)

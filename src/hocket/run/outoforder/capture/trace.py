@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import CaptureError
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.outoforder.capture.lstm import LstmTracing
 from hocket.run.outoforder.capture.rewrite import rewrite
 from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
@@ -66,13 +67,16 @@ class WeightChangeError(CaptureError):
     """The model changes its weights or its batch in forward."""
 
 
-def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
+def trace_step(
+    model: nn.Module, loss: LossFunction, batch: Any, *, fuses_lstm: bool = False
+) -> StepGraph:
     """Trace one step of training; nothing of the model changes.
 
     Args:
         model: the model, in the mode (train or eval) to train in.
         loss: `loss(output, targets)`, a scalar or a dict of named ones.
         batch: a pair `(inputs, targets)`, of which only shapes and types count.
+        fuses_lstm: see `LstmTracing`.
 
     Raises:
         CaptureError: the step's operators depend on values of tensors, the model
@@ -110,7 +114,8 @@ def trace_step(model: nn.Module, loss: LossFunction, batch: Any) -> StepGraph:
             own[place] = tensor
         inputs, targets = pytree.tree_unflatten(own, spec)
         args, kwargs = call_arguments(inputs)
-        return losses_of(loss, model(*args, **kwargs), targets)
+        with LstmTracing(fuses=fuses_lstm):
+            return losses_of(loss, model(*args, **kwargs), targets)
 
     def both(*flat: Tensor) -> list[Tensor]:
         return with_state(flat, lambda: losses_and_gradients(flat))

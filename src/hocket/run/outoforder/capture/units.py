@@ -17,6 +17,7 @@ from typing import Final
 import torch
 from torch import fx
 
+from hocket.run.outoforder.capture.lstm import FUSED_LSTM
 from hocket.run.outoforder.capture.trace import StepGraph
 from hocket.run.stage.compiled.graph.graphs import needed
 
@@ -25,7 +26,7 @@ _WITH_WEIGHT: Final = frozenset(
     {
         *(_aten.convolution.default, _aten.mm.default, _aten.addmm.default),
         *(_aten.bmm.default, _aten.baddbmm.default, _aten.linear.default),
-        _aten.embedding.default,
+        *(_aten.embedding.default, FUSED_LSTM),
     }
 )
 _FEWEST_USES: Final = 3  # of a loop; tied weights of two layers have two

@@ -64,6 +64,9 @@ class OrderCandidate:
             overlap, with the bound of them.
         measured_s: the median seconds of a step.
         peak_bytes: the most memory that it takes, whatever each op takes.
+        kernels: which kernels its regions call: "plain"; "fused LSTM", where LSTMs are
+            the device's own kernels and not their steps in time; or "inductor", or
+            "fused LSTM, inductor", where Inductor has compiled some regions.
     """
 
     name: str
@@ -71,6 +74,7 @@ class OrderCandidate:
     predicted: Timeline
     measured_s: float
     peak_bytes: int
+    kernels: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,23 @@ def choose_order(
     tried.sort(key=_rank)
     for each in tried:
         each.replay.forget()
-    return ChosenOrder(tried[0].replay, tuple(_candidate(x, measured) for x in tried))
+    candidates = tuple(_candidate(x, measured, step.kernels) for x in tried)
+    return ChosenOrder(tried[0].replay, candidates)
+
+
+def faster_kernels(chosen: Sequence[ChosenOrder], device: Device) -> int:
+    """Return which of the orders with several kernels is the fastest.
+
+    Args:
+        chosen: the fastest order with each choice of kernels. The first one is kept
+            unless another one is faster by more than noise.
+        device: the device.
+    """
+    seconds = measured_in_turn([one.replay for one in chosen], device)
+    for one in chosen:
+        one.replay.forget()
+    seconds[0] *= 1.0 - _LEAST_GAIN
+    return seconds.index(min(seconds))
 
 
 def _across_steps(measured: MeasuredProgram, device: Device) -> MemoryPlan:
@@ -206,7 +226,9 @@ def _rank(tried: _Tried) -> float:
     return tried.measured_s * (1.0 - _LEAST_GAIN * (tried.name == "serial"))
 
 
-def _candidate(tried: _Tried, measured: MeasuredProgram) -> OrderCandidate:
+def _candidate(
+    tried: _Tried, measured: MeasuredProgram, kernels: str
+) -> OrderCandidate:
     schedule, plan = tried.plan.schedule, tried.plan
     if plan.carried:
         schedule = several_steps(schedule)
@@ -219,6 +241,7 @@ def _candidate(tried: _Tried, measured: MeasuredProgram) -> OrderCandidate:
         timeline,
         tried.measured_s,
         tried.plan.peak_bytes,
+        kernels,
     )
 
 

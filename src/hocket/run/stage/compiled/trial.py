@@ -58,7 +58,7 @@ def check_compiled(capture: CompiledCapture, fake_run: FakeRun) -> CompiledCaptu
     outputs = results[first : first + len(capture.differentiated)]
     leaves = pytree.tree_leaves(expected)
     for i, output in zip(capture.shape.places, outputs, strict=True):
-        _compare(output, leaves[i].detach())
+        check_close(output, leaves[i].detach())
     with torch.no_grad():
         return _tried(capture, fake_run, outputs, results[first + len(outputs) :])
 
@@ -143,10 +143,15 @@ def _compare_buffers(
     for i, tensor in enumerate(tensors):
         if i not in capture.values and not isinstance(own[i], nn.Parameter):
             before = own[i].to(tensor.device)
-            _compare(changed.get(i, before), tensor.detach())
+            check_close(changed.get(i, before), tensor.detach())
 
 
-def _compare(actual: Tensor, expected: Tensor) -> None:
+def check_close(actual: Tensor, expected: Tensor) -> None:
+    """Check that a compiled result is the expected one, but for rounding.
+
+    Raises:
+        CannotCompileError: its values, type or shape differ.
+    """
     if actual.shape != expected.shape or actual.dtype is not expected.dtype:
         raise CannotCompileError(
             f"compiled, it makes {actual.dtype} of shape {tuple(actual.shape)}, not "

@@ -92,7 +92,8 @@ def cut_and_measure(
             updates=measure_updates(modules, program, config, context),
         )
         costs = replace(costs, accumulates=config.accumulate > 1)
-        if config.freeze is not None:  # other layouts are compared while training runs
+        # With layers that freeze, layouts are compared while training runs.
+        if config.freeze is not None or program.num_replicas > 1:
             costs = replace(costs, reduce_link=measure_ring(world) or Link())
         return costs
 

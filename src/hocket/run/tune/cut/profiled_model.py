@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError, ModelError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
+from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
@@ -33,7 +34,7 @@ from hocket.run.engine.same_everywhere import (
 from hocket.run.nets.freezable import freezable_modules
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.kept import code_text, keep, read_kept
-from hocket.run.tune.profile_workers import profile_layers
+from hocket.run.tune.profile_workers import measured_together, profile_layers
 from hocket.run.weights.update_text import update_text
 
 
@@ -45,11 +46,13 @@ class ProfiledModel:
         captured: the captured model.
         profile: its layers' costs, the mean over the workers.
         updates: a digest of how its parameters are updated.
+        frozen_s: see `Plan`.
     """
 
     captured: Captured
     profile: Profile
     updates: str
+    frozen_s: tuple[float, ...] = ()
 
 
 def profile_model(
@@ -107,7 +110,17 @@ def profile_model(
         "teacher_outputs": _shapes(tuple(teacher_outputs)),
     }
     profile = load_or_measure(captured, config, world, measure, depends_on)
-    return ProfiledModel(captured, profile, digests["updates"])
+    if config.freeze is None:
+        return ProfiledModel(captured, profile, digests["updates"])
+    here = microbatch.on(world.device)
+    forwards = partial(
+        profile_forwards, captured, here.leaves, device=world.device, training=False
+    )
+    together = partial(measured_together, forwards, config.compute_precision, world)
+    passes = {"passes": passes_of(training=False)}
+    frozen = load_or_measure(captured, config, world, together, passes)
+    frozen_s = tuple(layer.forward_s for layer in frozen.layers)
+    return ProfiledModel(captured, profile, digests["updates"], frozen_s)
 
 
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:

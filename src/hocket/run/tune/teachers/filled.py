@@ -88,7 +88,12 @@ def filled_order(
     own = _frozen(config, order, nets.student)
     ahead = {x.name: x.known.teacher.num_ahead for x in nets.model.teachers}
     filled = fill_with(
-        own, nets.program, [*ahead], costs=nets.model.costs, look_ahead=ahead
+        own,
+        nets.program,
+        [*ahead],
+        costs=nets.model.costs,
+        look_ahead=ahead,
+        own_lane=config.teacher_lane,
     )
     check(filled)
     return filled

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from hocket.core.schedule import Schedule
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
-from hocket.model.profile.forwards import profile_forwards
+from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -163,7 +163,7 @@ def _known(
         training=teacher.is_training,
     )
     together = partial(measured_together, measure, config.compute_precision, world)
-    depends_on = {"passes": f"forward, training: {teacher.is_training}"}
+    depends_on = {"passes": passes_of(training=teacher.is_training)}
     profile = load_or_measure(captured, config, world, together, depends_on)
     return KnownTeacher(
         name,

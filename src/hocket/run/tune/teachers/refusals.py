@@ -45,14 +45,6 @@ def refuse_unfillable(config: PipelineConfig, student: Schedule) -> None:
                 f"a teacher is named {name!r}: use letters, digits, _ and -, and not "
                 f"{net.name!r}, which is the student's net in the schedule"
             )
-        if teacher.delay and config.accumulate > 1:
-            raise ConfigError(
-                f"accumulate is {config.accumulate}, and teacher {name!r} has a delay "
-                f"of {teacher.delay}: its forwards are so many batches ahead, and its "
-                f"delay is in updates, of {config.accumulate} batches. Take delay=0, "
-                f"or batches {config.accumulate} times as large, with as many more "
-                "microbatches"
-            )
 
 
 def _check_counts(config: PipelineConfig, name: str, teacher: Teacher) -> None:

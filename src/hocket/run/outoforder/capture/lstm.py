@@ -1,0 +1,324 @@
+"""Traces an LSTM as its steps in time, or as the fused kernels of its device.
+
+    steps in time   F: four products each  I: the same, backwards  W: one product of all
+    fused           F: one operator        I: one operator, which makes dW too
+
+The fused kernels are cuDNN's on a GPU, for all layers at once, and oneDNN's on a CPU in
+float32, for one layer in one direction. They are operators of their own here, since
+torch's have no shapes without memory (cuDNN's backward), or depend on the gradient mode
+of the thread that runs them (oneDNN's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hocket import cuda
+
+_aten = torch.ops.aten
+_LSTM: Final = 2  # among cuDNN's and oneDNN's kinds of recurrent layers
+_NUM_GATES: Final = 4
+
+
+@torch.library.custom_op("hocket::lstm", mutates_args=())
+def lstm(
+    x: Tensor, hx: Tensor, cx: Tensor, weights: list[Tensor], is_bidirectional: bool
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """Run the fused forward.
+
+    Shapes: T steps, B samples, I inputs, H hidden values; L layers times directions.
+
+    Args:
+        x: TBI.
+        hx: LBH; on a CPU, L is 1.
+        cx: LBH.
+        weights: for each layer and direction `w_ih`, `w_hh`, `b_ih`, `b_hh`.
+        is_bidirectional: whether there are two directions.
+
+    Returns:
+        The outputs TBH (or TB2H), the last hidden and cell states LBH, and what the
+        backward needs.
+    """
+    weights = [weight.detach() for weight in weights]
+    if x.is_cuda:
+        num_layers = hx.shape[0] // (1 + is_bidirectional)
+        shape = hx.shape[2], 0, num_layers, False
+        buffer = torch._cudnn_rnn_flatten_weight(
+            weights, _NUM_GATES, x.shape[2], _LSTM, *shape, is_bidirectional
+        )
+        y, hy, cy, reserve, buffer = _aten._cudnn_rnn(
+            *(x.contiguous(), weights, _NUM_GATES, buffer, hx, cx, _LSTM),
+            *(*shape, 0.0, True, is_bidirectional, [], None),
+        )
+        return y, hy, cy, [reserve, buffer]
+    with torch.enable_grad():  # else it makes nothing for the backward
+        made = _aten.mkldnn_rnn_layer(
+            *(x.contiguous().detach(), *weights, hx.detach(), cx.detach()),
+            *(False, [], _LSTM, hx.shape[2], 1, True, False, False, True),
+        )
+    return (*(one.detach() for one in made[:3]), [made[3]])
+
+
+@lstm.register_fake
+def _(
+    x: Tensor, hx: Tensor, cx: Tensor, weights: list[Tensor], is_bidirectional: bool
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    width = hx.shape[2] * (1 + is_bidirectional)
+    sizes = _num_saved(
+        *(x.shape, hx.shape, x.dtype, x.device),
+        tuple(weight.shape for weight in weights),
+        is_bidirectional,
+    )
+    dtypes = (torch.uint8, x.dtype)
+    saved = [x.new_empty(n, dtype=t) for n, t in zip(sizes, dtypes, strict=False)]
+    y = x.new_empty((*x.shape[:2], width))
+    return y, hx.new_empty(hx.shape), cx.new_empty(cx.shape), saved
+
+
+@cache
+def _num_saved(
+    x: torch.Size,
+    hx: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    weights: tuple[torch.Size, ...],
+    is_bidirectional: bool,
+) -> list[int]:
+    """Return how many elements the forward keeps; the libraries alone know it."""
+    if device.type == "cuda" and not cuda.is_available():
+        return [0, sum(weight.numel() for weight in weights)]
+    with _disable_current_modes(), torch.no_grad():
+        shapes = (x, hx, hx, *weights)
+        first, *rest = (torch.zeros(s, dtype=dtype, device=device) for s in shapes)
+        *_, saved = lstm(first, rest[0], rest[1], rest[2:], is_bidirectional)
+    return [tensor.numel() for tensor in saved]
+
+
+@torch.library.custom_op("hocket::lstm_backward", mutates_args=())
+def lstm_backward(
+    x: Tensor,
+    hx: Tensor,
+    cx: Tensor,
+    weights: list[Tensor],
+    is_bidirectional: bool,
+    made: list[Tensor],
+    saved: list[Tensor],
+    grads: list[Tensor],
+) -> list[Tensor]:
+    """Run the fused backward.
+
+    Args:
+        x: as in the forward, and so are `hx`, `cx`, `weights` and `is_bidirectional`.
+        hx: see there.
+        cx: see there.
+        weights: see there.
+        is_bidirectional: see there.
+        made: the outputs, and the last hidden and cell states.
+        saved: what the forward has kept.
+        grads: the gradients of what was made.
+
+    Returns:
+        The gradients of `x`, `hx`, `cx` and the weights, each in memory of its own.
+    """
+    grads = [grad.contiguous() for grad in grads]
+    if x.is_cuda:
+        num_layers = hx.shape[0] // (1 + is_bidirectional)
+        reserve, buffer = saved
+        dx, dhx, dcx, dws = _aten._cudnn_rnn_backward(
+            *(x.contiguous(), weights, _NUM_GATES, buffer, hx, cx, made[0], *grads),
+            *(_LSTM, hx.shape[2], 0, num_layers, False, 0.0, True, is_bidirectional),
+            *([], None, reserve.clone(), [True] * 4),  # it overwrites the reserve
+        )
+        return [dx, dhx, dcx, *(dw.clone() for dw in dws)]
+    dx, dw_ih, dw_hh, db, _, dhx, dcx = _aten.mkldnn_rnn_layer_backward(
+        *(x.contiguous(), *weights, hx, cx, *made, *grads),
+        *(False, _LSTM, hx.shape[2], 1, True, True, False, [], False, saved[0]),
+    )
+    return [dx, dhx, dcx, dw_ih, dw_hh, db, db.clone()]
+
+
+@lstm_backward.register_fake
+def _(
+    x: Tensor,
+    hx: Tensor,
+    cx: Tensor,
+    weights: list[Tensor],
+    is_bidirectional: bool,
+    made: list[Tensor],
+    saved: list[Tensor],
+    grads: list[Tensor],
+) -> list[Tensor]:
+    return [one.new_empty(one.shape) for one in (x, hx, cx, *weights)]
+
+
+FUSED_LSTM: Final = torch.ops.hocket.lstm.default
+
+
+class _Lstm(torch.autograd.Function):
+    """The fused kernels, for autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        is_bidirectional: bool,
+        x: Tensor,
+        hx: Tensor,
+        cx: Tensor,
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:
+        *made, saved = lstm(x, hx, cx, list(weights), is_bidirectional)
+        ctx.is_bidirectional, ctx.num_weights = is_bidirectional, len(weights)
+        ctx.save_for_backward(x, hx, cx, *weights, *made, *saved)
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, hx, cx, *rest = ctx.saved_tensors
+        num = ctx.num_weights
+        weights, made, saved = rest[:num], rest[num : num + 3], rest[num + 3 :]
+        given = x, hx, cx, weights, ctx.is_bidirectional
+        return None, *lstm_backward(*given, made, saved, list(grads))
+
+
+_apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Lstm.apply
+
+
+class LstmTracing(TorchFunctionMode):
+    """Decides how LSTMs are traced while it is active.
+
+    Packed sequences, projections and layers without biases are traced as their steps in
+    time; so is dropout between the layers on a GPU, where cuDNN would draw numbers that
+    no generator of torch's knows.
+
+    Args:
+        fuses: call the fused kernels where the device has them.
+    """
+
+    def __init__(self, *, fuses: bool) -> None:
+        super().__init__()
+        self._fuses = fuses
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch's, or what takes its place."""
+        if func is not torch.lstm or not isinstance(args[2], (list, tuple)):
+            return func(*args, **(kwargs or {}))
+        if self._fuses and _is_fusible(*args):
+            return _fused(*args)
+        with _without_onednn():
+            return func(*args, **(kwargs or {}))
+
+
+def is_fused(graph: fx.Graph) -> bool:
+    """Return whether a graph has fused LSTMs."""
+    return any(graph.find_nodes(op="call_function", target=FUSED_LSTM))
+
+
+def has_lstm(model: nn.Module) -> bool:
+    """Return whether a model has layers that may be fused."""
+    return any(isinstance(module, nn.LSTM) for module in model.modules())
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Trace steps in time: torch's oneDNN layer keeps nothing without autograd."""
+    was_enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(was_enabled)
+
+
+def _is_fusible(
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    is_training: bool,
+    *_: bool,
+) -> bool:
+    if not has_biases or state[0].shape[2] != state[1].shape[2] or not x.numel():
+        return False
+    if x.device.type == "cuda":
+        draws = dropout > 0 and is_training and num_layers > 1
+        return not draws and torch.backends.cudnn.enabled
+    dtypes = {tensor.dtype for tensor in (x, *state, *weights)}
+    on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return on_cpu and dtypes == {torch.float32} and torch._C._get_mkldnn_enabled()
+
+
+def _fused(
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    is_training: bool,
+    is_bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Call the fused kernels in the place of `torch.lstm`."""
+    x = x.transpose(0, 1) if batch_first else x
+    if x.device.type == "cuda":
+        y, hy, cy = _on_gpu(x, state, weights, is_bidirectional)
+    else:
+        drop = _dropout(dropout) if is_training and dropout else None
+        y, hy, cy = _layer_by_layer(x, state, weights, is_bidirectional, drop)
+    return (y.transpose(0, 1) if batch_first else y), hy, cy
+
+
+def _dropout(probability: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.dropout(x, probability, train=True)
+
+
+def _on_gpu(
+    x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], both: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run all layers at once; under autocast in float16, as torch does."""
+    tensors = [x, *(one.contiguous() for one in state), *weights]
+    if torch.is_autocast_enabled("cuda"):
+        tensors = [tensor.half() for tensor in tensors]
+    with torch.autocast("cuda", enabled=False):
+        y, hy, cy = _apply(both, *tensors)
+    return y, hy, cy
+
+
+def _layer_by_layer(
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    is_bidirectional: bool,
+    drop: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run each layer and direction by itself, as torch does with oneDNN."""
+    states: list[tuple[Tensor, Tensor]] = []
+    for layer in _groups(weights, _NUM_GATES * (1 + is_bidirectional)):
+        if states and drop is not None:
+            x = drop(x)
+        outputs: list[Tensor] = []
+        for is_reverse, own in enumerate(_groups(layer, _NUM_GATES)):
+            i = len(states)
+            hx, cx = (one[i : i + 1].contiguous() for one in state)
+            y, hy, cy = _apply(False, x.flip(0) if is_reverse else x, hx, cx, *own)
+            outputs.append(y.flip(0) if is_reverse else y)
+            states.append((hy, cy))
+        x = torch.cat(outputs, 2) if is_bidirectional else outputs[0]
+    return x, torch.cat([h for h, _ in states]), torch.cat([c for _, c in states])
+
+
+def _groups(tensors: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:
+    for begin in range(0, len(tensors), size):
+        yield tensors[begin : begin + size]

@@ -1,0 +1,67 @@
+"""The example notebook runs from its first cell to its last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+PATH: Final = Path(__file__).parents[2] / "examples" / "digits.ipynb"
+# Sockets in a folder: a port might be another's by the time the kernel binds it.
+RUN: Final = """
+import sys, nbformat
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+kernel = KernelManager(transport="ipc", ip="kernel")
+NotebookClient(notebook, km=kernel, timeout=200).execute()
+nbformat.write(notebook, "run.ipynb")
+"""
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    """The cells of a notebook that hold code."""
+    found = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in found if cell["cell_type"] == "code"]
+
+
+def test_is_short_and_without_outputs() -> None:
+    """A long one is not read; what a machine printed is that machine's."""
+    assert sum(len(cell["source"]) for cell in cells(PATH)) < 80
+    assert not any(cell["outputs"] for cell in cells(PATH))
+
+
+@pytest.mark.timeout(300)
+def test_it_plans_trains_draws_and_compares(tmp_path: Path) -> None:
+    """Two workers train with two orders; their losses agree to the last digit."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(PATH)],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "IPYTHONDIR": str(tmp_path / "ipython"),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outputs = [x for cell in cells(tmp_path / "run.ipynb") for x in cell["outputs"]]
+    pages = ["".join(x["data"]["text/html"]) for x in outputs if "data" in x]
+
+    assert len(pages) == 4
+    assert all("<svg" in page and "<script" not in page for page in pages)
+    line = r"^(\S+) +loss ([\d.]+)  <hocket.Timeline measured"
+    rows = re.findall(line, "".join(outputs[-1]["text"]), re.MULTILINE)
+    assert [name for name, _ in rows] == ["1f1b", "zb-h1"]
+    assert rows[0][1] == rows[1][1]
