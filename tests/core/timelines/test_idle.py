@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.gates import gates_of
 from hocket.core.simulate import observed, simulate
 from hocket.core.timelines.critical_path import PathKind, critical_path
 from hocket.core.timelines.idle import Cause, Idle, idle_by_cause
@@ -86,6 +87,20 @@ def test_a_lane_waits_for_the_reason_of_the_lane_it_waits_for() -> None:
     assert (first.cause, first.lane, first.end_s) == (Cause.FILL, 0, 1.0)
     assert (second.cause, second.lane, second.to_device) == (Cause.MESSAGE, 0, 1)
     assert (third.cause, third.lane, third.start_s) == (Cause.FILL, 1, 11.0)
+
+
+def test_a_wait_for_the_gate_is_drain() -> None:
+    """Updates of a step wait for all gradients: that is no time of the host."""
+    order = make_schedule("1f1b", num_devices=4, num_microbatches=4)
+    costs = Costs.uniform(update_s=0.1)
+    free = idle_by_cause(simulate(order, costs))
+    gated = idle_by_cause(simulate(order, costs, gates_of(order, clips=False)))
+
+    assert gated.seconds[Cause.HOST] == pytest.approx(0.0)
+    for lane in range(4):
+        assert gated.lane_s(lane)[Cause.FILL] == pytest.approx(
+            free.lane_s(lane)[Cause.FILL]
+        )
 
 
 def test_handling_messages_is_the_hosts_time() -> None:

@@ -79,7 +79,7 @@ def test_a_second_start_measures_nothing(tmp_path: Path, measured: list[str]) ->
         ({"clip_norm": 1.0}, ["updates", "steps"]),
         ({"schedule": "1f1b", "recompute": "all"}, ["steps"]),
     ],
-    ids=str,
+    ids=lambda given: "-".join(given),
 )
 def test_what_the_numbers_depend_on_is_measured_anew(
     tmp_path: Path, measured: list[str], options: dict[str, Any], anew: list[str]

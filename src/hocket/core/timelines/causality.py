@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hocket.core.gates import gates_of
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES
 from hocket.core.simulator.columns import Columns
+from hocket.core.simulator.gate_waits import gate_waits
 from hocket.core.simulator.needs import LOCAL, Needs
 from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 
@@ -87,6 +89,12 @@ class Causality:
         self._maker: list[int] = self._needs.maker.tolist()
         self._is_remote: list[bool] = (self._needs.arrival != LOCAL).tolist()
         self._usual_s = {} if self._is_exact else self._medians()
+        gates = gates_of(schedule, clips=False)
+        self._gate_makers = defaultdict[int, list[int]](list)
+        for update, gradient in zip(
+            *gate_waits(columns, self._needs, gates), strict=True
+        ):
+            self._gate_makers[int(update)].append(int(gradient))
 
     def latest(self, row: int) -> Need | None:
         """Return what came last of what an op needs; None if nothing had to come."""
@@ -124,6 +132,10 @@ class Causality:
                 yield Need(maker, lane, end_s, ready_s, to_device)
             elif lane != self.lane[row]:
                 yield Need(maker, lane, end_s, end_s, None)
+        for maker in self._gate_makers[row]:  # not everybody simulates with gates
+            if self.end_s[maker] <= self.start_s[row]:
+                sent_s = (self.start_s if self._reduces[maker] else self.end_s)[maker]
+                yield Need(maker, self.lane[maker], sent_s, self.end_s[maker], None)
 
     def _ready_s(self, row: int, maker: int, to_device: int) -> float:
         """Return when a message has arrived; of a measured one, when it should have."""
