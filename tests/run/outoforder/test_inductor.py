@@ -134,4 +134,4 @@ def test_without_a_compiler_it_says_so_and_stays_plain(
         )
     with step:
         assert {one.kernels for one in step.candidates} == {"plain"}
-    assert len(caught) == 1
+    assert [one.category for one in caught].count(InductorWarning) == 1

@@ -58,8 +58,8 @@ class Tagger(nn.Module):
 
 
 def sequences() -> tuple[Any, Any]:
-    """Seven steps in time of five samples."""
-    return torch.randn(7, 5, 8), torch.randint(0, 4, (7, 5))
+    """Four steps in time of five samples."""
+    return torch.randn(4, 5, 8), torch.randint(0, 4, (4, 5))
 
 
 SPECIMEN: Final = Specimen(lambda: Tagger(0.3), sequences)
@@ -116,7 +116,7 @@ def test_a_fused_layer_is_one_operator_forwards_and_one_backwards() -> None:
     assert Place(Kind.BACKWARD_WEIGHT, 0) in plain.regions.nodes
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_measures_both_and_trains_what_eager_mode_trains(
     monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:

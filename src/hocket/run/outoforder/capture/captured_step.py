@@ -100,7 +100,7 @@ def capture_step(
         model: see `compile_step`.
         loss: see `compile_step`.
         optimizer: has the model's parameters.
-        batch: an example; only its shapes and types count.
+        batch: a pair `(inputs, targets)`; its shapes and types count.
         fuses_lstm: see `LstmTracing`.
 
     Raises:
