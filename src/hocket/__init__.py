@@ -232,7 +232,7 @@ def _drawing(drawn: Schedule | Timeline) -> str:
     return html
 
 
-import_module("hocket.core.drawn").Drawn.drawing = _drawing
+import_module("hocket.core.formats.drawn").Drawn.drawing = _drawing
 
 
 def __dir__() -> list[str]:

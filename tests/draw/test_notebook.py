@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -10,7 +11,7 @@ import hocket
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.notebook import card
-from tests.draw.test_svg import ET, NAMESPACE, ops_of
+from tests.draw.test_svg import NAMESPACE, ops_of
 from tests.draw.timelines import REAL, measured, simulated
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.core.drawn import Drawn
+from hocket.core.formats.drawn import Drawn
 from hocket.core.op import MESSAGES, Op
 from hocket.errors import PlanError
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hocket.core.drawn import Drawn
+from hocket.core.formats.drawn import Drawn
 from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats
