@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+pytest.importorskip("nbclient", reason="`make setup` installs what runs notebooks")
 PATH: Final = Path(__file__).parents[2] / "examples" / "digits.ipynb"
 # Sockets in a folder: a port might be another's by the time the kernel binds it.
 RUN: Final = """

@@ -35,7 +35,7 @@ class Ranking:
         num_too_long: candidates not simulated, because of too many ops.
         layer_names: the names of the model's layers, for the boundaries.
         timeline: the timeline of the best's step.
-        costs: what the stages and links of `pipeline` cost; None without one.
+        costs: the costs of `pipeline`'s stages and links; None without one.
         notes: assumptions, a sentence each.
         max_delay: the most updates by which the weights of the choice may be stale.
         correction: the correction of stale gradients whose memory is counted; or
