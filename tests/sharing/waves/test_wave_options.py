@@ -68,7 +68,7 @@ def test_averaged_weights_equal_their_formula(
 ) -> None:
     """Also over a save and a load; what is trained is not touched."""
     batches, num = make_batches(NUM_STEPS), 2 if sync == "wave" else 1
-    constant = {} if scheduler else {"make_rate": lambda step: 1e-2}
+    constant: dict[str, Any] = {} if scheduler else {"make_rate": lambda step: 1e-2}
     averages = Averages(num)
     _, copies = emulate_waves(
         batches, num_copies=num, num_parts=2, after_update=averages, **constant
