@@ -75,7 +75,7 @@ def main() -> None:
         _keep(arguments.output, rows)
     asked = {"waves": True, "size": arguments.size}
     waves = Contestant(asked, shares_memory=True).result()["rows"]
-    fill = filled(NUM_FILL_ROUNDS if has_gpu else 1)
+    fill = filled(NUM_FILL_ROUNDS if has_gpu else 2)
     for row in [*waves, fill]:
         print(row, flush=True)
         rows.append(row)
