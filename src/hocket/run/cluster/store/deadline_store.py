@@ -7,8 +7,8 @@ thread calls the store, and the caller waits for the thread.
     caller ── call ──▶ queue ──▶ thread ──▶ torch's store ──▶ network
        ◀──── answer, or WaitError after `answer_s` ────
 
-A worker that ends by a signal or an error says so under one key. Whoever polls for a
-key that is missing raises then, instead of waiting for a worker that is gone.
+A worker that ends by a signal or an error sets one key, with the cause. A worker that
+polls for a missing key raises then, instead of waiting for one that is gone.
 """
 
 from __future__ import annotations
