@@ -21,6 +21,7 @@ from bench.emulated.table import idle, kept
 from bench.flush_free import picture as steps_and_memory
 from bench.flush_free.table import against, blocks, kinds, layouts, steps
 from bench.freezing.table import measured as ten_epochs
+from bench.freezing.table import predicted as predicted_epochs
 from bench.freezing.table import qualities as beside_unfrozen
 from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
@@ -154,6 +155,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("flush_free", "against"): against,
     ("flush_free", "kinds"): kinds,
     ("freezing", "table"): ten_epochs,
+    ("freezing", "predictions"): predicted_epochs,
     ("freezing", "quality"): beside_unfrozen,
     ("ooo_data", "table"): measured,
     ("ooo_data", "hosts"): hosts,
@@ -182,6 +184,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 FILES: dict[tuple[str, str], str] = {
     ("emulated", "flush_free"): "flush_free.json",
     ("flush_free", "replicas"): "replicas.json",
+    ("freezing", "predictions"): "predictions.json",
     ("freezing", "quality"): "quality.json",
     ("flush_free", "blocks"): "blocks.json",
     ("teacher", "emulated"): "emulated.json",

@@ -19,7 +19,7 @@ from typing import Any, Final
 from bench.freezing.cases import CASES, LOCAL, Case
 from bench.freezing.parts import joined, rows_of
 from bench.freezing.table import qualities
-from bench.freezing.training import pretrain, ready, train
+from bench.freezing.training import pretrain, ready, train, use_one_thread
 from bench.measure import environment, write_result
 from hocket.cli.shared.output import aligned
 from hocket.run.cluster.world import World, join_world
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=range(NUM_SEEDS))
     parser.add_argument("--data", type=Path, default=LOCAL)
     arguments = parser.parse_args()
+    use_one_thread()  # two wait for each other where another program computes, too
     rows = rows_of(RESULTS)
     with closing(join_world()) as world:
         for name, seed in product(arguments.cases, sorted(arguments.seeds)):

@@ -38,7 +38,8 @@ class Ran:
         predicted_s: the steps, as simulated by the plan that was played at each, with
             what a step takes beside its ops.
         epochs: layout and frozen layers of each epoch.
-        epochs_s: the seconds of each epoch.
+        epochs_s: the seconds of each epoch's steps, without transitions.
+        epochs_predicted_s: their share of `predicted_s`.
         cache_hits: over all steps.
         loss: of the evaluation after the last step.
         accuracy: the same.
@@ -49,6 +50,7 @@ class Ran:
     predicted_s: float
     epochs: list[list[Any]]
     epochs_s: list[float]
+    epochs_predicted_s: list[float]
     cache_hits: int
     loss: float
     accuracy: float
@@ -93,16 +95,16 @@ def _trained(
     world: World,
     beside_s: float,
 ) -> dict[str, Any]:
-    steps: list[tuple[int, str, int, float]] = []
-    transitions_s, predicted_s, hits = [], 0.0, 0
+    steps: list[tuple[int, str, int, float, float]] = []
+    transitions_s, hits = [], 0
     world.barrier("the first step")
     begin_s = now_s = perf_counter()
     for result in pipeline.train(layout.loader()):
         before_s, now_s = now_s, perf_counter()
-        lasted_s = now_s - before_s
+        lasted_s = now_s - before_s - result.transition_s
+        predicted_s = pipeline.predicted.makespan_s + beside_s
         epoch = layout.epoch(result.step)
-        steps.append((epoch, result.layout, result.num_frozen, lasted_s))
-        predicted_s += pipeline.predicted.makespan_s + beside_s
+        steps.append((epoch, result.layout, result.num_frozen, lasted_s, predicted_s))
         hits += result.cache_hits
         if result.transition_s:
             transitions_s.append(round(result.transition_s, 4))
@@ -112,9 +114,10 @@ def _trained(
     ran = Ran(
         round(seconds, 4),
         transitions_s,
-        round(predicted_s, 4),
+        round(sum(x[4] for x in steps), 4),
         [[group[-1][1], group[-1][2]] for group in by_epoch],
         [round(sum(x[3] for x in group), 4) for group in by_epoch],
+        [round(sum(x[4] for x in group), 4) for group in by_epoch],
         hits,
         round(found.loss, 4),
         round(found.metrics["accuracy"], 4),

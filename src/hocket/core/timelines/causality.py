@@ -132,7 +132,7 @@ class Causality:
                 yield Need(maker, lane, end_s, ready_s, to_device)
             elif lane != self.lane[row]:
                 yield Need(maker, lane, end_s, end_s, None)
-        for maker in self._gate_makers[row]:  # not everybody simulates with gates
+        for maker in self._gate_makers[row]:  # none, where a simulation has no gates
             if self.end_s[maker] <= self.start_s[row]:
                 sent_s = (self.start_s if self._reduces[maker] else self.end_s)[maker]
                 yield Need(maker, self.lane[maker], sent_s, self.end_s[maker], None)
