@@ -47,3 +47,11 @@ def test_costs_are_by_stage() -> None:
     costs = Costs((EACH,), is_device_share=True)
     with pytest.raises(PlanError, match="costs of 1 stages, and the order has 2"):
         fill_bubbles(order, costs, [EACH] * 2, max_slowdown=0.0)
+
+
+def test_orders_of_several_steps_are_refused() -> None:
+    """A forward belongs to one step, and to one lane of its device."""
+    wpipe = make_schedule("wpipe", num_devices=2, num_microbatches=2, num_steps=3)
+    costs = Costs((EACH,) * wpipe.program.num_stages)
+    with pytest.raises(PlanError, match="of 3 steps in 2 lanes on 2 devices"):
+        fill_bubbles(wpipe, costs, [EACH] * 2, max_slowdown=0.0)

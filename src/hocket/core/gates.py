@@ -1,4 +1,4 @@
-"""Group stages into gates, whose gradients are judged, clipped and applied together.
+"""Group stages into gates: their gradients are checked, clipped and applied together.
 
 To clip by a norm, every update of a gate waits for the gradients of all its stages. So
 an update may stand too early in an order:
@@ -18,7 +18,7 @@ from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 
-_TRAINED: Final = ""  # the work of all trained nets, and updates; no net is named so
+_TRAINED: Final = ""  # stands for all trained stages and updates; no net has no name
 # The stages of each gate.
 Gates = tuple[tuple[int, ...], ...]
 
@@ -66,10 +66,10 @@ def flushes(schedule: Schedule) -> bool:
 
 
 def _has_one_step(schedule: Schedule) -> bool:
-    """Return whether the body is one step of each net, and of all trained ones.
+    """Return whether the body holds one step of each net, the same of all trained ones.
 
-    What stands before it is of earlier steps, and trained steps follow each other. The
-    updates of a net that follows another one are of that one's step.
+    What stands before it must be of earlier steps, and trained steps in sequence. The
+    updates of a net that follows another one count to that one's step.
     """
     step_of: dict[str, int] = {}
     bodies = [*zip(schedule.lanes, schedule.body, strict=True)]
@@ -88,7 +88,7 @@ def _has_one_step(schedule: Schedule) -> bool:
 
 
 def _work_of(op: Op, schedule: Schedule) -> str:
-    """Return the net whose forwards an op is one of; `_TRAINED` for other ops."""
+    """Return the net of a forward of an untrained stage; `_TRAINED` for other ops."""
     stage = schedule.program.stages[op.stage]
     is_trained = stage.trainable or op.kind is Kind.UPDATE
     return _TRAINED if is_trained else stage.net
@@ -131,7 +131,6 @@ def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
     have: set[Value] = set()
 
     def may_start(op: Op) -> bool:
-        # Gradients of a stage are complete once its update of the step before is made.
         return all(
             value in have or is_given(value)
             for one in with_gate(op, gate_of)

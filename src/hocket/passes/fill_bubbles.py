@@ -16,12 +16,13 @@ from hocket.core.timelines.waits import waits_s
 from hocket.errors import PlanError
 from hocket.passes.fill_with import long_step_s
 
-_NET: Final = "fill-"  # and the device that the net is on
-_SHARES: Final = (1.0, 0.95, 0.85, 0.7, 0.5)  # of each wait that is filled
-_ROUNDED_UP: Final = (0.5, 0.25, 0.1)  # by how much of a forward a wait may grow
+_NET: Final = "fill-"  # followed by the device's number
+_SHARES: Final = (1.0, 0.95, 0.85, 0.7, 0.5)  # of each wait, to try in turn
+# By what share of a forward a wait may grow, where a slowdown is allowed.
+_OVERFILLS: Final = (0.5, 0.25, 0.1)
 _MOST: Final = 32  # forwards of a device in a step: shorter ones are better batched
 _ROUNDING: Final = 1e-9
-_NUM_STEPS: Final = 4  # in the last one but one, waits are those of a long run
+_NUM_STEPS: Final = 4  # simulated; the last but one is as in a long run
 
 
 def fill_bubbles(
@@ -53,7 +54,8 @@ def fill_bubbles(
         program's, and its costs; as given where no forward fits anywhere.
 
     Raises:
-        PlanError: the schedule is of several steps, or `costs` are by device.
+        PlanError: the schedule is of several steps, or has several lanes on a device,
+            or `costs` are by device.
 
     Source: Arfeen et al., "PipeFill: Using GPUs During Bubbles in Pipeline-parallel LLM
     Training", arXiv:2410.07192 (MLSys'25): each GPU fills its own bubbles with a job
@@ -75,15 +77,22 @@ def fill_bubbles(
             f"there are costs of {len(costs.stages)} stages, and the order has "
             f"{program.num_stages}: give one for each stage"
         )
+    devices = [lane.device for lane in schedule.lanes]
+    if schedule.body or program.num_steps != 1 or len(set(devices)) < len(devices):
+        raise PlanError(
+            f"the schedule is of {program.num_steps} steps in {len(devices)} lanes on "
+            f"{len(set(devices))} devices: give an order of one step with one lane per "
+            "device"
+        )
     longest_s = long_step_s(schedule, costs) * (1.0 + max_slowdown + _ROUNDING)
     waits = _steady_waits(schedule, costs)
     trials = [
-        *((1.0, more) for more in _ROUNDED_UP if max_slowdown),
+        *((1.0, overfill) for overfill in _OVERFILLS if max_slowdown),
         *((share, 0.0) for share in _SHARES),
     ]
-    for share, more in trials:  # the fullest first
+    for share, overfill in trials:  # the fullest first
         counts = [
-            _counts(lane_waits, _seconds(forwards[lane.device], costs), share, more)
+            _counts(lane_waits, _seconds(forwards[lane.device], costs), share, overfill)
             for lane, lane_waits in zip(schedule.lanes, waits, strict=True)
         ]
         filled = _filled(schedule, costs, forwards, counts)
@@ -109,7 +118,7 @@ def _seconds(forward: StageCost, costs: Costs) -> float:
 
 
 def _counts(
-    lane_waits_s: Sequence[float], forward_s: float, share: float, more: float
+    lane_waits_s: Sequence[float], forward_s: float, share: float, overfill: float
 ) -> list[int]:
     """Return the number of forwards before each op of a lane.
 
@@ -117,13 +126,13 @@ def _counts(
         lane_waits_s: how long the lane waits before each op.
         forward_s: the seconds of one forward.
         share: the share of each wait that is filled.
-        more: the share of a forward by which a wait may become longer.
+        overfill: the share of a forward by which a wait may become longer.
     """
     if not forward_s:
         return [0] * len(lane_waits_s)
     num_left, found = _MOST, []
     for wait_s in lane_waits_s:
-        fits = int(share * wait_s / forward_s + more + _ROUNDING)
+        fits = int(share * wait_s / forward_s + overfill + _ROUNDING)
         found.append(min(num_left, fits))
         num_left -= found[-1]
     return found

@@ -1,4 +1,4 @@
-"""Find what the updates of a gate wait for: the gradients of all its stages.
+"""Find what a gate's updates wait for: the last gradient op of each lane.
 
 d0  0F0 0F1 0B0 0B1 0U           one gate over both stages
 d1  1F0 1B0 1F1 1B1 .... 1U      1U waits for 0B1, which ends last
@@ -19,9 +19,7 @@ from hocket.core.timelines.arrays import Ints
 
 
 def gate_waits(columns: Columns, needs: Needs, gates: Gates) -> tuple[Ints, Ints]:
-    """Return the rows of updates, and with each a row that it waits for.
-
-    Of the ops that one lane does in turn, it waits for the last.
+    """Return pairs of rows, in two columns: an update, and an op that it waits for.
 
     Args:
         columns: the ops.
@@ -29,13 +27,14 @@ def gate_waits(columns: Columns, needs: Needs, gates: Gates) -> tuple[Ints, Ints
         gates: the stages whose gradients are judged together.
     """
     lane = columns.lane.tolist()
-    goes_on = columns.is_any(ASYNCHRONOUS).tolist()  # the lane, before the op has ended
+    # The lane goes on before such an op has ended.
+    is_asynchronous = columns.is_any(ASYNCHRONOUS).tolist()
     pairs = [
         (update, maker)
         for updates in _gates_in_steps(columns, gates)
-        for maker in _last_makers(needs, updates, lane, goes_on)
+        for maker in _last_makers(needs, updates, lane, is_asynchronous)
         for update in updates
-        if lane[maker] != lane[update] or maker > update or goes_on[maker]
+        if lane[maker] != lane[update] or maker > update or is_asynchronous[maker]
     ]
     rows, makers = np.array(pairs, np.int64).reshape(-1, 2).T
     return rows, makers
@@ -54,15 +53,15 @@ def _gates_in_steps(columns: Columns, gates: Gates) -> Iterator[list[int]]:
 
 
 def _last_makers(
-    needs: Needs, updates: list[int], lane: list[int], goes_on: list[bool]
+    needs: Needs, updates: list[int], lane: list[int], is_asynchronous: list[bool]
 ) -> list[int]:
-    """Return the last op of each lane, and its last collective, that any needs."""
+    """Return of each lane the last op, and the last collective, that updates need."""
     last: dict[tuple[int, bool], int] = {}
     begins = np.searchsorted(needs.row, updates).tolist()
     ends = np.searchsorted(needs.row, updates, side="right").tolist()
     for begin, end in zip(begins, ends, strict=True):
         for maker in needs.maker[begin:end].tolist():
             if maker >= 0:
-                key = lane[maker], goes_on[maker]
+                key = lane[maker], is_asynchronous[maker]
                 last[key] = max(last.get(key, maker), maker)
     return [*last.values()]

@@ -1,4 +1,4 @@
-"""How long lanes wait before their ops, without the host's work on messages.
+"""Idle seconds before each op, without what the host needs to send and read messages.
 
 op ├─ sends ─┼─ waits ─┼─ reads ─┤ op
 """
@@ -25,12 +25,14 @@ def waits_s(timeline: Timeline, costs: Costs) -> list[Floats]:
     found = []
     for number, first in enumerate(work.columns.first[:-1]):
         start_s, end_s = timeline.start_s[number], timeline.end_s[number]
-        gaps_s = start_s - np.append(0.0, end_s[:-1])
+        goes_on = work.is_collective[first : first + start_s.size]  # the lane, at once
+        free_s = np.where(goes_on, start_s, end_s)
+        gaps_s = start_s - np.append(0.0, free_s[:-1])
         for i in range(gaps_s.size):
             row = first + i
             reads = slice(work.wait_from[row], work.wait_from[row + 1])
             gaps_s[i] -= sum(work.wait_handling_s[reads])
-            if i:
+            if i and not goes_on[i - 1]:
                 sends = slice(work.post_from[row - 1], work.post_from[row])
                 gaps_s[i] -= sum(sent_s[x] for x in work.post_message[sends])
         found.append(np.maximum(gaps_s, 0.0))
