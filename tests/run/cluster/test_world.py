@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +16,7 @@ import torch.distributed as dist
 
 from hocket import cuda
 from hocket.errors import RunError, SchemaError, WaitError
-from hocket.run.cluster.reporting import report_failures
+from hocket.run.cluster.reporting import StoppedBySignal, report_failures
 from hocket.run.cluster.store.store_exchange import MAX_BYTES, StoreExchange
 from hocket.run.cluster.world import choose_backend, join_world
 
@@ -208,3 +211,32 @@ def test_an_exception_goes_on_with_its_last_ops(tmp_path: Path) -> None:
         ["step", "3", "0B0"],
     ]
     assert len(list(tmp_path.rglob("rank-0.json"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"),
+    [(signal.SIGTERM, StoppedBySignal), (signal.SIGINT, KeyboardInterrupt)],
+)
+def test_a_signal_in_a_callback_is_not_lost(
+    number: signal.Signals,
+    raised: type[BaseException],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Python ignores what a weak reference's callback raises: it comes once more."""
+
+    class Thing:
+        pass
+
+    things = [Thing()]
+    kept = weakref.ref(things[0], lambda _: signal.raise_signal(number))
+
+    def work() -> None:
+        with report_failures(join_world(), tmp_path):
+            things.clear()
+            time.sleep(30)
+
+    with pytest.raises(raised):
+        work()
+    assert kept() is None
+    assert "Exception ignored" not in capfd.readouterr().err

@@ -50,7 +50,11 @@ from hocket.run.diagnostics.job_folder import (
     job_dir,
     write_json,
 )
-from hocket.run.diagnostics.process_wide import signal_handler, signal_wakeup
+from hocket.run.diagnostics.process_wide import (
+    signal_handler,
+    signal_wakeup,
+    unraisable_hook,
+)
 from hocket.run.diagnostics.root_cause import (
     failure_headline,
     failure_lines,
@@ -60,6 +64,7 @@ from hocket.run.diagnostics.root_cause import (
 from hocket.run.diagnostics.user_lines import lines_of
 
 GRACE_S: Final = 1.0  # for the main thread to answer a signal
+_AGAIN_S: Final = 0.01  # until the callback is over in which a signal came
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +73,14 @@ class StoppedBySignal(SystemExit):
     """A signal asked the process to end.
 
     Attributes:
+        number: the signal's.
         code: 128 + the signal's number, as shells write it.
     """
 
     def __init__(self, number: int) -> None:
         """Keep the exit code, so that an uncaught one ends the process with it."""
         super().__init__(128 + number)
+        self.number = number
 
 
 @contextlib.contextmanager
@@ -257,6 +264,7 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
     with contextlib.ExitStack() as stack:
         answer = partial(_raise, answered)
         stack.enter_context(signal_handler(signal.SIGTERM, answer))
+        stack.enter_context(unraisable_hook(partial(_send_again, answered)))
         if not alone:  # without other workers, the main thread never waits long
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 stack.enter_context(signal_handler(signal.SIGINT, answer))
@@ -267,6 +275,24 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
 def _raise(answered: threading.Event, number: int, _frame: FrameType | None) -> None:
     answered.set()
     raise KeyboardInterrupt if number == signal.SIGINT else StoppedBySignal(number)
+
+
+def _send_again(answered: threading.Event, ignored: BaseException | None) -> bool:
+    """Send a signal again whose exception Python ignored; return whether it was one.
+
+    Python ignores what is raised in a callback of a weak reference or in `__del__`.
+    """
+    if isinstance(ignored, StoppedBySignal):
+        number = ignored.number
+    elif isinstance(ignored, KeyboardInterrupt):
+        number = signal.SIGINT
+    else:
+        return False
+    answered.clear()
+    timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+    return True
 
 
 @contextlib.contextmanager

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Handler: TypeAlias = (
@@ -25,6 +26,7 @@ Handler: TypeAlias = (
 # The first one in force, and those that were set since.
 _handlers: Final[defaultdict[int, list[Handler]]] = defaultdict(list)
 _wakeups: Final[list[int]] = []
+_hooks: Final[list[Callable[[Any], object]]] = []
 
 
 @contextlib.contextmanager
@@ -44,6 +46,29 @@ def signal_wakeup(descriptor: int) -> Iterator[None]:
     """Write the number of each signal to a socket; in the main thread only."""
     put = partial(signal.set_wakeup_fd, warn_on_full_buffer=False)
     with _put(put, descriptor, _wakeups):
+        yield
+
+
+@contextlib.contextmanager
+def unraisable_hook(
+    see: Callable[[BaseException | None], bool],
+) -> Iterator[None]:
+    """See the exceptions that Python ignores, as in a weak reference's callback.
+
+    Args:
+        see: returns whether it has handled the exception; others are printed as usual.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not see(unraisable.exc_value):
+            before(unraisable)
+
+    def put(new: Callable[[sys.UnraisableHookArgs], object]) -> Any:
+        old, sys.unraisablehook = sys.unraisablehook, new
+        return old
+
+    with _put(put, hook, _hooks):
         yield
 
 
