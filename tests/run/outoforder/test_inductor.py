@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 import hocket
 from hocket.core.footprint import plan_memory
 from hocket.core.op import Kind
 from hocket.passes.serial import serial
-from hocket.run.outoforder.capture.inductor import RegionCompiler, with_compiled
-from hocket.run.outoforder.order.inductor import InductorWarning
+from hocket.run.outoforder.capture.inductor import (
+    CompiledRegion,
+    RegionCompiler,
+    with_compiled,
+)
+from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.order.inductor import InductorWarning, with_inductor
+from tests.run.outoforder.support.inline_device import InlineDevice
 from tests.run.outoforder.support.played_orders import (
     TrainedByHand,
     checked_device,
@@ -135,3 +142,80 @@ def test_without_a_compiler_it_says_so_and_stays_plain(
     with step:
         assert {one.kernels for one in step.candidates} == {"plain"}
     assert [one.category for one in caught].count(InductorWarning) == 1
+
+
+def eager(
+    module: fx.GraphModule, values: object
+) -> Callable[[list[Tensor]], Sequence[Any]]:
+    """Take the operators for what Inductor would make of them."""
+
+    def run(inputs: list[Tensor]) -> Sequence[Any]:
+        made: Sequence[Any] = module(*inputs)
+        inputs.clear()
+        return made
+
+    return run
+
+
+def test_a_region_that_updates_a_buffer_wrongly_stays_plain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its outputs are right, but BatchNorm's variance becomes the mean."""
+    one = TrainedByHand(
+        model_of(CONVOLUTIONAL), OPTIMIZERS["SGD"], batches_of(CONVOLUTIONAL, 2)
+    )
+    compiled, tried, wrong = RegionCompiler.compiled, set[Place](), set[Place]()
+
+    def with_wrong_buffers(
+        compiler: RegionCompiler, place: Place
+    ) -> CompiledRegion | None:
+        region = compiled(compiler, place)
+        if region is None:
+            return None
+        tried.add(place)
+        if not region.assigned:
+            return region
+        wrong.add(place)
+        *views, mean, variance = region.views
+        variance = replace(variance, source=mean.source)
+        return replace(region, views=(*views, mean, variance))
+
+    monkeypatch.setattr(RegionCompiler, "compiled", with_wrong_buffers)
+    monkeypatch.setattr("hocket.run.outoforder.capture.inductor._lowered", eager)
+    monkeypatch.setattr("hocket.run.outoforder.order.inductor._LEAST_GAIN", -1e9)
+    with pytest.warns(InductorWarning, match="computes something else"):
+        step = with_inductor(one.step, one.given, InlineDevice(1))
+    assert step is not None
+    plain = one.step.code.regions
+    assert wrong
+    assert tried - wrong == {x for x in plain if step.code.regions[x] != plain[x]}
+
+
+def test_says_how_many_regions_there_was_no_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here for none; updates are never compiled, and do not count."""
+    one = TrainedByHand(
+        model_of(PERCEPTRON), OPTIMIZERS["SGD"], batches_of(PERCEPTRON, 2)
+    )
+    monkeypatch.setattr("hocket.run.outoforder.order.inductor._MOST_S", -1.0)
+    num = sum(place.kind is not Kind.UPDATE for place in one.step.code.regions)
+    with pytest.warns(InductorWarning, match=f"^{num} regions were not tried"):
+        assert with_inductor(one.step, one.given, InlineDevice(1)) is None
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, hocket.HocketError])
+def test_errors_that_are_not_the_compilers_are_raised(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """They would come again, and a warning would hide them."""
+    one = TrainedByHand(
+        model_of(PERCEPTRON), OPTIMIZERS["SGD"], batches_of(PERCEPTRON, 2)
+    )
+
+    def failing(*_: object) -> None:
+        raise error("no")
+
+    monkeypatch.setattr("hocket.run.outoforder.capture.inductor._lowered", failing)
+    with pytest.raises(error, match="no"):
+        with_inductor(one.step, one.given, InlineDevice(1))

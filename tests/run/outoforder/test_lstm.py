@@ -170,6 +170,34 @@ def test_a_model_without_lstm_is_captured_once() -> None:
     )
 
 
+def test_packed_sequences_are_not_fused() -> None:
+    """Torch calls the same function with other arguments."""
+    torch.manual_seed(0)
+    net = nn.LSTM(8, 6)
+    packed = nn.utils.rnn.pack_sequence([torch.randn(4, 8), torch.randn(2, 8)])
+    expected, _ = net(packed)
+    with LstmTracing(fuses=True):
+        found, _ = net(packed)
+    torch.testing.assert_close(found.data, expected.data)
+
+
+def test_an_error_of_the_fused_kernels_leaves_the_steps_in_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log says what it was."""
+
+    def failing(*_: object) -> None:
+        raise IndexError("no such kernel")
+
+    monkeypatch.setattr("hocket.run.outoforder.capture.lstm._fused", failing)
+    model = tagger(0.0)
+    (step,) = capture_variants(
+        model, loss, OPTIMIZERS["SGD"](model.parameters()), sequences()
+    )
+    assert step.kernels == "plain"
+    assert "not tried, capturing them failed: IndexError: no such kernel" in caplog.text
+
+
 def test_a_gpu_gets_one_call_for_all_layers_and_directions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,10 +205,15 @@ def test_a_gpu_gets_one_call_for_all_layers_and_directions(
     calls: list[str] = []
 
     def checked(operator: OpOverload, results: Any) -> Any:
-        def call(*args: Any) -> Any:
+        types = {x.name: str(x.type) for x in operator._schema.arguments}
+
+        def call(*args: Any, **kwargs: Any) -> Any:
             calls.append(operator._schema.name)
-            for argument, given in zip(operator._schema.arguments, args, strict=True):
-                assert _fits(str(argument.type), given), argument.name
+            by_place = dict(zip(types, args, strict=False))  # the first ones
+            assert types.keys() == by_place.keys() | kwargs.keys()
+            assert by_place.keys().isdisjoint(kwargs)
+            for name, given in {**by_place, **kwargs}.items():
+                assert _fits(types[name], given), name
             return results
 
         return call

@@ -146,13 +146,18 @@ class TrainedByHand:
         """The step's program."""
         return self.step.regions.program
 
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """The tensors of a step on the second batch."""
+        return self._tensors.given(self._batches[0])
+
     def footprint(self) -> Footprint:
         """Return the memory of all ops, the kernels' included."""
         plan = plan_memory(serial(self.program), self.step.code.footprint)
         device = InlineDevice(1)
         player = self._player(plan, device)
-        given = self._tensors.given(self._batches[0])
-        return with_work_bytes(player, plan, self.step.code.footprint, given, device)
+        footprint = self.step.code.footprint
+        return with_work_bytes(player, plan, footprint, self.given, device)
 
     def _player(self, plan: MemoryPlan, device: Device) -> StepPlayer:
         losses = frozenset(self.step.losses.values())
@@ -162,7 +167,7 @@ class TrainedByHand:
         """Return the most that the allocator gives out at once in one step."""
         device = InlineDevice()
         player = self._player(plan, device)
-        given = self._tensors.given(self._batches[0])
+        given = self.given
         first, second = StepValues(given, {}), StepValues(given, {})
         with allocations(device.torch_device) as log:
             player.play_part(first, None)

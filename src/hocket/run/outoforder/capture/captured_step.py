@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from hocket.run.outoforder.capture.update import (
     rate_dtype,
     states_after_first_step,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +76,21 @@ def capture_variants(
     """Capture a whole step of training, once for each choice of its kernels.
 
     Returns:
-        The step; and the step with fused LSTMs, if the device has kernels for them.
+        The step; and the step with fused LSTMs, if the device has kernels for them
+        and they can be captured; the log says why not.
 
     Raises:
         CaptureError: the model or the optimizer cannot be captured; it says why.
     """
     steps = [capture_step(model, loss, optimizer, batch)]
     if has_lstm(model):
-        fused = capture_step(model, loss, optimizer, batch, fuses_lstm=True)
+        try:
+            fused = capture_step(model, loss, optimizer, batch, fuses_lstm=True)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            log.warning("fused LSTMs are not tried, capturing them failed: %s", why)
+            log.debug("capturing fused LSTMs failed", exc_info=True)
+            return steps
         if is_fused(fused.regions.step.graph):
             steps.append(replace(fused, kernels="fused LSTM"))
     return steps

@@ -1,12 +1,11 @@
-"""Compiles regions with Inductor; their results lie in memory as the plain ones do.
+"""Compiles regions with Inductor; results keep eager's strides and aliasing.
 
     operators of a region ──▶ one result for each storage that others read ──▶ Inductor
                                        │
                what the plain region returns: views of these, and of the inputs
 
-So the other regions need not know which ones are compiled. Inductor may give up memory
-inside of a region, or take more: what is left of its footprint are the blocks that
-regions exchange, and the rest is measured.
+So the other regions need not know which ones are compiled. The footprint counts only
+blocks shared between regions; what Inductor allocates inside is measured.
 """
 
 from __future__ import annotations
@@ -158,9 +157,10 @@ def with_compiled(code: StepCode, compiled: Mapping[Place, CompiledRegion]) -> S
 
 
 def _outer(events: Sequence[int], shared: set[int]) -> tuple[int, ...]:
-    """Return a region's events without the blocks that it alone knows.
+    """Return a region's events without blocks only this region uses.
 
-    All inputs are taken to be there until the end: Inductor decides when it frees them.
+    An event is the number of a block: positive where it is made, negative where it is
+    freed. Inputs count until the end, since Inductor decides when it frees them.
     """
     made = {block for block in events if block > 0}
     inside = made - shared
@@ -246,12 +246,11 @@ def _text(graph: fx.Graph) -> str:
     for node in graph.nodes:
         number[node] = f"%{len(number)}"
         args = fx.map_arg((node.args, node.kwargs), lambda x: _Name(number[x]))
-        value = node.meta.get("val")
-        form = ""
-        if isinstance(value, Tensor):
-            form = f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device}"
-        lines.append(f"{node.op} {form}" if node.op == "placeholder" else "")
-        lines[-1] += f" {node.target if node.op != 'placeholder' else ''} {args}"
+        if node.op == "placeholder":
+            x = value_of(node)
+            lines.append(f"{x.dtype} {tuple(x.shape)} {x.stride()} {x.device}")
+        else:
+            lines.append(f"{node.target} {args}")
     return "\n".join(lines)
 
 

@@ -3,7 +3,8 @@
     steps in time   F: four products each  I: the same, backwards  W: one product of all
     fused           F: one operator        I: one operator, which makes dW too
 
-The fused kernels are cuDNN's on a GPU, for all layers at once, and oneDNN's on a CPU in
+F is the forward, I the gradient of the inputs, W the gradient of the weights (dW). The
+fused kernels are cuDNN's on a GPU, for all layers at once, and oneDNN's on a CPU in
 float32, for one layer in one direction. They are operators of their own here, since
 torch's have no shapes without memory (cuDNN's backward), or depend on the gradient mode
 of the thread that runs them (oneDNN's).
@@ -26,6 +27,22 @@ from hocket import cuda
 _aten = torch.ops.aten
 _LSTM: Final = 2  # among cuDNN's and oneDNN's kinds of recurrent layers
 _NUM_GATES: Final = 4
+_CUDNN: Final[dict[str, Any]] = {
+    "dropout": 0.0,
+    "train": True,
+    "batch_sizes": [],
+    "dropout_state": None,
+}
+_ONEDNN: Final[dict[str, Any]] = {
+    "reverse": False,
+    "batch_sizes": [],
+    "mode": _LSTM,
+    "num_layers": 1,
+    "has_biases": True,
+    "bidirectional": False,
+    "batch_first": False,
+    "train": True,
+}
 
 
 @torch.library.custom_op("hocket::lstm", mutates_args=())
@@ -34,7 +51,7 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Run the fused forward.
 
-    Shapes: T steps, B samples, I inputs, H hidden values; L layers times directions.
+    Shapes: T steps, B samples, I inputs, H hidden values, L = layers x directions.
 
     Args:
         x: TBI.
@@ -49,22 +66,33 @@ def lstm(
     """
     weights = [weight.detach() for weight in weights]
     if x.is_cuda:
-        num_layers = hx.shape[0] // (1 + is_bidirectional)
-        shape = hx.shape[2], 0, num_layers, False
+        shape = _cudnn_shape(hx, is_bidirectional)
         buffer = torch._cudnn_rnn_flatten_weight(
-            weights, _NUM_GATES, x.shape[2], _LSTM, *shape, is_bidirectional
+            weights, input_size=x.shape[2], **shape
         )
         y, hy, cy, reserve, buffer = _aten._cudnn_rnn(
-            *(x.contiguous(), weights, _NUM_GATES, buffer, hx, cx, _LSTM),
-            *(*shape, 0.0, True, is_bidirectional, [], None),
+            x.contiguous(), weights, weight_buf=buffer, hx=hx, cx=cx, **shape, **_CUDNN
         )
         return y, hy, cy, [reserve, buffer]
     with torch.enable_grad():  # else it makes nothing for the backward
         made = _aten.mkldnn_rnn_layer(
             *(x.contiguous().detach(), *weights, hx.detach(), cx.detach()),
-            *(False, [], _LSTM, hx.shape[2], 1, True, False, False, True),
+            hidden_size=hx.shape[2],
+            **_ONEDNN,
         )
     return (*(one.detach() for one in made[:3]), [made[3]])
+
+
+def _cudnn_shape(hx: Tensor, is_bidirectional: bool) -> dict[str, Any]:
+    return {
+        "weight_stride0": _NUM_GATES,
+        "mode": _LSTM,
+        "hidden_size": hx.shape[2],
+        "proj_size": 0,
+        "num_layers": hx.shape[0] // (1 + is_bidirectional),
+        "batch_first": False,
+        "bidirectional": is_bidirectional,
+    }
 
 
 @lstm.register_fake
@@ -77,8 +105,9 @@ def _(
         tuple(weight.shape for weight in weights),
         is_bidirectional,
     )
-    dtypes = (torch.uint8, x.dtype)
-    saved = [x.new_empty(n, dtype=t) for n, t in zip(sizes, dtypes, strict=False)]
+    on_gpu = x.device.type == "cuda"
+    dtypes = [torch.uint8, x.dtype] if on_gpu else [torch.uint8]
+    saved = [x.new_empty(n, dtype=t) for n, t in zip(sizes, dtypes, strict=True)]
     y = x.new_empty((*x.shape[:2], width))
     return y, hx.new_empty(hx.shape), cx.new_empty(cx.shape), saved
 
@@ -116,11 +145,11 @@ def lstm_backward(
     """Run the fused backward.
 
     Args:
-        x: as in the forward, and so are `hx`, `cx`, `weights` and `is_bidirectional`.
-        hx: see there.
-        cx: see there.
-        weights: see there.
-        is_bidirectional: see there.
+        x: the forward's inputs TBI.
+        hx: the first hidden states LBH.
+        cx: the first cell states LBH.
+        weights: for each layer and direction, as in the forward.
+        is_bidirectional: whether there are two directions.
         made: the outputs, and the last hidden and cell states.
         saved: what the forward has kept.
         grads: the gradients of what was made.
@@ -130,17 +159,27 @@ def lstm_backward(
     """
     grads = [grad.contiguous() for grad in grads]
     if x.is_cuda:
-        num_layers = hx.shape[0] // (1 + is_bidirectional)
         reserve, buffer = saved
         dx, dhx, dcx, dws = _aten._cudnn_rnn_backward(
-            *(x.contiguous(), weights, _NUM_GATES, buffer, hx, cx, made[0], *grads),
-            *(_LSTM, hx.shape[2], 0, num_layers, False, 0.0, True, is_bidirectional),
-            *([], None, reserve.clone(), [True] * 4),  # it overwrites the reserve
+            *(x.contiguous(), weights),
+            weight_buf=buffer,
+            hx=hx,
+            cx=cx,
+            output=made[0],
+            grad_output=grads[0],
+            grad_hy=grads[1],
+            grad_cy=grads[2],
+            **_cudnn_shape(hx, is_bidirectional),
+            **_CUDNN,
+            reserve=reserve.clone(),  # it overwrites the reserve
+            output_mask=[True] * 4,
         )
         return [dx, dhx, dcx, *(dw.clone() for dw in dws)]
     dx, dw_ih, dw_hh, db, _, dhx, dcx = _aten.mkldnn_rnn_layer_backward(
         *(x.contiguous(), *weights, hx, cx, *made, *grads),
-        *(False, _LSTM, hx.shape[2], 1, True, True, False, [], False, saved[0]),
+        hidden_size=hx.shape[2],
+        workspace=saved[0],
+        **_ONEDNN,
     )
     return [dx, dhx, dcx, dw_ih, dw_hh, db, db.clone()]
 
@@ -196,7 +235,8 @@ class LstmTracing(TorchFunctionMode):
 
     Packed sequences, projections and layers without biases are traced as their steps in
     time; so is dropout between the layers on a GPU, where cuDNN would draw numbers that
-    no generator of torch's knows.
+    no generator of torch's knows. Packed sequences have a tensor, the sizes of their
+    batches, where others have the state.
 
     Args:
         fuses: call the fused kernels where the device has them.
@@ -210,9 +250,10 @@ class LstmTracing(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch's, or what takes its place."""
-        if func is not torch.lstm or not isinstance(args[2], (list, tuple)):
+        if func is not torch.lstm:
             return func(*args, **(kwargs or {}))
-        if self._fuses and _is_fusible(*args):
+        is_packed = isinstance(args[1], Tensor)
+        if self._fuses and not is_packed and _is_fusible(*args):
             return _fused(*args)
         with _without_onednn():
             return func(*args, **(kwargs or {}))

@@ -1,7 +1,8 @@
-"""Compiles the regions of a step that are faster by Inductor, and are right."""
+"""Keeps Inductor's version of a region where it is faster and has the same results."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,15 +10,17 @@ from functools import partial
 from time import perf_counter
 from typing import Final
 
+import torch
 from torch import Tensor
 
 from hocket.core.costs import StageCost
 from hocket.core.footprint import plan_memory
 from hocket.core.op import Kind
+from hocket.errors import HocketError
 from hocket.passes.serial import serial
 from hocket.run.device.device import Device
 from hocket.run.outoforder.capture.captured_step import CapturedStep
-from hocket.run.outoforder.capture.code import RegionCode, StepCode
+from hocket.run.outoforder.capture.code import StepCode
 from hocket.run.outoforder.capture.inductor import (
     CompiledRegion,
     RegionCompiler,
@@ -29,13 +32,15 @@ from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.trial import check_close
 
+log = logging.getLogger(__name__)
+
 _LEAST_GAIN: Final = 0.02  # of a region's seconds: less may be noise
 _MOST_S: Final = 120.0  # after so long, no other region is compiled
 _MOST_LETTERS: Final = 300  # letters of torch's error message
 
 
 class InductorWarning(UserWarning):
-    """Regions could not be compiled, and stay as they are."""
+    """Regions stay as they are: not compiled, not tried, or with other results."""
 
 
 def with_inductor(
@@ -52,7 +57,8 @@ def with_inductor(
         The step with these regions; None if there are none.
 
     Warns:
-        InductorWarning: a region could not be compiled, or computes something else.
+        InductorWarning: a region could not be compiled, computes something else, or
+            was not tried in time.
     """
     measure = _Measure(step, given, device)
     plain = measure.costs(step.code)
@@ -60,9 +66,10 @@ def with_inductor(
         step.code.regions, key=lambda place: _seconds(plain, place), reverse=True
     )
     compiled = _compiled(RegionCompiler(step), slowest)
+    if compiled:
+        compiled = measure.matching(compiled)
     if not compiled:
         return None
-    compiled = measure.right(compiled)
     costs = measure.costs(with_compiled(step.code, compiled))
     faster = {
         place: region
@@ -90,14 +97,28 @@ def _seconds(costs: Sequence[StageCost], place: Place) -> float:
 def _compiled(
     compiler: RegionCompiler, places: Sequence[Place]
 ) -> dict[Place, CompiledRegion]:
-    """Compile regions in this order, as long as there is time."""
+    """Compile regions in this order, as long as there is time.
+
+    Raises:
+        HocketError: as the compiler does.
+        torch.OutOfMemoryError: a kernel that Inductor tries finds no memory.
+    """
     found: dict[Place, CompiledRegion] = {}
     begin_s = perf_counter()
-    for place in places:
+    places = [place for place in places if place.kind is not Kind.UPDATE]
+    for i, place in enumerate(places):
         if perf_counter() - begin_s > _MOST_S:
+            warnings.warn(
+                f"{len(places) - i} regions were not tried, and stay as they are: "
+                f"Inductor has taken more than {_MOST_S:g} s for the {i} slowest ones",
+                InductorWarning,
+                stacklevel=2,
+            )
             break
         try:
             region = compiler.compiled(place)
+        except (HocketError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             _warn(place, error)
             if "InvalidCxxCompiler" in f"{type(error).__name__} {error}":
@@ -109,6 +130,7 @@ def _compiled(
 
 
 def _warn(place: Place, error: Exception) -> None:
+    log.debug("%s is not compiled", place, exc_info=error)
     text = f"{type(error).__name__}: {error}"
     if "InvalidCxxCompiler" in text:
         why = (
@@ -137,19 +159,17 @@ class _Measure:
         footprint = code.footprint
         return measured_costs(player, ops, self._given, footprint, self._device).stages
 
-    def right(
+    def matching(
         self, compiled: Mapping[Place, CompiledRegion]
     ) -> dict[Place, CompiledRegion]:
-        """Run each region as operators and compiled; return those that are alike."""
-        right = dict(compiled)
+        """Run each region as operators and compiled; return those that agree."""
+        matching = dict(compiled)
         regions = dict(self._step.code.regions)
         for place, region in compiled.items():
-            wrong = partial(right.pop, place)
-            regions[place] = replace(
-                region.plain, run=_both(place, region, regions[place], wrong)
-            )
+            reject = partial(matching.pop, place)
+            regions[place] = replace(region.plain, run=_both(place, region, reject))
         self._player(replace(self._step.code, regions=regions)).play(self._given)
-        return right
+        return matching
 
     def _player(self, code: StepCode) -> StepPlayer:
         plan = plan_memory(self._order, code.footprint)
@@ -158,25 +178,27 @@ class _Measure:
 
 
 def _both(
-    place: Place,
-    region: CompiledRegion,
-    plain: RegionCode,
-    wrong: Callable[[], object],
+    place: Place, region: CompiledRegion, reject: Callable[[], object]
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    plain = region.plain
+
     def run(inputs: list[Tensor]) -> Sequence[Tensor]:
         given = [*inputs]
         try:
             found = region.results([*inputs])
         except Exception as error:
             _warn(place, error)
-            wrong()
+            reject()
             return plain.run(inputs)
-        expected = plain.run(inputs)
+        expected = plain.run(inputs)  # and the buffers, in place
+        num = len(expected)
         try:
-            _check_results(found[: len(expected)], expected, given)
+            _check_results(found[:num], expected, given)
+            for new, i in zip(found[num:], region.assigned, strict=True):
+                check_close(new, given[i])
         except CannotCompileError as error:
             _warn(place, error)
-            wrong()
+            reject()
         return expected
 
     return run
