@@ -69,6 +69,30 @@ def test_a_long_activity_is_reported_while_it_lasts() -> None:
         assert told.wait(30.0)
 
 
+def test_a_hook_that_hangs_does_not_hold_up_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the middle of a call when the pipeline is ready."""
+    monkeypatch.setattr(startup, "END_S", 0.0)
+    called, goes_on = Event(), Event()
+    seen: list[str] = []
+
+    def hangs(progress: StartupProgress) -> None:
+        seen.append(progress.what)
+        called.set()
+        goes_on.wait(LONG_S)
+
+    with reporter(hangs) as report:
+        report(StartupProgress("capturing"))
+        assert called.wait(30.0)
+        report(StartupProgress("dry run"))
+    assert not goes_on.is_set()
+    goes_on.set()
+    report._thread.join(30.0)
+    assert not report._thread.is_alive()
+    assert seen == ["capturing"]
+
+
 @pytest.mark.parametrize(
     ("is_leader", "after_s"), [(True, LONG_S), (False, 0.0)], ids=["soon", "rank 1"]
 )
