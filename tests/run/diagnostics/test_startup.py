@@ -137,6 +137,20 @@ def test_a_pipeline_reports_and_goes_on_without_a_hook_that_fails(
     assert failure.exc_info is not None
 
 
+def test_the_net_of_fill_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is measured: this order cannot be filled."""
+    monkeypatch.setattr(startup, "AFTER_S", 0.0)
+    seen: list[str] = []
+    net = nn.Linear(3, 3).eval()
+    with pytest.raises(ConfigError, match="fill: steps of schedule 'pipedream-2bw'"):
+        pipeline(
+            schedule="pipedream-2bw",
+            fill=hocket.Fill(net, torch.ones(3, 3), lambda rows, output: None),
+            progress=lambda now: seen.append(now.what),
+        )
+    assert seen[-1] == "measuring the net of fill"
+
+
 def test_a_hook_that_is_no_function_is_refused() -> None:
     """Before anything is measured."""
     with pytest.raises(ConfigError, match="progress must be a function"):
