@@ -238,7 +238,7 @@ def __getattr__(name: str) -> object:
 
 def _drawing(drawn: Schedule | Timeline) -> str:
     """Return the HTML that notebooks show; `draw` loads when they ask for it."""
-    html: str = import_module("hocket.draw.notebook").shown(drawn)
+    html: str = import_module("hocket.draw.notebook").html_of(drawn)
     return html
 
 

@@ -75,8 +75,12 @@ def record_memory_history() -> None:
 
 
 def write_memory_history(path: Path) -> None:
-    """Write what was noted, for https://pytorch.org/memory_viz, and note no more."""
+    """Write what was noted, for https://pytorch.org/memory_viz."""
     torch.cuda.memory._dump_snapshot(str(path))
+
+
+def stop_memory_history() -> None:
+    """Note no more of what the allocator does, and forget what was noted."""
     torch.cuda.memory._record_memory_history(enabled=None)
 
 

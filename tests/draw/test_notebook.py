@@ -10,7 +10,7 @@ import pytest
 import hocket
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.notebook import card
+from hocket.draw.notebook import html_card
 from tests.draw.test_svg import NAMESPACE, ops_of
 from tests.draw.timelines import REAL, measured, simulated
 
@@ -75,7 +75,7 @@ def test_a_notebook_does_not_swell_with_long_timelines() -> None:
 
 def test_text_is_no_markup() -> None:
     """Names of models and layers come from their users."""
-    html = card(None, text="<b>a & b</b>")
+    html = html_card(None, text="<b>a & b</b>")
 
     assert "&lt;b&gt;a &amp; b&lt;/b&gt;" in html
 

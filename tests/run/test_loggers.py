@@ -40,12 +40,12 @@ class WandbRun:
         self.logged.append((step, data))
 
 
-def made(schedule: str = "1f1b") -> hocket.Pipeline:
+def made(schedule: str = "1f1b", loss: Any = nn.functional.mse_loss) -> hocket.Pipeline:
     """Of one device."""
     torch.manual_seed(0)
     return hocket.Pipeline(
         nn.Sequential(nn.Linear(3, 3)),
-        nn.functional.mse_loss,
+        loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
         example=BATCH,
         schedule=schedule,
@@ -105,6 +105,36 @@ def test_fit_logs_evaluations_behind_their_steps() -> None:
     evaluations = [numbers for _, numbers in run.logged if "train/loss" not in numbers]
     assert len(evaluations) == 2
     assert {*evaluations[0]} == {"evaluation/loss", "evaluation/mean_output"}
+
+
+def test_names_of_the_user_replace_no_number(tmp_path: Path) -> None:
+    """Where they are the same, a prefix keeps them apart; the folder is made."""
+
+    def loss(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        error = nn.functional.mse_loss(output, targets)
+        return {"loss": error, "seconds": error + 7.0, "grad_norm": error + 8.0}
+
+    def metrics(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"loss": output.mean() * 0.0 - 1.0, "seconds": output.mean() * 0.0 - 2.0}
+
+    path = tmp_path / "runs" / "mine.jsonl"
+    with made(loss=loss) as pipeline, closing(hocket.JsonLinesLogger(path)) as lines:
+        hocket.fit(
+            pipeline,
+            [BATCH],
+            evaluate=lambda: pipeline.evaluate([BATCH], metrics),
+            evaluate_every_steps=1,
+            loggers=[lines],
+        )
+    step, evaluation = (json.loads(x) for x in path.read_text().splitlines())
+    assert step["train/losses/seconds"] == pytest.approx(step["train/loss"] + 7.0)
+    assert step["train/losses/grad_norm"] == pytest.approx(step["train/loss"] + 8.0)
+    assert step["train/seconds"] == pytest.approx(4 / step["train/samples_per_s"])
+    assert evaluation["evaluation/metrics/loss"] == -1.0
+    assert evaluation["evaluation/metrics/seconds"] == -2.0
+    assert evaluation["evaluation/seconds"] == pytest.approx(
+        evaluation["evaluation/loss"] + 7.0
+    )
 
 
 def test_a_logger_that_fails_ends_nothing() -> None:

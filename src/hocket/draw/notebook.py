@@ -1,10 +1,10 @@
-"""Draw what notebooks show of an object: HTML without scripts, on its own ground.
+"""Draws what notebooks show: HTML without scripts, with its own background.
 
 1. Text or a table.
 2. Lanes, as SVG; as text where there are more ops than a notebook should hold.
 3. Idle time by cause.
 
-A notebook holds several pieces: all style of one begins with the class of its `div`.
+A notebook holds several outputs: CSS is scoped to a class per output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_OPS: Final = 4000  # an op takes about 250 bytes of SVG, and a notebook ke
 _STYLE: Final = Style(width=900.0, show_memory=False)
 _EQUAL: Final = "simulated on equal devices: forward 1 s, backward 2 s, messages 0 s"
 
-# Notebooks colour tables for their own ground: `!important` keeps ours readable.
+# Notebooks colour tables for their own background: `!important` keeps ours readable.
 _CARD: Final = """\
 <div class="{{ scope }}">
 <style>
@@ -80,14 +80,14 @@ _CARD: Final = """\
 """
 
 
-def shown(drawn: Schedule | Timeline) -> str:
+def html_of(drawn: Schedule | Timeline) -> str:
     """Return the HTML of a timeline; of a schedule, as equal devices would play it."""
     if isinstance(drawn, Timeline):
-        return card(drawn, title=drawn.origin.value)
-    return card(simulate(drawn, Costs.uniform()), title=_EQUAL)
+        return html_card(drawn, title=drawn.origin.value)
+    return html_card(simulate(drawn, Costs.uniform()), title=_EQUAL)
 
 
-def card(
+def html_card(
     timeline: Timeline | None,
     *,
     title: str = "",

@@ -11,7 +11,7 @@ one of your own.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, TextIO
 from hocket.errors import MissingPackageError
 from hocket.run.callbacks import Callback
 from hocket.run.cluster.world import World
+from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 
@@ -80,7 +81,7 @@ class JsonLinesLogger:
     """Writes a JSON object per line, behind those that are there; close it at the end.
 
     Args:
-        path: the file; made with the first numbers.
+        path: the file; made with the first numbers, and its folder, too.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -90,6 +91,7 @@ class JsonLinesLogger:
     def log(self, numbers: Mapping[str, float], /, *, step: int) -> None:
         """Write `{"step": 3, "train/loss": 0.7, ...}`."""
         if self._lines is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = self._path.open("a", encoding="utf-8")
         self._lines.write(json_line({"step": step, **numbers}))
         self._lines.flush()
@@ -133,17 +135,17 @@ class _LogNumbers:
         self.__qualname__ = f"{type(logger).__qualname__}.log"  # in errors
 
     def __call__(self, result: StepResult, evaluation: EvaluationResult | None) -> None:
-        """Log them."""
+        """Log the step at `step`, the evaluation at `step + 1`."""
         numbers = numbers_of(result, overlaps=self._overlaps)
         self._logger.log(numbers, step=result.step)
         if evaluation is not None:
-            named = {"loss": evaluation.loss, **evaluation.metrics}
-            found = {f"evaluation/{name}": value for name, value in named.items()}
-            self._logger.log(found, step=result.step + 1)
+            self._logger.log(numbers_of_evaluation(evaluation), step=result.step + 1)
 
 
 def numbers_of(result: StepResult, *, overlaps: bool) -> dict[str, float]:
     """Return the numbers of a step by their names.
+
+    A named loss with the name of another number is called `train/losses/NAME`.
 
     Args:
         result: the step's.
@@ -151,13 +153,32 @@ def numbers_of(result: StepResult, *, overlaps: bool) -> dict[str, float]:
             to ask for it is to wait for all workers.
     """
     numbers = {
-        **result.losses,
         "loss": result.loss,
         "seconds": result.seconds,
         "samples_per_s": result.num_samples / result.seconds,
         "bubble_fraction": result.bubble_fraction,
         "peak_bytes": result.peak_bytes,
     }
+    taken = {*numbers, "grad_norm"}  # whether or not this step has one
     if not overlaps and not result.gradient_status.status.unknown:
         numbers["grad_norm"] = result.grad_norm
+    named = {name: x for name, x in result.losses.items() if name != TOTAL}
+    numbers |= _with_prefix("losses", named, taken)
     return {f"train/{name}": value for name, value in numbers.items()}
+
+
+def numbers_of_evaluation(evaluation: EvaluationResult) -> dict[str, float]:
+    """Return the numbers of an evaluation by their names.
+
+    A metric with the name of a loss is called `evaluation/metrics/NAME`.
+    """
+    losses = {**evaluation.losses, TOTAL: evaluation.loss}
+    numbers = losses | _with_prefix("metrics", evaluation.metrics, losses)
+    return {f"evaluation/{name}": value for name, value in numbers.items()}
+
+
+def _with_prefix(
+    prefix: str, named: Mapping[str, float], taken: Container[str]
+) -> dict[str, float]:
+    """Put a prefix before the names that are taken."""
+    return {f"{prefix}/{x}" if x in taken else x: named[x] for x in named}

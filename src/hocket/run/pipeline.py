@@ -89,9 +89,9 @@ class Pipeline(StagedRun):
         return f"<hocket.Pipeline {name} {layout}, step {self._step}>"
 
     def _repr_html_(self) -> str:
-        from hocket.draw.notebook import card
+        from hocket.draw.notebook import html_card
 
-        return card(self.predicted, title="predicted", text=str(self))
+        return html_card(self.predicted, title="predicted", text=str(self))
 
     @property
     def is_main(self) -> bool:

@@ -21,7 +21,7 @@ from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.step_batch import NetBatches, make_net_batches
 from hocket.run.diagnostics import startup
-from hocket.run.diagnostics.startup import StartupReporter
+from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import PlayedLayout
@@ -69,6 +69,17 @@ class StagedRun(WorkerRun, ABC):
                     self._stack,
                     timeout_s,
                 )
+                if config.fill is not None:
+                    reporter(StartupProgress("measuring the net of fill"))
+                self.filling = make_filling(
+                    config.fill,
+                    plan,
+                    executor.player,
+                    world,
+                    layout,
+                    config.memory_bytes,
+                )
+                self._stack.callback(self.filling.close)
             self.plan = plan
             self._transition_s = 0.0  # of the change of layout before this step
             self._cache = None if self._freezing is None else self._freezing.cache
@@ -83,10 +94,6 @@ class StagedRun(WorkerRun, ABC):
                 }
             )
             self._executor = executor
-            self.filling = make_filling(
-                config.fill, plan, executor.player, world, layout, config.memory_bytes
-            )
-            self._stack.callback(self.filling.close)
             self._driver = Driver(executor, recorder, self._playing, self._profiler)
             self._checkpoints = CheckpointManager(
                 self._outline,

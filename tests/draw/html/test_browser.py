@@ -11,7 +11,7 @@ import pytest
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, Table, to_html
-from hocket.draw.notebook import card
+from hocket.draw.notebook import html_card
 from tests.draw.chromium import Page, find, running
 from tests.draw.timelines import REAL, measured, simulated
 
@@ -284,8 +284,8 @@ def test_a_card_of_a_notebook_is_readable_whatever_stands_around_it(
 ) -> None:
     """A notebook's own style for tables, on its own ground; and two cards in a page."""
     html = [
-        card(simulated("zb-h1", 2, 4), table=Table("", ("a", "b"), (("1", "2"),))),
-        card(simulated("gpipe", 2, 2)),
+        html_card(simulated("zb-h1", 2, 4), table=Table("", ("a", "b"), (("1", "2"),))),
+        html_card(simulated("gpipe", 2, 2)),
     ]
     notebook = "<style>body{background:#111;color:#eee}td,th{color:#222}</style>"
     page = opened(browser, f"<!doctype html>{notebook}{''.join(html)}", tmp_path)

@@ -23,6 +23,12 @@ LONG_S = 600.0
 BATCH = torch.ones(4, 3), torch.zeros(4, 3)
 
 
+@pytest.fixture(autouse=True)
+def _waits_for_the_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, too."""
+    monkeypatch.setattr(startup, "END_S", LONG_S)
+
+
 def reporter(
     hook: StartupHook | None, *, is_leader: bool = True, after_s: float = 0.0
 ) -> StartupReporter:
@@ -69,6 +75,30 @@ def test_a_long_activity_is_reported_while_it_lasts() -> None:
         assert told.wait(30.0)
 
 
+def test_a_hook_that_hangs_does_not_hold_up_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the middle of a call when the pipeline is ready."""
+    monkeypatch.setattr(startup, "END_S", 0.0)
+    called, goes_on = Event(), Event()
+    seen: list[str] = []
+
+    def hangs(progress: StartupProgress) -> None:
+        seen.append(progress.what)
+        called.set()
+        goes_on.wait(LONG_S)
+
+    with reporter(hangs) as report:
+        report(StartupProgress("capturing"))
+        assert called.wait(30.0)
+        report(StartupProgress("dry run"))
+    assert not goes_on.is_set()
+    goes_on.set()
+    report._thread.join(30.0)
+    assert not report._thread.is_alive()
+    assert seen == ["capturing"]
+
+
 @pytest.mark.parametrize(
     ("is_leader", "after_s"), [(True, LONG_S), (False, 0.0)], ids=["soon", "rank 1"]
 )
@@ -111,6 +141,20 @@ def test_a_pipeline_reports_and_goes_on_without_a_hook_that_fails(
     (failure,) = [x for x in caplog.records if x.levelno == logging.ERROR]
     assert "progress= failed at" in failure.getMessage()
     assert failure.exc_info is not None
+
+
+def test_the_net_of_fill_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is measured: this order cannot be filled."""
+    monkeypatch.setattr(startup, "AFTER_S", 0.0)
+    seen: list[str] = []
+    net = nn.Linear(3, 3).eval()
+    with pytest.raises(ConfigError, match="fill: steps of schedule 'pipedream-2bw'"):
+        pipeline(
+            schedule="pipedream-2bw",
+            fill=hocket.Fill(net, torch.ones(3, 3), lambda rows, output: None),
+            progress=lambda now: seen.append(now.what),
+        )
+    assert seen[-1] == "measuring the net of fill"
 
 
 def test_a_hook_that_is_no_function_is_refused() -> None:

@@ -179,3 +179,29 @@ def test_code_text_is_of_the_code_and_its_arguments() -> None:
     assert texts == [code_text(loss) for loss in losses]
     assert code_text(scaled(1.0)) == texts[2]
     assert not [text for text in texts if " at 0x" in text]
+
+
+def test_code_text_is_of_inherited_calls_and_of_variables_not_yet_set() -> None:
+    """A class without a `__call__` of its own, and a function made before a value."""
+
+    class Mean:
+        def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+            return (output - targets).square().mean()
+
+    class Sum:
+        def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+            return (output - targets).square().sum()
+
+    texts = []
+    for base in (Mean, Sum):
+        heir = type("Heir", (base,), {"__qualname__": "Heir"})
+        base.__call__.__qualname__ = "__call__"
+        texts.append(code_text(heir()))
+    assert texts[0] != texts[1]
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return scale * nn.functional.mse_loss(output, targets)
+
+    before = code_text(loss)
+    scale = 2.0
+    assert code_text(loss) != before

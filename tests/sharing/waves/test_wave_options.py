@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import CheckpointError, ConfigError, DataError, ModelError
+from hocket.sharing.waves import evaluate
 from tests.sharing.support.wave_oracles import (
     adamw,
     difference,
@@ -116,6 +118,29 @@ def evaluated(
         for name, value in named.items():
             sums[name] = sums.get(name, 0.0) + value.item() * len(x)
     return {name: value / total for name, value in sums.items()}, right / total
+
+
+def test_buffers_come_back_where_a_broadcast_fails() -> None:
+    """Of the second one: the first has replica 0's values by then."""
+    left: list[Tensor] = []
+
+    class Group:
+        def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
+            assert (from_rank, what) == (0, "buffers of the first replica")
+            if left:
+                raise OSError("no connection")
+            left.append(tensor.fill_(7.0))
+
+    net: Any = nn.BatchNorm1d(3)
+    expected = [x.clone() for x in net.buffers()]
+    what: Any = SimpleNamespace(module=net, group=Group())
+    with (
+        pytest.raises(OSError, match="no connection"),
+        evaluate._first_buffers(what),
+    ):
+        pass
+    assert left
+    assert all(map(torch.equal, net.buffers(), expected))
 
 
 @pytest.mark.parametrize("sync", ["wave", "exact"])

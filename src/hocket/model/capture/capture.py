@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, assert_never
 
 from torch import nn
@@ -30,7 +29,12 @@ from hocket.model.capture.submodules import (
     trace_submodules,
 )
 from hocket.model.trace.example import Example
-from hocket.model.trace.observe import Observation, observe, preserve_state
+from hocket.model.trace.observe import (
+    Observation,
+    in_mode,
+    observe,
+    preserve_state,
+)
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 
@@ -105,7 +109,7 @@ def _of_sequential(model: nn.Module, example: Example, state: State) -> Captured
             f"a {type(model).__name__} is no nn.Sequential, so its submodules cannot "
             f"be run one after the other\n{OTHER_WAY}"
         )
-    with _in_mode(model, training=True):
+    with in_mode(model, training=True):
         trace = trace_sequential(model, example, state)
         seen = _watch(model, trace, example)
         if open_structures(trace, seen.facts):
@@ -123,9 +127,9 @@ def _of_submodules(
     model: nn.Module, example: Example, state: State, cut: Sequence[str]
 ) -> Captured:
     larger = example.resized(example.num_samples + 1)
-    with _in_mode(model, training=True), preserve_state(state):
+    with in_mode(model, training=True), preserve_state(state):
         calls = watch_calls(model, example)
-    with _in_mode(model, training=False), preserve_state(state):
+    with in_mode(model, training=False), preserve_state(state):
         calls_evaluating = watch_calls(model, example)
     closed = closed_modules((calls, calls_evaluating), state)
     check_open(closed, cut)
@@ -133,10 +137,10 @@ def _of_submodules(
         trace_submodules(call, closed, example, state)
         for call in (calls, calls_evaluating)
     )
-    with _in_mode(model, training=False):
+    with in_mode(model, training=False):
         seen_evaluating = _watch(model, evaluation, example)
     fixed = ""
-    with _in_mode(model, training=True):
+    with in_mode(model, training=True):
         seen = more = _watch(model, training, example)
         try:
             with preserve_state(state):
@@ -203,10 +207,10 @@ def _with_modules_as_is(
         traces = _export_both(model, example, state, closed, any_batch=False)
     training, evaluation = traces
     size = example.num_samples if fixed else example.num_samples + 1
-    with _in_mode(model, training=True):
+    with in_mode(model, training=True):
         seen = _watch(model, training, example)
         more = _watch(model, training, example.resized(size))
-    with _in_mode(model, training=False):
+    with in_mode(model, training=False):
         seen_all = (seen, more, _watch(model, evaluation, example))
     as_is = bool(closed)
     return captured(model, example, traces, seen_all, fixed, between_modules=as_is)
@@ -222,7 +226,7 @@ def _export_both(
 ) -> tuple[Trace, Trace]:
     traces = []
     for training in (True, False):
-        with _in_mode(model, training=training):
+        with in_mode(model, training=training):
             runs = seen_calls(model, example, state) if closed else ()
             as_is = ModulesAsIs(closed, runs, example)
             try:
@@ -250,16 +254,3 @@ def _with_known_shapes(
     """Forget shapes that depend on the data: no message can carry such a tensor."""
     equal = example.resized(1).resized(example.num_samples)
     return seen.with_shapes_of_both(_watch(model, trace, equal))
-
-
-@contextmanager
-def _in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set train or eval mode for a while; frozen submodules stay in eval mode."""
-    modes = {module: module.training for module in model.modules()}
-    if not training or not model.training:
-        model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

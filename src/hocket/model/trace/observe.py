@@ -234,3 +234,16 @@ def preserve_state(state: State) -> Iterator[None]:
         finally:
             for name, tensor in before.items():
                 state.tensors[name].detach().copy_(tensor)
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Set train or eval mode for a while; frozen submodules stay in eval mode."""
+    modes = {module: module.training for module in model.modules()}
+    if not training or not model.training:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode

@@ -9,7 +9,7 @@ from typing import Final
 
 from hocket.draw import html
 from hocket.draw.html import Facts, Figure, Table
-from hocket.draw.notebook import card
+from hocket.draw.notebook import html_card
 from hocket.draw.quantity import byte_size, percent, short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
@@ -83,9 +83,9 @@ def to_html(ranking: Ranking) -> str:
 def to_card(ranking: Ranking) -> str:
     """Return what a notebook shows: the table, and a step of the best."""
     if ranking.best is None:
-        return card(None, text="\n".join((*head(ranking), *choice(ranking))))
+        return html_card(None, text="\n".join((*head(ranking), *choice(ranking))))
     text = "\n".join((*head(ranking), f"best: {sentence(ranking.best, ranking)}"))
-    return card(
+    return html_card(
         ranking.timeline,
         title="the best, one step, predicted",
         text=text,

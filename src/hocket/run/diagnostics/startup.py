@@ -5,8 +5,8 @@
     reports                     capture   measure   ...   dry run
 
 A pipeline that is ready within two seconds reports nothing. After that, each new
-activity is reported when it begins, and again while it lasts: a thread does that, since
-capturing or compiling a model may be one long call.
+activity is reported when it begins, and again while it lasts. A thread does that:
+capturing or compiling a model may be one long call, and so may the user's hook.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import Event, RLock, Thread
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
 from time import perf_counter
 from types import TracebackType
 from typing import Final, Self
 
 AFTER_S: Final = 2.0  # pipelines that are ready sooner report nothing
 EVERY_S: Final = 5.0  # between two reports of one activity
+END_S: Final = 5.0  # a hook that takes longer holds up the first step no more
 
 log = logging.getLogger("hocket")
 
@@ -31,7 +33,7 @@ class StartupProgress:
 
     Args:
         what: the activity, such as "capturing the model".
-        seconds: since the pipeline's workers joined.
+        seconds: since the capture began.
         num_done: how much of the activity is done; None if it is not counted.
         num_all: how much there is; None if that is not known.
     """
@@ -57,7 +59,7 @@ StartupHook = Callable[[StartupProgress], object]
 
 
 class StartupReporter:
-    """Passes activities on to the log and the user's hook; `with` it while they last.
+    """Passes activities on to the log and the user's hook; use as a context manager.
 
     A hook that fails is logged with its traceback, and not called again.
 
@@ -79,16 +81,17 @@ class StartupReporter:
         self._hook = hook
         self._is_leader = is_leader
         self._after_s, self._every_s = after_s, every_s
-        self._lock = RLock()  # a hook may make a pipeline, too
+        self._begun = SimpleQueue[StartupProgress | None]()  # None: no more of them
         self._over = Event()
         self._begin_s = perf_counter()
-        self._now: StartupProgress | None = None
-        self._said = ""  # the last activity that was reported
+        self._thread = Thread(
+            target=self._report_all, name="hocket start-up", daemon=True
+        )
 
     def __enter__(self) -> Self:
-        """Begin to count the seconds."""
+        """Start the reporting thread."""
         if self._is_leader:
-            Thread(target=self._repeat, name="hocket start-up", daemon=True).start()
+            self._thread.start()
         return self
 
     def __exit__(
@@ -97,36 +100,44 @@ class StartupReporter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Report nothing from now on."""
-        with self._lock:
-            self._over.set()
+        """Report what is left, for a few seconds at most, and nothing from then on."""
+        if self._is_leader:
+            self._begun.put(None)
+            self._thread.join(END_S)
+        self._over.set()
 
     def __call__(self, progress: StartupProgress) -> None:
-        """Note an activity; report it if it is a new one, and it is time.
+        """Note an activity; it is reported if it is a new one, and it is time.
 
         Args:
-            progress: the activity; its seconds are counted here.
+            progress: the activity; its seconds are counted when it is reported.
         """
-        if not self._is_leader:
-            return
-        with self._lock:
-            self._now = progress
-            is_new = progress.what != self._said
-            if is_new and perf_counter() - self._begin_s >= self._after_s:
-                self._report()
+        if self._is_leader and not self._over.is_set():
+            self._begun.put(progress)
 
-    def _repeat(self) -> None:
-        wait_s = self._after_s
-        while not self._over.wait(wait_s):
-            with self._lock:
-                self._report()
-            wait_s = self._every_s
+    def _report_all(self) -> None:
+        """Report new activities when they begin, and the last one while it lasts."""
+        first_s = due_s = self._begin_s + self._after_s
+        now: StartupProgress | None = None
+        said = ""
+        while not self._over.is_set():
+            try:
+                found = self._begun.get(timeout=max(0.0, due_s - perf_counter()))
+            except Empty:
+                pass
+            else:
+                if found is None:
+                    return
+                now = found
+                if now.what == said or perf_counter() < first_s:
+                    continue
+            if now is not None:
+                said = now.what
+                self._report(now)
+            due_s = perf_counter() + self._every_s
 
-    def _report(self) -> None:
-        if self._now is None or self._over.is_set():
-            return
-        self._said = self._now.what
-        progress = replace(self._now, seconds=perf_counter() - self._begin_s)
+    def _report(self, progress: StartupProgress) -> None:
+        progress = replace(progress, seconds=perf_counter() - self._begin_s)
         log.info("%s", progress)
         if self._hook is None:
             return

@@ -51,9 +51,9 @@ class Plan:
         return f"<hocket.Plan {name} with {self.predicted!r}>"
 
     def _repr_html_(self) -> str:
-        from hocket.draw.notebook import card
+        from hocket.draw.notebook import html_card
 
-        return card(self.predicted, title="predicted", text=str(self))
+        return html_card(self.predicted, title="predicted", text=str(self))
 
     def __str__(self) -> str:
         """Describe the order, each device's stages and memory, and the prediction."""

@@ -85,7 +85,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             `hocket.ProfileSteps(steps=range(3, 5), folder="traces/")`.
         progress: called on rank 0 with a `hocket.StartupProgress` while the pipeline is
             made, if that takes longer than two seconds: at each new activity, and every
-            few seconds from another thread. The logger `hocket` gets the same lines
+            few seconds, from another thread. The logger `hocket` gets the same lines
             (INFO). If it fails, that is logged, and it is not called again.
 
     Raises:

@@ -1,4 +1,8 @@
-"""Evaluates one copy of the model: each worker takes its part of each batch."""
+"""Evaluates one copy of the model: each worker holds the whole model.
+
+batch   part 0 | part 1   ─▶ rank 0
+        part 2 | part 3   ─▶ rank 1
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import SchemaError
+from hocket.model.trace.observe import in_mode
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -33,6 +38,9 @@ from hocket.run.stage.precision import Precision
 @dataclass(frozen=True, slots=True)
 class WaveEvaluation:
     """What is evaluated, the same on every worker.
+
+    The two waves, tick and tock, share a device: each trains on every second batch, or
+    microbatch (see `order.py`). Tick's copy is evaluated.
 
     Args:
         module: the copy of the model.
@@ -55,14 +63,14 @@ class WaveEvaluation:
     group: WorkerGroup | None
 
 
-def evaluated(what: WaveEvaluation, loader: Iterable[Any]) -> EvaluationSums:
+def evaluate_sums(what: WaveEvaluation, loader: Iterable[Any]) -> EvaluationSums:
     """Sum losses and metrics over all samples, for every worker.
 
     Raises:
         SchemaError: the workers did not evaluate on the same batches.
     """
     sums, seen = DeviceSums(what.metrics), 0
-    with _evaluates(what.module), _first_buffers(what), torch.no_grad():
+    with in_mode(what.module, training=False), _first_buffers(what), torch.no_grad():
         for batch in loader:
             seen = zlib.crc32(digest(batch).to_bytes(4), seen)
             _add_batch(what, batch, sums)
@@ -97,28 +105,16 @@ def _add_batch(what: WaveEvaluation, batch: Any, sums: DeviceSums) -> None:
 
 
 @contextmanager
-def _evaluates(module: nn.Module) -> Iterator[None]:
-    """Set all modules to evaluation mode for a while."""
-    modes = [(x, x.training) for x in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for x, training in modes:
-            x.training = training
-
-
-@contextmanager
 def _first_buffers(what: WaveEvaluation) -> Iterator[None]:
-    """Let forwards read the first replica's buffers for a while: those it saves."""
+    """Evaluate with replica 0's buffers: only they go into checkpoints."""
     if what.group is None:
         yield
         return
     buffers = [*what.module.buffers()]
     own = [x.clone() for x in buffers]
-    for x in buffers:
-        what.group.broadcast(x, 0, "buffers of the first replica")
     try:
+        for x in buffers:
+            what.group.broadcast(x, 0, "buffers of the first replica")
         yield
     finally:
         for x, mine in zip(buffers, own, strict=True):

@@ -46,7 +46,7 @@ from hocket.run.weights.settings import (
     SchedulerFactory,
     TrainingConfig,
 )
-from hocket.sharing.waves.evaluate import WaveEvaluation, evaluated
+from hocket.sharing.waves.evaluate import WaveEvaluation, evaluate_sums
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
 from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
 from hocket.sharing.waves.refusals import checked_microbatches, refuse_scale
@@ -312,7 +312,7 @@ class Waves(WorkerRun):
             self._reported("evaluate()"),
             preserve_generators(self.world.device),
         ):
-            sums = evaluated(
+            sums = evaluate_sums(
                 WaveEvaluation(
                     self.waves[_TICK].module,
                     self._loss,

@@ -13,7 +13,10 @@ import torch
 from torch import nn
 
 import hocket
+from hocket import cuda
 from hocket.errors import CallbackError, ConfigError
+from hocket.run.engine.tracing import step_profiler
+from hocket.run.engine.tracing.step_profiler import StepProfiler
 
 WIDTH = 64
 BATCH = torch.ones(64, WIDTH), torch.zeros(64, WIDTH)
@@ -100,6 +103,38 @@ def test_what_a_trace_cannot_be_written_to_ends_nothing(tmp_path: Path) -> None:
         with pytest.raises(CallbackError, match="the trace of chosen steps failed: "):
             [*pipeline.train([BATCH] * 4)]
         assert pipeline.step(BATCH).step == 4
+
+
+@pytest.mark.parametrize("fails_at", ["start", "write_memory_history", "add_ops"])
+def test_a_trace_that_fails_leaves_nothing_on(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the history of memory nor a file that is not finished."""
+    calls: list[str] = []
+
+    def fails(*_: object) -> None:
+        raise OSError(f"no {fails_at}")
+
+    monkeypatch.setattr(hocket.ProfileSteps, "check_device", lambda *_: None)
+    for name in ("record", "write", "stop"):
+        monkeypatch.setattr(
+            cuda,
+            f"{name}_memory_history",
+            lambda *_, name=name: calls.append(name),
+        )
+    owner: Any = {"start": torch.profiler.profile, "add_ops": step_profiler}
+    monkeypatch.setattr(owner.get(fails_at, cuda), fails_at, fails)
+    settings = hocket.ProfileSteps([0], tmp_path, memory=True)
+    profiler = StepProfiler(settings, 0, torch.device("cpu"))
+    profiler.before([0])
+    profiler.close()
+    profiler.close()
+
+    (error,) = profiler.take_errors()
+    assert str(error) == f"no {fails_at}"
+    assert (calls[0], calls[-1]) == ("record", "stop")
+    assert calls.count("stop") == 1
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_snapshot_of_memory_needs_a_gpu(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
     steps       2 │ 3        │ 4        │ 5
     profiler      ├ marks ── ops ─ marks ┤ steps-3-4-rank-0.json
 
-It only watches: an error of it is kept for `Pipeline.train` to raise at the end, and
-nothing is traced any more.
+It only watches: its first error is logged, and nothing is traced any more.
+`Pipeline.train` raises it at the end of the loader; `Pipeline.step` only logs it.
 """
 
 from __future__ import annotations
@@ -138,7 +138,10 @@ class StepProfiler:
         if self._profile is None:
             return
         with self._kept():
-            self._write(self._profile)
+            try:
+                self._write(self._profile)
+            finally:
+                self._end_memory_history()
         self._profile = None
         self._played, self._marks, self._steps = [], {}, set()
 
@@ -156,15 +159,24 @@ class StepProfiler:
             self._is_off = True
             log.exception("the trace of chosen steps failed; training goes on")
 
+    def _end_memory_history(self) -> None:
+        if self._settings.memory:
+            cuda.stop_memory_history()
+
     def _start(self) -> None:
         kinds = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             kinds.append(ProfilerActivity.CUDA)
         options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-        self._profile = profile(activities=kinds, experimental_config=options)
-        if self._settings.memory:
-            cuda.record_memory_history()
-        self._profile.start()
+        started = profile(activities=kinds, experimental_config=options)
+        try:
+            if self._settings.memory:
+                cuda.record_memory_history()
+            started.start()
+        except BaseException:
+            self._end_memory_history()
+            raise
+        self._profile = started
         self._mark()
 
     def _mark(self) -> None:
@@ -176,7 +188,7 @@ class StepProfiler:
             self._marks[name] = before_s, perf_counter()
 
     def _write(self, profiled: profile) -> None:
-        """Write the trace, with the ops, and the memory's history.
+        """Write the trace, with the ops, and the memory's history; no unfinished file.
 
         Raises:
             OSError: a file cannot be written.
@@ -190,10 +202,13 @@ class StepProfiler:
         if self._settings.memory:
             cuda.write_memory_history(folder / f"{stem}.memory.pickle")
         unfinished = folder / f"{stem}.partial"
-        profiled.export_chrome_trace(str(unfinished))
-        trace = json.loads(unfinished.read_text(encoding="utf-8"))
-        ops = [op for played in self._played for op in played.ops()]
-        trace["traceName"] = str(folder / f"{stem}.json")
-        add_ops(trace, ops, self._marks, os.getpid())
-        unfinished.write_text(json.dumps(trace), encoding="utf-8")
-        unfinished.replace(folder / f"{stem}.json")
+        try:
+            profiled.export_chrome_trace(str(unfinished))
+            trace = json.loads(unfinished.read_text(encoding="utf-8"))
+            ops = [op for played in self._played for op in played.ops()]
+            trace["traceName"] = str(folder / f"{stem}.json")
+            add_ops(trace, ops, self._marks, os.getpid())
+            unfinished.write_text(json.dumps(trace), encoding="utf-8")
+            unfinished.replace(folder / f"{stem}.json")
+        finally:
+            unfinished.unlink(missing_ok=True)

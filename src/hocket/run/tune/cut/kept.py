@@ -3,7 +3,8 @@
     profile-<key>.json   each layer's seconds and bytes          conditions
     costs-<key>.json     the stages' costs, with messages and    the profile, stages,
                          updates                                 optimizer, workers
-    costs-<key>.json     the same, as a dry run measured them    those costs, the order
+    costs-<key>.json     the same costs, corrected by a dry      those costs, this order
+                         run of this order
 
 A key is a digest of all that the numbers depend on, so a file of other conditions is
 not found. Rank 0 reads, and broadcasts what it found: all workers reuse, or all
@@ -33,7 +34,7 @@ from hocket.run.engine.plan import short_hash
 
 log = logging.getLogger(__name__)
 
-_DEPTH: Final = 6  # of functions within functions
+_DEPTH: Final = 6  # counts every level: a function, its code, its constants, ...
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
 
@@ -75,7 +76,7 @@ def kept_costs(
         world: all workers.
         measure: measures on all workers, and returns the same on each.
     """
-    if folder is None or profile.slowness:  # profiles of several kinds are not kept
+    if folder is None or profile.slowness:  # devices of several kinds: not kept
         return measure()
     document = json.dumps(profile.to_json(), sort_keys=True)
     conditions = {**depends_on, "profile": short_hash(document)}
@@ -104,8 +105,9 @@ def _costs_text(path: Path) -> str:
 def code_text(value: object, depth: int = _DEPTH) -> str:
     """Return text that changes when a function's code or its arguments do.
 
-    It is the same in every process. Of an object of the user's own class that can be
-    called, it has the code and not what it holds.
+    It is the same in every process. For a callable object only `__call__`'s code
+    counts, not its attributes. Globals count by name only: neither their values nor the
+    code of functions that are called.
 
     Args:
         value: a function, a module, or what they are made of.
@@ -127,7 +129,6 @@ _PARTS: Final[Mapping[type, tuple[str, ...]]] = {
     MethodType: ("__func__", "__self__"),
     FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
     CodeType: ("co_code", "co_names", "co_consts"),
-    CellType: ("cell_contents",),
     Tensor: ("shape", "dtype"),
 }
 
@@ -142,9 +143,15 @@ def _parts(value: Any) -> Iterable[Any]:
         own = (x for part in value.modules() for x in vars(part).items())
         plain = sorted(f"{name}={x!r}" for name, x in own if isinstance(x, _PLAIN))
         return repr(value), type(value).forward, plain
+    if isinstance(value, CellType):
+        try:
+            return [value.cell_contents]
+        except ValueError:  # its variable is not set yet
+            return []
     names = next((x for kind, x in _PARTS.items() if isinstance(value, kind)), ())
     if is_dataclass(value) and not isinstance(value, type):
         names = tuple(field.name for field in fields(value))
     if names:
         return [getattr(value, name) for name in names]
-    return [vars(type(value)).get("__call__")]
+    kinds = (vars(kind) for kind in type(value).__mro__)
+    return [next((own["__call__"] for own in kinds if "__call__" in own), None)]
