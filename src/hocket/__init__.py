@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     from hocket.sharing.running.job import Job as Job
     from hocket.sharing.running.job import JobContext as JobContext
     from hocket.sharing.running.share import share as share
-    from hocket.sharing.waves.waves import WaveResult as WaveResult
+    from hocket.sharing.waves.result import WaveResult as WaveResult
     from hocket.sharing.waves.waves import Waves as Waves
     from hocket.teacher.evaluation import LinearProbe as LinearProbe
     from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
@@ -195,7 +195,7 @@ _HOMES = {
     "TwoViewSamples": "hocket.teacher.view_loader",
     "TwoViews": "hocket.teacher.views",
     "WaitError": "hocket.errors",
-    "WaveResult": "hocket.sharing.waves.waves",
+    "WaveResult": "hocket.sharing.waves.result",
     "Waves": "hocket.sharing.waves.waves",
     "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",

@@ -18,7 +18,7 @@ from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 
-_TRAINED: Final = ""  # stands for all trained stages and updates; no net has no name
+_TRAINED: Final = ""  # all trained nets together; a net's name is never empty
 # The stages of each gate.
 Gates = tuple[tuple[int, ...], ...]
 

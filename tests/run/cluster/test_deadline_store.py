@@ -79,7 +79,7 @@ def test_an_exchange_ends_with_its_store(silent: Silent) -> None:
 
 
 def test_nobody_waits_for_a_worker_that_has_left() -> None:
-    """Whoever polls for its key raises, under any prefix; other keys still answer."""
+    """A worker that polls for its key raises, under any prefix; other keys answer."""
     behind = dist.HashStore()
     own, other = (DeadlineStore(behind, "node-a:29500") for _ in range(2))
     waiting = dist.PrefixStore("pipeline 0", other)

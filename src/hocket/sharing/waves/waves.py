@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from math import isfinite
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hocket.errors import ConfigError, NonFiniteError
+from hocket.errors import ConfigError
 from hocket.options import PrecisionName
 from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout, replica_group
@@ -34,7 +33,7 @@ from hocket.run.data.loader import (
     check_same_length,
     recorded_batches,
 )
-from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.device.open import open_device
 from hocket.run.engine.driver import drains_after
@@ -50,36 +49,11 @@ from hocket.sharing.waves.evaluate import WaveEvaluation, evaluate_sums
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
 from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
 from hocket.sharing.waves.refusals import checked_microbatches, refuse_scale
+from hocket.sharing.waves.result import WaveResult, result_of
 from hocket.sharing.waves.saved import WaveCheckpoints
 from hocket.sharing.waves.wave import Due, Wave, copy_of
 
 _TICK: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WaveResult:
-    """What one batch came to. Every worker gets the same numbers.
-
-    Args:
-        step: the batch's number, from 0 over the life of the run.
-        wave: the wave whose weights were updated: 0 for tick, 1 for tock; 0 for both if
-            sync is "exact".
-        loss: what is trained, the mean over all samples of the batch.
-        losses: every scalar that the loss function names, the means over all samples.
-        num_samples: the samples of the batch, over all replicas.
-        grad_norm: the norm of the gradients that the update read, before clipping.
-        seconds: since the result before.
-        skipped: whether nothing was updated, for gradients of float16 were too large.
-    """
-
-    step: int
-    wave: int
-    loss: float
-    losses: dict[str, float]
-    num_samples: int
-    grad_norm: float
-    seconds: float
-    skipped: bool = False
 
 
 class Waves(WorkerRun):
@@ -253,7 +227,7 @@ class Waves(WorkerRun):
                 together += [] if is_over else [batch]
             for result in self._play(together, drains, is_over=is_over):
                 now_s = perf_counter()
-                yield _timed(result, now_s - begin_s)
+                yield replace(result, seconds=now_s - begin_s)
                 begin_s = now_s
 
     def step(self, batch: Any) -> WaveResult:
@@ -264,7 +238,7 @@ class Waves(WorkerRun):
         """
         begin_s = perf_counter()
         *_, result = self._play([batch], lambda _: True, is_over=True)
-        return _timed(result, perf_counter() - begin_s)
+        return replace(result, seconds=perf_counter() - begin_s)
 
     def synchronize(self) -> None:
         """Wait until all waves are done: from then on, the model may be read."""
@@ -444,29 +418,8 @@ class Waves(WorkerRun):
             NonFiniteError: a loss or a gradient is not finite.
         """
         self._player.finish(step)
-        assert step.losses is not None
-        assert step.norm is not None
-        losses = dict(zip(step.names, step.losses.tolist(), strict=True))
-        norm = float(step.norm)
-        bad = [name for name, value in losses.items() if not isfinite(value)]
-        if not step.is_skipped and (bad or not isfinite(norm)):
-            what = f"the loss {bad[0]!r}" if bad else "a gradient"
-            raise NonFiniteError(
-                f"{what} of step {step.number} is not finite, and weights were updated "
-                "from it before this was known: load the last checkpoint"
-            )
         wave = step.number % NUM_WAVES if self.sync == "wave" else 0
-        loss = losses[TOTAL]
-        return WaveResult(
-            step.number,
-            wave,
-            loss,
-            losses,
-            step.num_samples,
-            norm,
-            0.0,
-            step.is_skipped,
-        )
+        return result_of(step, wave)
 
     def _begun(self, batch: Any) -> WaveStep:
         """Cut the batch of the next step, and count it."""
@@ -477,7 +430,3 @@ class Waves(WorkerRun):
 
 _END: Final[Any] = object()
 _num_runs: Final = count()
-
-
-def _timed(result: WaveResult, seconds: float) -> WaveResult:
-    return replace(result, seconds=seconds)

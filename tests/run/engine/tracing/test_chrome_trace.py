@@ -1,4 +1,4 @@
-"""Ops are put on torch's clock, by the mark that tells it best."""
+"""Traces show ops at torch's times, which the most exact mark converts."""
 
 from __future__ import annotations
 
