@@ -46,7 +46,6 @@ from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.masked_bert import MaskedBert
 from hocket.recipes.models.nasnet import NasNet
 from hocket.recipes.models.resnet import ResNet
-from hocket.recipes.models.resnext import make_resnext
 from hocket.recipes.models.rnn import Rnn
 from hocket.recipes.models.torchvision_nets import make_torchvision_net
 from hocket.recipes.models.transformer import Blocks
@@ -154,8 +153,6 @@ def _classifier(
                 width=settings.width,
                 num_blocks=settings.num_blocks,
             )
-        case ResnextSettings():
-            return make_resnext(settings, images.num_classes)
         case NasnetSettings():
             sizes = settings.num_features, settings.num_cells
             return NasNet(images.num_classes, *sizes)
