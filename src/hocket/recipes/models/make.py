@@ -20,16 +20,13 @@ from hocket.recipes.config.data_settings import (
 )
 from hocket.recipes.config.model_settings import (
     BertSettings,
-    DensenetSettings,
+    ColourNetSettings,
     FfnnSettings,
     GptSettings,
-    MobilenetSettings,
     ModelFunctionSettings,
     NasnetSettings,
     ResnetSettings,
-    ResnextSettings,
     RnnSettings,
-    TorchvisionSettings,
     TransformerSettings,
     VitSettings,
 )
@@ -72,16 +69,7 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
     torch.manual_seed(recipe.training.seed)
     whole = training.samples if isinstance(training, FirstSamples) else training
     match recipe.model:
-        case (
-            VitSettings()
-            | ResnetSettings()
-            | ResnextSettings()
-            | DensenetSettings()
-            | MobilenetSettings()
-            | NasnetSettings()
-            | TorchvisionSettings()
-            | FfnnSettings()
-        ):
+        case VitSettings() | ResnetSettings() | ColourNetSettings() | FfnnSettings():
             return _classifier(recipe.model, _images(recipe, whole))
         case GptSettings() as gpt:
             assert isinstance(recipe.data, TextSettings), "the recipe is valid"
@@ -123,14 +111,7 @@ def _images(recipe: Recipe, samples: Samples) -> _Images:
 
 
 def _classifier(
-    settings: VitSettings
-    | ResnetSettings
-    | ResnextSettings
-    | DensenetSettings
-    | MobilenetSettings
-    | NasnetSettings
-    | TorchvisionSettings
-    | FfnnSettings,
+    settings: VitSettings | ResnetSettings | ColourNetSettings | FfnnSettings,
     images: _Images,
 ) -> nn.Module:
     match settings:

@@ -9,13 +9,14 @@ Source: Huang et al., arXiv:1608.06993 (DenseNet); Howard et al., arXiv:1905.022
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final
 
 from torch import nn
 
 from hocket.errors import MissingPackageError, RecipeError
 from hocket.nearest import nearest
 from hocket.recipes.config.model_settings import (
+    ColourNetSettings,
     DensenetSettings,
     MobilenetSettings,
     ResnextSettings,
@@ -32,10 +33,7 @@ _BLOCKS: Final = {
 
 
 def make_torchvision_net(
-    settings: DensenetSettings
-    | MobilenetSettings
-    | ResnextSettings
-    | TorchvisionSettings,
+    settings: ColourNetSettings,
     num_classes: int,
 ) -> nn.Module:
     """Make a model from images (B, 3, S, S) to class scores (B, K).
@@ -54,8 +52,8 @@ def make_torchvision_net(
         from torchvision import models
     except ImportError as error:
         raise MissingPackageError(
-            f"{settings.kind} comes with torchvision, which is not installed or does "
-            f"not load ({error}): pip install 'hocket[vision]'"
+            "the model comes with torchvision, which is not installed or does not load "
+            f"({error}): pip install 'hocket[vision]'"
         ) from error
     model: nn.Module
     match settings:
@@ -92,5 +90,5 @@ def make_torchvision_net(
                 raise RecipeError(f"model.name {name!r} is unknown: {near}")
             model = models.get_model(name, weights=None, num_classes=num_classes)
         case _:
-            assert_never(settings)
+            raise AssertionError(f"{type(settings).__name__} is not made here")
     return model
