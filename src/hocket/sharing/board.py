@@ -51,7 +51,6 @@ class JobRecord:
     Args:
         state: what the policy reads.
         max_slowdown: how much slower than alone the job may be; inf for no limit.
-        join_s: when it came.
         iterations: those that ended.
         solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
         num_wrong: how often its forecast did not hold.
@@ -63,7 +62,6 @@ class JobRecord:
 
     state: JobState
     max_slowdown: float
-    join_s: float
     iterations: list[Iteration] = field(default_factory=list)
     solo_s: float = nan
     num_wrong: int = 0
@@ -77,20 +75,28 @@ class JobRecord:
     first_start_s: float = nan
     first_backward_s: float = nan
     delay_s: float = 0.0
+    spent_s: float = 0.0  # at gates and in iterations: without loading data
     ran_alone: bool = True
     busy_s: dict[Point, float] = field(default_factory=dict)  # of this iteration
 
     def move(self, point: Point, now_s: float) -> None:
         """Come to another point."""
         state = self.state
+        passed_s = now_s - state.point_s
+        if state.point is not Point.AWAY:
+            self.spent_s += passed_s
         if state.point in self.busy_s:
-            self.busy_s[state.point] += now_s - state.point_s
+            self.busy_s[state.point] += passed_s
         state.come_to(point, now_s)
 
     def slowdown(self, now_s: float) -> float:
-        """Return its time so far over that of as many iterations alone."""
-        alone_s = self.solo_s * len(self.iterations)
-        return (now_s - self.join_s) / alone_s if alone_s > 0 else 1.0
+        """Return its time so far over that of as many iterations alone.
+
+        The time in which it loads data counts in neither.
+        """
+        state, alone_s = self.state, self.solo_s * len(self.iterations)
+        at_s = 0.0 if state.point is Point.AWAY else now_s - state.point_s
+        return (self.spent_s + at_s) / alone_s if alone_s > 0 else 1.0
 
 
 class Board:
@@ -117,6 +123,7 @@ class Board:
         self.mode = mode
         for record in self.records.values():
             record.state.num_starts = record.state.num_backwards = 0
+            record.state.device_s = record.state.missed_s = 0.0
 
     def join(
         self,
@@ -131,7 +138,7 @@ class Board:
         """Add a job; it starts level with the job that is furthest behind."""
         self._spend(now_s)
         states = [record.state for record in self.records.values()]
-        used_s = min((state.device_s / state.weight for state in states), default=0.0)
+        used_s = min((state.used for state in states), default=0.0)
         self.records[name] = JobRecord(
             JobState(
                 name,
@@ -145,7 +152,6 @@ class Board:
                 is_trusted=forecast is not None,
             ),
             max_slowdown,
-            now_s,
             solo_s=nan if forecast is None else forecast.seconds,
         )
 
@@ -287,7 +293,13 @@ class Board:
 
     def _spend(self, now_s: float) -> None:
         """Divide the time since the last change evenly among the running jobs."""
-        running = [x for x in self.records.values() if x.state.point in RUNNING]
-        for record in running:
-            record.state.device_s += (now_s - self._last_s) / len(running)
-        self._last_s = now_s
+        states = [record.state for record in self.records.values()]
+        running = [state for state in states if state.point in RUNNING]
+        since_s, self._last_s = now_s - self._last_s, now_s
+        for state in running:
+            state.device_s += since_s / len(running)
+        if running and self.mode is Mode.BUDGET:
+            there = sum(x.weight for x in states if x.point is not Point.AWAY)
+            for state in states:
+                if state.point is Point.AWAY:
+                    state.missed_s += since_s * state.weight / there

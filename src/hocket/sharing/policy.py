@@ -13,6 +13,10 @@ A job waits at a gate: before each iteration, and in `tick-tock` before each for
 backward. `decide` says which jobs may pass; the board calls it at each change, and
 again at `look_s`.
 
+Weights are shares of the device's time in `turns` and `budget`; time in which several
+jobs run is divided evenly among them. In `budget` a job that is more than an iteration
+ahead of another one, relative to their shares, waits while that one runs.
+
 Sources: Zico (Lim et al., ATC 2021), section 4.3, for `budget`, with reservations so
 that a large iteration is not overtaken for ever; Wavelet (Wang et al., MLSys 2021) and
 its published code for `tick-tock`.
@@ -56,6 +60,9 @@ _LAST: Final = 0.02  # of an iteration: a late backward is placed so long before
 
 RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
 WAITING: Final = frozenset({Point.WAITS, Point.WAITS_BACKWARD})
+ADMITTING: Final = frozenset({Mode.LAG, Mode.BUDGET})  # they read memory curves
+WITH_SHARES: Final = frozenset({Mode.TURNS, Mode.BUDGET, Mode.AUTO})
+WITH_SLOWDOWNS: Final = WITH_SHARES | {Mode.LAG}
 
 
 @dataclass(slots=True)
@@ -70,7 +77,8 @@ class JobState:
         start_s: when it last started an iteration; -inf if it never did.
         num_starts: the iterations (in tick-tock: forwards) it started in this mode.
         num_backwards: the backwards it started in this mode.
-        device_s: the device's time that it has used.
+        device_s: the device's time that it has used in this mode.
+        missed_s: its share, in `budget`, of what others used while it loaded data.
         static_bytes: what it holds between iterations.
         forecast: its next iteration; None if none has been seen.
         error_s: how far its last iterations were from their forecast durations.
@@ -87,6 +95,7 @@ class JobState:
     num_starts: int = 0
     num_backwards: int = 0
     device_s: float = 0.0
+    missed_s: float = 0.0
     static_bytes: float = 0.0
     forecast: Forecast | None = None
     error_s: float = 0.0
@@ -96,8 +105,24 @@ class JobState:
 
     @property
     def used(self) -> float:
-        """Return the device's time that it has used, relative to its share."""
-        return self.device_s / self.weight
+        """Return the device's time that it has used or missed, relative to its share.
+
+        Others do not wait in `budget` while it loads data: it has no claim to that time.
+        """
+        return (self.device_s + self.missed_s) / self.weight
+
+    @property
+    def longest_used(self) -> float:
+        """Return by how much an iteration can raise `used`."""
+        return self.forecast.seconds / self.weight if self.forecast else 0.0
+
+    def ahead_of(self, other: JobState) -> float:
+        """Return by how much more than an iteration it is ahead of another job.
+
+        An iteration is allowed: of two equal jobs that overlap, one starts first.
+        """
+        allowed = max(self.longest_used, other.longest_used)
+        return self.used - other.used - allowed
 
     @property
     def back_s(self) -> float:
@@ -156,8 +181,7 @@ def decide(
         now_s: the time.
     """
     waiting = [job for job in jobs if job.point in WAITING]
-    # The job that is furthest behind its share goes first.
-    waiting.sort(key=lambda job: (not job.is_urgent, job.used))
+    waiting.sort(key=_order)
     running = [job for job in jobs if job.point in RUNNING]
     match mode:
         case Mode.TURNS:
@@ -173,7 +197,7 @@ def decide(
             lags = not urgent
             found = _admit(first, running, jobs, budget_bytes, now_s, lags=lags)
         case Mode.BUDGET:
-            found = _admit(waiting, running, jobs, budget_bytes, now_s, lags=False)
+            found = _within_shares(waiting, running, jobs, budget_bytes, now_s)
         case Mode.AUTO:
             raise AssertionError("auto is decided before jobs are admitted")
         case _:
@@ -200,6 +224,45 @@ def _turn(
     return Decision((), back_s) if back_s > now_s else _only(waiting[:1])
 
 
+def _within_shares(
+    waiting: Sequence[JobState],
+    running: Sequence[JobState],
+    jobs: Sequence[JobState],
+    budget_bytes: float,
+    now_s: float,
+) -> Decision:
+    """Admit jobs by their memory that are not too far ahead of others.
+
+    One that loads data, and is far behind, keeps its place in memory: if the others
+    took it meanwhile, jobs that do not fit together would alternate.
+    """
+    queue: list[JobState] = []
+    look_s = inf
+    for job in waiting:
+        behind = [x for x in (*running, *waiting) if job.ahead_of(x) > ALMOST_S]
+        if job.is_urgent or not behind:
+            queue.append(job)
+        for other in behind:
+            if other.point in RUNNING:  # it catches up, and the faster the fewer run
+                left_s = job.ahead_of(other) * other.weight * len(running)
+                look_s = min(look_s, now_s + max(left_s, ALMOST_S))
+    queue += [
+        job
+        for job in jobs
+        if job.is_trusted
+        and job.back_s > now_s
+        and any(x.ahead_of(job) > ALMOST_S for x in queue)
+    ]
+    queue.sort(key=_order)
+    found = _admit(queue, running, jobs, budget_bytes, now_s, lags=False)
+    return Decision(found.starts, min(found.look_s, look_s))
+
+
+def _order(job: JobState) -> tuple[bool, float]:
+    """Sort the job first that is furthest behind its share, and urgent ones before."""
+    return not job.is_urgent, job.used
+
+
 def _in_rotation(jobs: Sequence[JobState]) -> JobState | None:
     """Return the job whose turn it is: that with the fewest starts."""
     return min(jobs, key=lambda job: job.num_starts, default=None)
@@ -217,7 +280,7 @@ def _is_next_wave(job: JobState, jobs: Sequence[JobState]) -> bool:
 
 
 def _admit(
-    waiting: Sequence[JobState],
+    queue: Sequence[JobState],
     running: Sequence[JobState],
     jobs: Sequence[JobState],
     budget_bytes: float,
@@ -227,31 +290,36 @@ def _admit(
 ) -> Decision:
     """Let each job start at the first moment at which it fits.
 
-    A job that does not fit yet keeps its place: those after it start only where they
-    do not delay it.
+    A job that does not fit yet, or that still loads its data, keeps its place: those
+    after it start only where they do not delay it.
     """
     if any(not job.is_trusted for job in running):
         return Decision()
-    if any(job.is_urgent for job in [*running, *waiting]):
-        waiting = [job for job in waiting if job.is_urgent]  # nothing slows them more
+    if any(job.is_urgent for job in [*running, *queue]):
+        queue = [job for job in queue if job.is_urgent]  # nothing slows them more
     limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
     placed = [job.placed(now_s) for job in running]
     error_s = max(job.error_s for job in jobs)
     starts: list[str] = []
     look_s = inf
-    for job in waiting:
+    for job in queue:
         if not job.is_trusted or job.forecast is None:
             if not placed:
                 starts.append(job.name)
             break  # it runs alone
+        loads = job.point is Point.AWAY
         from_s = now_s
         if lags:
             from_s = max(now_s, _lag_start_s(job, jobs))
+        elif loads:
+            from_s = max(now_s, job.point_s + job.away_s)
         curve = job.forecast.curve
         beside = summed(placed)
         start_s = earliest_start_s(curve, beside, limit_bytes, from_s, error_s)
         placed.append((start_s, curve))
-        if start_s <= now_s + ALMOST_S / 2:
+        if loads:
+            look_s = min(look_s, job.back_s)
+        elif start_s <= now_s + ALMOST_S / 2:
             starts.append(job.name)
         else:
             look_s = min(look_s, start_s)
