@@ -58,8 +58,8 @@ class Point(Enum):
 _PATIENCE: Final = 2.0  # times as long as a job last loaded, others wait for it
 _LAST: Final = 0.02  # of an iteration: a late backward is placed so long before its end
 
-RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
-WAITING: Final = frozenset({Point.WAITS, Point.WAITS_BACKWARD})
+RUNNING: Final = (Point.FORWARD, Point.BACKWARD)
+WAITING: Final = (Point.WAITS, Point.WAITS_BACKWARD)
 ADMITTING: Final = frozenset({Mode.LAG, Mode.BUDGET})  # they read memory curves
 WITH_SHARES: Final = frozenset({Mode.TURNS, Mode.BUDGET, Mode.AUTO})
 WITH_SLOWDOWNS: Final = WITH_SHARES | {Mode.LAG}
@@ -180,12 +180,14 @@ def decide(
         budget_bytes: the most that all of them may hold; inf for no limit.
         now_s: the time.
     """
+    running = [job for job in jobs if job.point in RUNNING]
+    if running and mode is Mode.TURNS:
+        return Decision()
     waiting = [job for job in jobs if job.point in WAITING]
     waiting.sort(key=_order)
-    running = [job for job in jobs if job.point in RUNNING]
     match mode:
         case Mode.TURNS:
-            found = Decision() if running else _turn(waiting, jobs, now_s)
+            found = _turn(waiting, jobs, now_s)
         case Mode.FREE:
             found = _only(waiting)
         case Mode.TICK_TOCK:
