@@ -6,9 +6,9 @@ Every contestant runs in a process of its own, since the allocator is chosen whe
 is imported: each job alone, turns, free streams, strict waves, two processes, and
 `auto` under a budget of the weights and 0.63 of both peaks. Behind the pairs, a job in
 two waves beside its plain loop, and a pipeline with and without a fill. A contestant
-that fails is a row with its error, and the others go on. Pairs for which no time is left
-(`--limit`, 540 s) are left out, and named. Without a GPU it runs on the CPU, which shows
-that the script works and nothing else.
+that fails is a row with its error, and the others go on. Pairs for which no time is
+left (`--limit`, 540 s) are left out, and named. Without a GPU it runs on the CPU, which
+shows that the script works and nothing else.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def run_one(asked: Mapping[str, Any]) -> dict[str, Any]:
     """What each process does: one call of `hocket.share`, or one job in waves."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     if asked.get("waves"):
         return {"rows": in_waves(SIZES[asked["size"]])}
     makers = job_makers(SIZES[asked["size"]])

@@ -314,7 +314,7 @@ def test_refuses_what_a_mode_does_not_look_at() -> None:
     """The error names the modes that do."""
     heavy = [hocket.Job("a", busy, weight=2), hocket.Job("b", busy)]
     for mode in ("lag", "tick-tock", "free"):
-        with pytest.raises(ConfigError, match='weights 2, 1 .* use mode="budget"'):
+        with pytest.raises(ConfigError, match="weights 2, 1 have no effect: use"):
             hocket.share(heavy, mode=mode, device="cpu")
     limited = hocket.Job("a", busy, max_slowdown=1.5)
     for mode in ("tick-tock", "free"):

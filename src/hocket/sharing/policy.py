@@ -107,7 +107,7 @@ class JobState:
     def used(self) -> float:
         """Return the device's time that it has used or missed, relative to its share.
 
-        Others do not wait in `budget` while it loads data: it has no claim to that time.
+        In `budget` it has no claim to the time in which it loads data.
         """
         return (self.device_s + self.missed_s) / self.weight
 
@@ -196,8 +196,10 @@ def decide(
             urgent = [job for job in waiting if job.is_urgent]
             following = _in_rotation(jobs)
             first = urgent or [job for job in waiting if job is following]
-            lags = not urgent
-            found = _admit(first, running, jobs, budget_bytes, now_s, lags=lags)
+            queue = [
+                (job, now_s if urgent else _lag_start_s(job, jobs)) for job in first
+            ]
+            found = _admit(queue, running, jobs, budget_bytes, now_s)
         case Mode.BUDGET:
             found = _within_shares(waiting, running, jobs, budget_bytes, now_s)
         case Mode.AUTO:
@@ -238,25 +240,25 @@ def _within_shares(
     One that loads data, and is far behind, keeps its place in memory: if the others
     took it meanwhile, jobs that do not fit together would alternate.
     """
-    queue: list[JobState] = []
+    queue: list[tuple[JobState, float]] = []
     look_s = inf
     for job in waiting:
         behind = [x for x in (*running, *waiting) if job.ahead_of(x) > ALMOST_S]
         if job.is_urgent or not behind:
-            queue.append(job)
+            queue.append((job, now_s))
         for other in behind:
             if other.point in RUNNING:  # it catches up, and the faster the fewer run
                 left_s = job.ahead_of(other) * other.weight * len(running)
                 look_s = min(look_s, now_s + max(left_s, ALMOST_S))
     queue += [
-        job
+        (job, job.point_s + job.away_s)
         for job in jobs
         if job.is_trusted
         and job.back_s > now_s
-        and any(x.ahead_of(job) > ALMOST_S for x in queue)
+        and any(x.ahead_of(job) > ALMOST_S for x, _ in queue)
     ]
-    queue.sort(key=_order)
-    found = _admit(queue, running, jobs, budget_bytes, now_s, lags=False)
+    queue.sort(key=lambda x: _order(x[0]))
+    found = _admit(queue, running, jobs, budget_bytes, now_s)
     return Decision(found.starts, min(found.look_s, look_s))
 
 
@@ -282,44 +284,36 @@ def _is_next_wave(job: JobState, jobs: Sequence[JobState]) -> bool:
 
 
 def _admit(
-    queue: Sequence[JobState],
+    queue: Sequence[tuple[JobState, float]],
     running: Sequence[JobState],
     jobs: Sequence[JobState],
     budget_bytes: float,
     now_s: float,
-    *,
-    lags: bool,
 ) -> Decision:
-    """Let each job start at the first moment at which it fits.
+    """Let each job start at the first moment at which it fits, and not before its time.
 
     A job that does not fit yet, or that still loads its data, keeps its place: those
     after it start only where they do not delay it.
     """
     if any(not job.is_trusted for job in running):
         return Decision()
-    if any(job.is_urgent for job in [*running, *queue]):
-        queue = [job for job in queue if job.is_urgent]  # nothing slows them more
+    if any(job.is_urgent for job in (*running, *(job for job, _ in queue))):
+        queue = [x for x in queue if x[0].is_urgent]  # nothing slows them more
     limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
     placed = [job.placed(now_s) for job in running]
     error_s = max(job.error_s for job in jobs)
     starts: list[str] = []
     look_s = inf
-    for job in queue:
+    for job, from_s in queue:
         if not job.is_trusted or job.forecast is None:
             if not placed:
                 starts.append(job.name)
             break  # it runs alone
-        loads = job.point is Point.AWAY
-        from_s = now_s
-        if lags:
-            from_s = max(now_s, _lag_start_s(job, jobs))
-        elif loads:
-            from_s = max(now_s, job.point_s + job.away_s)
-        curve = job.forecast.curve
+        curve, from_s = job.forecast.curve, max(from_s, now_s)
         beside = summed(placed)
         start_s = earliest_start_s(curve, beside, limit_bytes, from_s, error_s)
         placed.append((start_s, curve))
-        if loads:
+        if job.point is Point.AWAY:
             look_s = min(look_s, job.back_s)
         elif start_s <= now_s + ALMOST_S / 2:
             starts.append(job.name)

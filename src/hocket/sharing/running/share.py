@@ -240,7 +240,7 @@ def refuse_without_effect(jobs: Sequence[Job], wanted: Mode) -> None:
     for job in jobs:
         if wanted not in WITH_SLOWDOWNS and job.max_slowdown < inf:
             raise ConfigError(
-                f'job {job.name!r}: max_slowdown={job.max_slowdown:g} has no effect in '
+                f"job {job.name!r}: max_slowdown={job.max_slowdown:g} has no effect in "
                 f'mode="{wanted.value}", which does not look at it: use '
                 'mode="budget", "lag", "turns" or "auto", or leave it out'
             )
