@@ -112,8 +112,8 @@ def rest_s(
     Args:
         stretches: in order; the first has begun.
         step: the number of the next step.
-        num_steps: of the whole run.
-        pace: of the steps that were measured.
+        num_steps: the steps of the whole run.
+        pace: what measured steps take beside what is simulated.
     """
     ends = [*(x.begin for x in stretches[1:]), num_steps]
     total_s = 0.0

@@ -110,8 +110,8 @@ def restore_updater(
     Args:
         updater: the new updater.
         bundles: the bundle of each of its parameters, by name.
-        before: of the net before the cut, for the learning-rate schedule, and groups of
-            which all parameters were frozen.
+        before: the state before the cut, for the learning-rate schedule, and for groups
+            of which all parameters were frozen.
 
     Raises:
         ConfigError: the parameters of a group had different options; or there is a
