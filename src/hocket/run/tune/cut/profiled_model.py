@@ -130,7 +130,8 @@ def profile_model(
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
     if config.freeze is None:
         return config.cut or ()
-    return freezable_modules(config.model, config.freeze.layers)[1:]
+    edges = freezable_modules(config.model, config.freeze.layers)[1:]
+    return tuple(dict.fromkeys((*edges, *(config.cut or ()))))
 
 
 def _loss_with(
