@@ -25,6 +25,7 @@ from hocket.recipes.training.records import (
     EvaluationRecord,
     StepRecord,
     SummaryRecord,
+    Watcher,
 )
 from hocket.recipes.user_functions import load_function
 from hocket.run.callbacks.loggers import Logger, TensorBoardLogger, json_line
@@ -36,7 +37,7 @@ _PLACES: Final = ("step", "epoch", "num_steps", "num_samples")
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
 
 
-class MetricsLog:
+class MetricsLog(Watcher):
     """Writes every `log_every_steps`-th step, every evaluation and the summary.
 
     Args:
@@ -44,7 +45,6 @@ class MetricsLog:
         log_every_steps: the steps between two that are written.
         first_step: the step at which a run resumes in its own folder; None for a run
             with a new one.
-
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MetricsLog:
         self._lines.flush()
 
 
-class LoggerWatcher:
+class LoggerWatcher(Watcher):
     """Passes the same numbers on to a logger.
 
     Args:
@@ -111,9 +111,6 @@ class LoggerWatcher:
         layout = WorkerLayout.parse(numbers.pop("layout"))
         shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
         self._log("epoch", numbers | shape, record.num_steps)
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Do nothing: the last evaluation was logged."""
 
     def close(self) -> None:
         """Close the logger."""
@@ -190,7 +187,7 @@ def _before(path: Path, first_step: int) -> Iterator[str]:
             yield line
 
 
-class History:
+class History(Watcher):
     """Keeps every record of a run, for the report at its end."""
 
     def __init__(self) -> None:
@@ -224,12 +221,6 @@ class History:
     def epoch(self, record: EpochRecord) -> None:
         """Keep an epoch's record."""
         self.epochs.append(record)
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Do nothing: `write_report` gets the summary itself."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _number(value: Any) -> Any:
