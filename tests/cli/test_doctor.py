@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.run.cluster.doctor.space import DiskSpace
-from tests.cli.shell import hocket
+from tests.run.support.forked_command import hocket_forked
 from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 
 CHECKS: Final = {
@@ -73,7 +73,8 @@ def test_what_must_be_mended_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.timeout(200)
 def test_with_workers(tmp_path: Path) -> None:
     """They are started, measured, and gone."""
-    done = hocket("doctor", "--workers", "2", "--json", cwd=tmp_path, timeout_s=WHOLE_S)
+    command = "doctor", "--workers", "2", "--json"
+    done = hocket_forked(*command, cwd=tmp_path, timeout_s=WHOLE_S)
     report = told_as_json(done.stdout)
     assert set(report["findings"]) >= CHECKS | TOGETHER, done.stderr
     assert report["findings"]["cores"]["numbers"]["num_workers"] == 2

@@ -111,8 +111,7 @@ class Pipeline(StagedRun):
     @property
     def num_parameters(self) -> tuple[int, int]:
         """The parameters of the model that train, and those that are frozen now."""
-        is_frozen = not self.plan.schedule.program.stages[0].trainable
-        return self._outline.num_parameters(self.plan.state_names[:is_frozen])
+        return self._outline.num_parameters(self.plan.frozen_names)
 
     def train(
         self,
@@ -157,7 +156,7 @@ class Pipeline(StagedRun):
         size = self._accumulate
         if self._freezing is not None:
             num_batches = len(loader) if isinstance(loader, Sized) else 0
-            self._freezing.epoch_end = self._step + ceil(num_batches / size)
+            self._freezing.begin_epoch(self._step, ceil(num_batches / size))
         batches = recorded_batches(
             self._worker_loader(loader)
             if self._cache is None

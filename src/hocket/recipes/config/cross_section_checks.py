@@ -11,7 +11,12 @@ from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.freeze.shapes import shapes_of
-from hocket.options import CAPTURED_STEP, captured_step_faults, freezing_faults
+from hocket.options import (
+    CAPTURED_STEP,
+    captured_step_faults,
+    fixed_cut_faults,
+    freezing_faults,
+)
 from hocket.recipes.config.data_settings import (
     DataFunctionSettings,
     ImageSettings,
@@ -149,7 +154,12 @@ def _freezing_faults(recipe: Recipe) -> Iterator[str]:
             "for it, as 'zb-auto' is, or layers freeze and shapes are chosen"
         )
     if isinstance(freezing, FreezeSettings):
-        for fault in freezing_faults(pipeline):
+        faults = [*freezing_faults(pipeline, recut=freezing.recut)]
+        if not freezing.recut:
+            faults += fixed_cut_faults(
+                shapes=bool(freezing.shapes), caches=recipe.cache is not None
+            )
+        for fault in faults:
             yield f"freeze: {fault} (--set freeze.policy=none freezes nothing)"
         yield from _shape_faults(freezing, pipeline)
         if recipe.teacher is not None:

@@ -94,7 +94,7 @@ def _runner(
         recomputes=recomputes,
         checks_loss=checks_loss and num_parts > 1,
         trainable=program.stages[stage].trainable,
-        training=net.training and not (net.evaluates_first and module.index == 0),
+        training=net.training and module.index >= net.num_frozen,
         gradients=gradients,
         others=() if stage in program.loss_stages else net.others.get(stage, ()),
         saved_prefix=net.saved_prefix,

@@ -107,7 +107,7 @@ def build_plan(
             "compile": str(config.compile),
         }
         folder = None if found.teachers else config.profile_dir
-        costs = kept_costs(folder, found.known.profile, depends_on, world, in_place)
+        costs = kept_costs(folder, found.known, depends_on, world, in_place)
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
     plan = Plan(

@@ -38,6 +38,7 @@ from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.measure import restored_model
+from hocket.model.profile.precision import is_precise
 from hocket.passes.steps_as_one import steps_as_one
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
@@ -138,11 +139,16 @@ def _played(
     context: WorkerContext,
     least: int,
 ) -> list[Timeline]:
-    """Return the timelines of some rounds, the first to warm up, on every worker."""
+    """Return the timelines of some rounds, the first to warm up, on every worker.
+
+    They end when they have taken long enough, or differ little.
+    """
     batches = {_STEP: batch}
     rounds: list[Timeline] = []
     spent_s = 0.0
-    while len(rounds) <= least or spent_s < _ENOUGH_S:
+    while len(rounds) <= least or (
+        spent_s < _ENOUGH_S and not is_precise([[x.makespan_s for x in rounds[1:]]])
+    ):
         context.world.barrier("dry run")
         player.begin(batch)
         record = player.play(Portion.STEP, _STEP, batches)
