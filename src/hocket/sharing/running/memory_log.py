@@ -4,8 +4,8 @@ torch's profiler records each block that the allocator gives to a thread or take
 It knows the sizes only of blocks that were allocated while it ran: a log begins one
 whole iteration before the one that is read.
 
-CUDA's own allocator (cudaMallocAsync) reports nothing to the profiler. There each operator's
-new storages are counted, until they are freed: all but the operators' workspaces.
+CUDA's own allocator (cudaMallocAsync) reports nothing to the profiler. There each
+operator's new storages are counted, until they are freed: all but its workspaces.
 """
 
 from __future__ import annotations
