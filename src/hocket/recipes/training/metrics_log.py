@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from math import nan
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from hocket.core.layout import WorkerLayout
@@ -35,6 +36,7 @@ TENSORBOARD_NAME: Final = "tensorboard"
 # Not logged: they say where, and loggers take numbers.
 _PLACES: Final = ("step", "epoch", "num_steps", "num_samples")
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
+_RATES: Final = ("samples_per_s", "message_bytes_per_s")  # that some records compute
 
 
 class MetricsLog(Watcher):
@@ -68,7 +70,7 @@ class MetricsLog(Watcher):
 
     def epoch(self, record: EpochRecord) -> None:
         """Write an epoch's numbers."""
-        self._write("epoch", _of_epoch(record))
+        self._write("epoch", _flat(record))
 
     def summary(self, record: SummaryRecord) -> None:
         """Write the run's totals, and the last evaluation's loss and metrics."""
@@ -107,7 +109,7 @@ class LoggerWatcher(Watcher):
 
     def epoch(self, record: EpochRecord) -> None:
         """Log an epoch's numbers."""
-        numbers = _of_epoch(record)
+        numbers = _flat(record)
         layout = WorkerLayout.parse(numbers.pop("layout"))
         shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
         self._log("epoch", numbers | shape, record.num_steps)
@@ -147,24 +149,14 @@ def make_logger(name: str, run_dir: Path, first_step: int | None) -> Logger:
     return logger
 
 
-def _of_epoch(record: EpochRecord) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(record),
-        "samples_per_s": record.samples_per_s,
-        "message_bytes_per_s": record.message_bytes_per_s,
-    }
-
-
 def _flat(
-    record: StepRecord | EvaluationRecord | SummaryRecord, named: Mapping[str, float]
+    record: StepRecord | EvaluationRecord | EpochRecord | SummaryRecord,
+    named: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a record's numbers, with those that the user names beside the others."""
-    numbers = {
-        field.name: getattr(record, field.name) for field in dataclasses.fields(record)
-    }
-    if not isinstance(record, EvaluationRecord):
-        numbers["samples_per_s"] = record.samples_per_s
-    plain = {name: x for name, x in numbers.items() if name not in _STRUCTURES}
+    names = [field.name for field in dataclasses.fields(record)]
+    names += [name for name in _RATES if hasattr(record, name)]
+    plain = {name: getattr(record, name) for name in names if name not in _STRUCTURES}
     return {**named, **plain}
 
 
