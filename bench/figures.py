@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from hocket.draw.palette import SURFACES, Theme
 
-# Of Okabe and Ito's colours, which every eye tells apart.
+# Of Okabe and Ito's colours, which every eye distinguishes.
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
 ORANGE: Final = "#D55E00"

@@ -3,7 +3,7 @@
     a step │ found at rest │ a step: the most that it adds
 
 At rest, between two steps, every tensor is a Python object: all are looked up, and each
-block of memory counts once. What a step adds, the allocator tells
+block of memory counts once. What a step adds, the allocator reports
 (`hocket.model.profile.allocations`), if it has given out itself what the step gives
 back: old weights and what corrections keep of them. So a step comes before.
 """
@@ -54,7 +54,7 @@ def step_bytes(
 
     Args:
         pipeline: that has trained a step or two, so that optimizers have their state.
-        model: the pipeline's; None where nobody but the pipeline referred to it.
+        model: the pipeline's; None where only the pipeline referred to it.
         batch: to train on.
         users: tensors of the user's own, which do not count.
     """
@@ -71,7 +71,7 @@ def play_bytes(
 
     Args:
         pipeline: as for `step_bytes`.
-        model: likewise.
+        model: as for `step_bytes`.
         play: trains some steps.
         users: as for `step_bytes`.
     """

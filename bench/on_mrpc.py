@@ -64,7 +64,7 @@ def launched(
         folder: of MRPC.
         sizes: settings of the recipe.
         num_steps: of each contestant's training.
-        contestants: as the workers tell them apart.
+        contestants: their names, as the workers know them.
         more: for the function.
 
     Raises:

@@ -190,7 +190,7 @@ FILES: dict[tuple[str, str], str] = {
     ("wpipe", "blocks"): "blocks.json",
 }
 
-# Each draws what is kept. (bench/ooo_pipeline simulates anew, which takes a while.)
+# Each draws what is kept. (bench/ooo_pipeline simulates again, which takes a while.)
 PICTURES = (idle_shares, steps_and_memory, curves, wpipe_beside_2bw)
 
 

@@ -5,7 +5,7 @@
 
 Two jobs of two workers each, one of each checkout, are alive at the same time and train
 in turn, so that both meet the same machine. Stages are cut at the same places. Both are
-started anew several times: which memory pages and cores a process gets at its start
+started again several times: which memory pages and cores a process gets at its start
 changes its times by more than the two checkouts differ.
 """
 

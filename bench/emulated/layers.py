@@ -117,7 +117,7 @@ class SleepingModel(nn.Module):
 def numbered_batch(
     num_microbatches: int, num_samples: int, num_channels: int, first: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Inputs that tell their microbatch, and targets that ask for nothing.
+    """Return inputs with their microbatch's number, and targets of zeros.
 
     Args:
         num_microbatches: of the batch.

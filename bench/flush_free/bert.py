@@ -18,8 +18,8 @@ class Answer(nn.Module):
     """BERT's pooler and a classifier on top: x_BTW -> y_BC.
 
     Args:
-        pooler: BERT's.
-        classifier: likewise.
+        pooler: BERT's pooler.
+        classifier: BERT's classifier.
     """
 
     def __init__(self, pooler: nn.Module, classifier: nn.Module) -> None:

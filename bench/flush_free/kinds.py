@@ -59,7 +59,7 @@ def measure(
     case = replace(case, num_microbatches=num_microbatches)
     batch = case.batch()
     with hocket.Pipeline(
-        model_of(case),  # nobody else refers to it: other workers' stages are freed
+        model_of(case),  # nothing else refers to it: other workers' stages are freed
         case.loss,
         optimizer=adamw,
         example=batch,

@@ -2,7 +2,7 @@
 
     python -m bench.flush_free.picture
 
-draws it anew from what is kept.
+draws it again from what is kept.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _draw_memory(axes: Axes, rows: list[Row]) -> None:
 
 
 def _name(row: Row) -> str:
-    """Models differ in which order of two halves was the fastest."""
+    """Models differ in which order with I and W was the fastest."""
     name: str = row["schedule"]
     return "best zero-bubble" if name.startswith("zb-") else name
 

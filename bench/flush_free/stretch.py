@@ -32,7 +32,7 @@ class Stretch:
     Args:
         step_s: from the end of a step to the end of the next one.
         bubble: the share of that in which a lane does not work; of all lanes, the mean.
-            Nothing, where nobody says it.
+            None where it was not measured.
     """
 
     step_s: float

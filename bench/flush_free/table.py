@@ -14,7 +14,7 @@ TWO_BUFFERED, *WPIPES = FLUSH_FREE
 BOUND: Final = 1.03  # a step of an order without a flush, at most, over the bound
 COPIES: Final = 0.75  # WPipe's weights with all versions, over 2BW's
 PUBLISHED_SPEEDUP: Final = 1.4  # of WPipe over 2BW, by its authors
-PUBLISHED_MEMORY: Final = 0.64  # likewise: 36 % less
+PUBLISHED_MEMORY: Final = 0.64  # of WPipe to 2BW, by its authors: 36 % less
 
 KINDS: Final = ("weight", "version", "gradient", "optimizer", "other")
 NONE: Final = "–"

@@ -72,7 +72,7 @@ def measure(
     batch = case.batch()
     torch.manual_seed(0)
     pipeline = hocket.Pipeline(
-        case.make(),  # other workers' stages are freed, for nobody else refers to it
+        case.make(),  # other workers' stages are freed, for nothing else refers to it
         case.loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
         example=batch,

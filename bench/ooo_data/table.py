@@ -41,7 +41,7 @@ def _measured_row(row: Row) -> list[str]:
 
 
 def hosts(_rows: list[Row]) -> list[list[str]]:
-    """The paper's experiments, simulated anew."""
+    """The paper's experiments, simulated again."""
     return simulated_table([*simulated()])
 
 

@@ -3,7 +3,7 @@
 Oh et al., "Out-Of-Order BackProp", EuroSys'22, doi 10.1145/3492321.3519563: BERT on
 V100s, fine-tuned and pre-trained, beside GPipe without recomputation. Numbers of
 devices, samples and microbatches are those of its artifact's scripts. The paper says
-1.41 to 1.99 times GPipe for all of them together; single numbers are not at hand.
+1.41 to 1.99 times GPipe for all of them together; it prints no single numbers.
 
 RNN-16, FFNN-16 and GPT-3 Medium are networks of the paper, too, but not of the
 artifact: their sizes and settings are chosen here.

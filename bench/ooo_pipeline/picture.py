@@ -2,7 +2,7 @@
 
     python -m bench.ooo_pipeline.picture
 
-draws it anew from what is kept.
+draws it again from what is kept.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from bench.figures import for_both_themes
 
-# Two of Okabe and Ito's colours, which every eye tells apart.
+# Two of Okabe and Ito's colours, which every eye distinguishes.
 COLOURS: Final = {"equal": "#0072B2", "measured": "#D55E00"}
 _APART: Final = 0.18  # of a row, above and below its middle
 

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as the workers do; `environment` tells
+    torch.set_num_threads(1)  # as the workers do; `environment` reports it
     rows = []
     for num_workers in (1, 2):
         with tempfile.TemporaryDirectory() as folder:

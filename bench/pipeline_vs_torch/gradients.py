@@ -51,7 +51,7 @@ class Watch:
         return optimizer
 
     def begin(self) -> None:
-        """Forget the steps until now: those of the check on stand-ins of parameters."""
+        """Forget the steps until now: those of the check on copies of parameters."""
         self._kept = {}
 
     def end(self) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
     python -m bench.prediction.run [--cases large small] [--profiles 5] [--rounds 6]
 
 Each prediction stands on a profile of its own, taken in the same processes just before
-the steps that it is compared with; the error told is the median over the profiles.
+the steps that it is compared with; the error reported is the median over the profiles.
 """
 
 from __future__ import annotations

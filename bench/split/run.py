@@ -7,7 +7,7 @@ included, for what a split costs it pays in both:
 
     whole     F  B                  autograd's own backward
     layers    F  I  W               the weights of some layers wait (the runtime's way)
-    graph     F  I  W               autograd's graph taken apart (the fallback)
+    graph     F  I  W               autograd's graph is split (the fallback)
     torch     F  I  W               torch.distributed.pipelining._backward
 
 Each model once as captured code, and once as modules run as they are.
@@ -113,7 +113,7 @@ def measure_cases(
     parser.add_argument("--cases", nargs="+", default=names, choices=names)
     parser.add_argument("--output", type=Path, default=results / "cpu.json")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as the worker does; `environment` tells
+    torch.set_num_threads(1)  # as the worker does; `environment` reports it
     with tempfile.TemporaryDirectory() as folder:
         (rows,) = hocket.launch(
             entry,

@@ -1,7 +1,7 @@
 """What is trained: hocket's own recipes, made small enough for one core.
 
-Each is cut in two halves. Where a flush-free pipeline would put more cuts makes no
-difference: how old the weights are is a matter of the half alone.
+Each is cut into two stages. Where a flush-free pipeline would put more cuts makes no
+difference: how old the weights are is a matter of the stage alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.run.weights.settings import OptimizerFactory
 
-# Of all: the same number of microbatches, and nobody beside the one process.
+# Of all: the same number of microbatches, and one process alone.
 _ALWAYS: Final = ("pipeline.num_microbatches=2", "training.num_loaders=0")
 
 
@@ -30,8 +30,8 @@ class Case:
         name: in tables.
         recipe: of hocket, by name.
         settings: that make it small, as `--set` takes them; `pipeline.cut` says where
-            the second half begins.
-        metric: of the recipe, that tells how well it was learned.
+            the second stage begins.
+        metric: the recipe's metric of how well it was learned.
         data: the recipe's `data.path` in the folder of all data; empty where it has
             none.
         has_muon: whether Muon trains the matrices of the blocks.

@@ -2,7 +2,7 @@
 
     python -m bench.staleness.picture
 
-draws it anew from what is kept.
+draws it again from what is kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bench.staleness.variants import SYNCHRONOUS, VARIANTS
 KEPT: Final = Path(__file__).parent / "results" / "cpu.json"
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "staleness.svg"
 
-# Okabe and Ito's colours, which every eye tells apart, in the order of the variants.
+# Okabe and Ito's colours, which every eye distinguishes, in the order of the variants.
 COLOURS: Final = dict(
     zip(
         VARIANTS,

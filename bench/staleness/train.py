@@ -39,7 +39,7 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
     task = make_task(recipe)
     layout = StepLayout.of(recipe, task.training)
     model = task.make_model()
-    assert recipe.pipeline.cut is not None, "each case says where its halves meet"
+    assert recipe.pipeline.cut is not None, "each case has a cut"
     begin_s = process_time()
     history = hocket.emulate(
         hocket.Program.chain(

@@ -22,8 +22,8 @@ class Case:
     Args:
         name: in tables.
         width: of all blocks.
-        num_teacher_blocks: of which half are in each of the teacher's stages.
-        num_student_blocks: likewise.
+        num_teacher_blocks: the teacher's blocks; half are in each of its stages.
+        num_student_blocks: the student's blocks; half are in each of its stages.
         num_samples: of a batch.
         num_tokens: of each sample.
         num_microbatches: of the orders that are compared.
@@ -55,7 +55,7 @@ class Case:
         return nets | {"teacher": self.nets()["student"]}
 
     def cut_at(self, *, twins: bool = False) -> dict[str, list[str]]:
-        """In halves."""
+        """Return the cut of each net into two equal stages."""
         sizes = {
             "teacher": self.num_teacher_blocks,
             "student": self.num_student_blocks,

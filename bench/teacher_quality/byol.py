@@ -106,7 +106,7 @@ def _train(
 
 
 def knn(model: nn.Module, task: Task) -> float:
-    """Return the share of the test images that their neighbours' classes tell."""
+    """Return the share of the test images that have their neighbours' class."""
     known, classes = _features(model, task.training)
     found, wanted = _features(model, task.evaluation)
     return hocket.knn_accuracy(

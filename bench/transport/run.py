@@ -10,8 +10,8 @@ over the rounds.
     crowded       as idle, beside one process more per worker that never rests; the mean
     overlapped    both compute all the time, and in each iteration send one message and
                   receive one that was sent an iteration before: what that adds to it
-    send          the call, when nobody has to wait
-    receive       likewise, with the release
+    send          the call, when no worker has to wait
+    receive       the call, when no worker has to wait, with the release
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--output", type=Path, default=RESULTS / "cpu.json")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # as the workers do; `environment` tells
+    torch.set_num_threads(1)  # as the workers do; `environment` reports it
     with tempfile.TemporaryDirectory() as folder:
         results = hocket.launch(
             "bench.transport.run:worker",

@@ -4,8 +4,8 @@ Lim et al., "TSPipe: Learn from Teacher Faster with Pipelines", ICML'22: samples
 second on eight V100s of 32 GB (a DGX-1), by inter-layer model parallelism, GPipe and
 TSPipe, from the authors' poster; and 12.15 times model parallelism for MoCo-v3 on 16.
 Batches are those of the released scripts, which need not be the paper's. Microbatches
-are p - 1 of each of two views, as TSPipe's, and p of one; GPipe's are not told, and are
-as many here.
+are p - 1 of each of two views, as TSPipe's, and p of one; GPipe's are not published,
+and are as many here.
 
 The released code drops a quarter of the gradient, and half of it in distillation
 (shown by running it), and has one stage of each net per device, cut by hand.
@@ -39,7 +39,7 @@ PRECISION: Final = "float32"
 DEVICES_PER_NODE: Final = 8
 OURS: Final = ("gpipe", "1f1b", "zb-h1")
 
-_NUM_TOKENS: Final = 128  # of the at most 512; how many there were is not told
+_NUM_TOKENS: Final = 128  # of the at most 512; how many there were is not published
 
 Make = Callable[[], tuple[CountedLayer, ...]]
 

@@ -2,13 +2,13 @@
 
 Yang et al., "Group-based Interleaved Pipeline Parallelism for Large-scale DNN
 Training", ICLR'22, https://openreview.net/forum?id=cw-EmNq5zfD. Its abstract says of
-large BERTs: 1.4 times PipeDream-2BW's speed with 36 % less memory; single numbers are
-not at hand. Networks, layouts and the sweep over sizes are those of the scripts in
+large BERTs: 1.4 times PipeDream-2BW's speed with 36 % less memory; it prints no
+single numbers. Networks, layouts and the sweep over sizes are those of the scripts in
 github.com/yangpc615/WPipe: a microbatch of 1 to 512 samples, with and without
 recomputation, as many microbatches as devices.
 
-What it ran on is not told but for "GPUs"; here it is what 2BW's own paper used (eight
-p3.16xlarge: V100s of 16 GB, NVLink, 25 Gb/s; arXiv:2006.09503, section 5).
+What it ran on is not published but for "GPUs"; here it is what 2BW's own paper used
+(eight p3.16xlarge: V100s of 16 GB, NVLink, 25 Gb/s; arXiv:2006.09503, section 5).
 
 What docs/explanation/wpipe.md says of these numbers rests on this file.
 """
@@ -90,7 +90,7 @@ class Best:
         samples_per_s: over all replicas.
         peak_bytes: of the device that holds the most.
         mean_bytes: what a device holds at most, the mean over devices: as the paper's
-            scripts tell memory.
+            scripts report memory.
         weight_bytes: of it, one version of the weights.
         version_bytes: of it, older weights.
     """

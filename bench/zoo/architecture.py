@@ -55,7 +55,7 @@ class Architecture:
         batch_size: samples per step.
         num_microbatches: that a pipeline cuts them into.
         cut: where, if the model cannot be captured whole.
-        ddp: what DistributedDataParallel must be told to train it.
+        ddp: arguments of DistributedDataParallel without which it does not train.
     """
 
     make: Callable[[], nn.Module]

@@ -45,8 +45,8 @@ def planned(
         )
     except HocketError as error:
         return {}, str(error).splitlines()[0]
-    told = world.gather_json(dict(_step_s(ranking, architecture)), "planned")
-    return {name: fmean(part[name] for part in told) for name in told[0]}, ""
+    rows = world.gather_json(dict(_step_s(ranking, architecture)), "planned")
+    return {name: fmean(part[name] for part in rows) for name in rows[0]}, ""
 
 
 def fastest(step_s: dict[str, float]) -> Order:

@@ -17,8 +17,8 @@ class Forecast:
     Args:
         step_s: predicted, from its profile and its dry run.
         makespan_s: measured, from the first op's start to the last one's end.
-        bubble_predicted: a share of the makespan.
-        bubble_measured: likewise.
+        bubble_predicted: the predicted share of the makespan.
+        bubble_measured: the measured share of the makespan.
         must_hold_bytes: predicted, of each worker.
         peak_bytes: measured, of each worker.
     """

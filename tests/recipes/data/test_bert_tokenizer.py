@@ -25,10 +25,10 @@ SMALL = BertTokenizer([*SPECIAL, "play", "##ful", "##ly", "##f", "a", "un", "##a
 words = st.text(st.characters(categories=["Ll", "Lu", "Nd", "Po", "Zs"]), max_size=12)
 
 
-def words_of(text: str, *, lower_case: bool) -> list[str]:
+def words_of(text: str) -> list[str]:
     """The words that a vocabulary of just this text has."""
     try:
-        tokenizer = build_vocabulary([text], 1000, lower_case=lower_case)
+        tokenizer = build_vocabulary([text], 1000)
     except DataError:  # there is none
         return []
     encoding = tokenizer.pieces(text)
@@ -60,12 +60,7 @@ def written(tokenizer: BertTokenizer, text: str) -> list[str]:
 )
 def test_words_and_signs_are_told_apart(text: str, words: list[str]) -> None:
     """Lower case without accents, each sign alone, each Chinese character too."""
-    assert words_of(text, lower_case=True) == words
-
-
-def test_case_and_accents_can_stay() -> None:
-    """For vocabularies that know them."""
-    assert words_of("Élan VITAL", lower_case=False) == ["Élan", "VITAL"]
+    assert words_of(text) == words
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def test_a_built_vocabulary_knows_its_texts(texts: list[str], num_entries: int) 
         pieces = written(tokenizer, text)
         assert "[UNK]" not in pieces
         said = "".join(piece.removeprefix("##") for piece in pieces)
-        assert said == "".join(words_of(text, lower_case=True))
+        assert said == "".join(words_of(text))
 
 
 def test_frequent_words_come_first() -> None:

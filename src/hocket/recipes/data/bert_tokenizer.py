@@ -61,12 +61,10 @@ class Encoded:
 
 
 class BertTokenizer:
-    """Splits texts into the pieces of a WordPiece vocabulary.
+    """Splits texts into pieces of a WordPiece vocabulary, without case and accents.
 
     Args:
-        entries: the vocabulary in the order of ids, with the special entries.
-        lower_case: whether to remove case and accents first, as the vocabularies called
-            "uncased" expect.
+        entries: an uncased vocabulary in the order of ids, with the special entries.
 
     Attributes:
         fingerprint: the CRC-32 of the entries.
@@ -76,7 +74,7 @@ class BertTokenizer:
         MissingPackageError: `tokenizers` is not installed.
     """
 
-    def __init__(self, entries: Sequence[str], *, lower_case: bool = True) -> None:
+    def __init__(self, entries: Sequence[str]) -> None:
         self.entries = tuple(entries)
         ids = {entry: i for i, entry in enumerate(self.entries)}
         self.fingerprint = zlib.crc32("\n".join(self.entries).encode())
@@ -89,10 +87,10 @@ class BertTokenizer:
         self.pad, self.unknown, self.first, self.between = (
             ids[entry] for entry in _SPECIAL[:4]
         )
-        self._tokenizer = _tokenizer(ids, lower_case=lower_case)
+        self._tokenizer = _tokenizer(ids)
 
     @classmethod
-    def read(cls, path: Path, *, lower_case: bool = True) -> BertTokenizer:
+    def read(cls, path: Path) -> BertTokenizer:
         """Read a `vocab.txt`: one entry per line, whose number from 0 is its id.
 
         Raises:
@@ -112,7 +110,7 @@ class BertTokenizer:
                     f"already. {VOCABULARY.advice}"
                 )
             lines[entry] = line
-        return cls(entries, lower_case=lower_case)
+        return cls(entries)
 
     @property
     def num_entries(self) -> int:
@@ -176,9 +174,7 @@ def batch_of(encoded: Sequence[Encoded]) -> dict[str, Tensor]:
     }
 
 
-def build_vocabulary(
-    texts: Iterable[str], num_entries: int, *, lower_case: bool = True
-) -> BertTokenizer:
+def build_vocabulary(texts: Iterable[str], num_entries: int) -> BertTokenizer:
     """Build a vocabulary of the texts' characters and their most frequent words.
 
     It covers these texts completely. (Vocabularies trained on much more text have
@@ -187,13 +183,12 @@ def build_vocabulary(
     Args:
         texts: all training texts.
         num_entries: the largest number of entries.
-        lower_case: see `BertTokenizer`.
 
     Raises:
         DataError: there is no word, or the characters alone are too many.
         MissingPackageError: `tokenizers` is not installed.
     """
-    tokenizer = _tokenizer({UNKNOWN: 0}, lower_case=lower_case)
+    tokenizer = _tokenizer({UNKNOWN: 0})
     words: Counter[str] = Counter()
     for text in texts:
         plain = tokenizer.normalizer.normalize_str(text)
@@ -215,10 +210,10 @@ def build_vocabulary(
     known = set(entries)
     frequent = sorted(words.items(), key=lambda item: (-item[1], item[0]))
     entries += [word for word, _ in frequent if word not in known]
-    return BertTokenizer(entries[:num_entries], lower_case=lower_case)
+    return BertTokenizer(entries[:num_entries])
 
 
-def _tokenizer(ids: dict[str, int], *, lower_case: bool) -> Tokenizer:
+def _tokenizer(ids: dict[str, int]) -> Tokenizer:
     try:
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
     except ImportError as error:
@@ -227,6 +222,6 @@ def _tokenizer(ids: dict[str, int], *, lower_case: bool) -> Tokenizer:
             "pip install 'hocket[recipes]'"
         ) from error
     tokenizer = Tokenizer(models.WordPiece(ids, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from math import nan
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from hocket.core.layout import WorkerLayout
@@ -25,6 +26,7 @@ from hocket.recipes.training.records import (
     EvaluationRecord,
     StepRecord,
     SummaryRecord,
+    Watcher,
 )
 from hocket.recipes.user_functions import load_function
 from hocket.run.callbacks.loggers import Logger, TensorBoardLogger, json_line
@@ -34,9 +36,10 @@ TENSORBOARD_NAME: Final = "tensorboard"
 # Not logged: they say where, and loggers take numbers.
 _PLACES: Final = ("step", "epoch", "num_steps", "num_samples")
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
+_RATES: Final = ("samples_per_s", "message_bytes_per_s")  # that some records compute
 
 
-class MetricsLog:
+class MetricsLog(Watcher):
     """Writes every `log_every_steps`-th step, every evaluation and the summary.
 
     Args:
@@ -44,7 +47,6 @@ class MetricsLog:
         log_every_steps: the steps between two that are written.
         first_step: the step at which a run resumes in its own folder; None for a run
             with a new one.
-
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class MetricsLog:
 
     def epoch(self, record: EpochRecord) -> None:
         """Write an epoch's numbers."""
-        self._write("epoch", _of_epoch(record))
+        self._write("epoch", _flat(record))
 
     def summary(self, record: SummaryRecord) -> None:
         """Write the run's totals, and the last evaluation's loss and metrics."""
@@ -84,7 +86,7 @@ class MetricsLog:
         self._lines.flush()
 
 
-class LoggerWatcher:
+class LoggerWatcher(Watcher):
     """Passes the same numbers on to a logger.
 
     Args:
@@ -107,13 +109,10 @@ class LoggerWatcher:
 
     def epoch(self, record: EpochRecord) -> None:
         """Log an epoch's numbers."""
-        numbers = _of_epoch(record)
+        numbers = _flat(record)
         layout = WorkerLayout.parse(numbers.pop("layout"))
         shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
         self._log("epoch", numbers | shape, record.num_steps)
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Do nothing: the last evaluation was logged."""
 
     def close(self) -> None:
         """Close the logger."""
@@ -150,24 +149,14 @@ def make_logger(name: str, run_dir: Path, first_step: int | None) -> Logger:
     return logger
 
 
-def _of_epoch(record: EpochRecord) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(record),
-        "samples_per_s": record.samples_per_s,
-        "message_bytes_per_s": record.message_bytes_per_s,
-    }
-
-
 def _flat(
-    record: StepRecord | EvaluationRecord | SummaryRecord, named: Mapping[str, float]
+    record: StepRecord | EvaluationRecord | EpochRecord | SummaryRecord,
+    named: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return a record's numbers, with those that the user names beside the others."""
-    numbers = {
-        field.name: getattr(record, field.name) for field in dataclasses.fields(record)
-    }
-    if not isinstance(record, EvaluationRecord):
-        numbers["samples_per_s"] = record.samples_per_s
-    plain = {name: x for name, x in numbers.items() if name not in _STRUCTURES}
+    names = [field.name for field in dataclasses.fields(record)]
+    names += [name for name in _RATES if hasattr(record, name)]
+    plain = {name: getattr(record, name) for name in names if name not in _STRUCTURES}
     return {**named, **plain}
 
 
@@ -190,7 +179,7 @@ def _before(path: Path, first_step: int) -> Iterator[str]:
             yield line
 
 
-class History:
+class History(Watcher):
     """Keeps every record of a run, for the report at its end."""
 
     def __init__(self) -> None:
@@ -224,12 +213,6 @@ class History:
     def epoch(self, record: EpochRecord) -> None:
         """Keep an epoch's record."""
         self.epochs.append(record)
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Do nothing: `write_report` gets the summary itself."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def _number(value: Any) -> Any:

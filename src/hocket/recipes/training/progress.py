@@ -49,14 +49,48 @@ def make_progress(
     return PlainProgress(num_steps, num_epochs, console, left)
 
 
-class LiveProgress:
-    """A bar that is redrawn in place, and a line per evaluation above it."""
+class PlainProgress(Watcher):
+    """A line every few seconds: for a file, a pipe or a log."""
 
     def __init__(
         self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
     ) -> None:
         self._recent = RecentSteps(num_epochs)
         self._left = left
+        self._num_steps = num_steps
+        self._console = console
+        self._printed_s = left.begin_s
+
+    def step(self, record: StepRecord) -> None:
+        """Print a line, if the last one is old enough."""
+        self._recent.add(record)
+        now_s = self._left.add(record)
+        done = record.step + 1
+        if now_s - self._printed_s < PLAIN_INTERVAL_S and done < self._num_steps:
+            return
+        self._printed_s = now_s
+        print_plain(
+            self._console,
+            f"{self._recent.epoch}  step {done}/{self._num_steps}  "
+            f"{self._recent.numbers}  {self._left.text}",
+        )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Print a line."""
+        print_plain(self._console, evaluation_line(record))
+
+    def summary(self, record: SummaryRecord) -> None:
+        """Print the last lines."""
+        print_plain(self._console, summary_lines(record))
+
+
+class LiveProgress(PlainProgress):
+    """A bar that is redrawn in place; the other lines come above it."""
+
+    def __init__(
+        self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
+    ) -> None:
+        super().__init__(num_steps, num_epochs, console, left)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -83,61 +117,14 @@ class LiveProgress:
             left=self._left.text,
         )
 
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Print a line above the bar."""
-        self._print(evaluation_line(record))
-
     def summary(self, record: SummaryRecord) -> None:
         """Print the last lines, in place of the bar."""
         self.close()
-        self._print(summary_lines(record))
+        super().summary(record)
 
     def close(self) -> None:
         """Remove the bar."""
         self._bar.stop()
-
-    def _print(self, text: str) -> None:
-        print_plain(self._bar.console, text)
-
-
-class PlainProgress:
-    """A line every few seconds: for a file, a pipe or a log."""
-
-    def __init__(
-        self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
-    ) -> None:
-        self._recent = RecentSteps(num_epochs)
-        self._left = left
-        self._num_steps = num_steps
-        self._console = console
-        self._printed_s = left.begin_s
-
-    def step(self, record: StepRecord) -> None:
-        """Print a line, if the last one is old enough."""
-        self._recent.add(record)
-        now_s = self._left.add(record)
-        done = record.step + 1
-        if now_s - self._printed_s < PLAIN_INTERVAL_S and done < self._num_steps:
-            return
-        self._printed_s = now_s
-        self._print(
-            f"{self._recent.epoch}  step {done}/{self._num_steps}  "
-            f"{self._recent.numbers}  {self._left.text}"
-        )
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Print a line."""
-        self._print(evaluation_line(record))
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Print the last lines."""
-        self._print(summary_lines(record))
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _print(self, text: str) -> None:
-        print_plain(self._console, text)
 
 
 class TimeLeft:

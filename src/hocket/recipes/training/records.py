@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from hocket.errors import HocketError, RecipeError
 from hocket.recipes.user_functions import load_function
@@ -171,15 +170,14 @@ class SummaryRecord:
         return self.num_samples / self.training_s
 
 
-class Watcher(Protocol):
-    """Receives the records of a run, on rank 0.
-
-    One that also has a method `epoch(record)` receives an `EpochRecord` when an epoch
-    has ended, before its evaluation's record.
-    """
+class Watcher:
+    """Receives the records of a run, on rank 0; its methods do nothing here."""
 
     def step(self, record: StepRecord) -> None:
         """Called when a step has ended."""
+
+    def epoch(self, record: EpochRecord) -> None:
+        """Called when an epoch has ended, before its evaluation; need not be there."""
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """Called when an evaluation has ended."""
@@ -191,7 +189,7 @@ class Watcher(Protocol):
         """Called last, whether the run succeeded or failed."""
 
 
-class Watchers:
+class Watchers(Watcher):
     """Calls all watchers of a run; one that fails is logged, and not called again.
 
     Attributes:
@@ -247,7 +245,7 @@ class Watchers:
 
     def _call(self, method: str, record: object, when: str) -> None:
         for place, watcher in enumerate(self._watchers):
-            call = getattr(watcher, method, None)  # not all have epochs
+            call = getattr(watcher, method, None)  # not all of users' have epochs
             if call is None or place in self._failed:
                 continue
             num_before = len(self.failures)

@@ -233,7 +233,7 @@ def refuse_without_effect(jobs: Sequence[Job], wanted: Mode) -> None:
     if wanted not in WITH_SHARES and len(set(weights)) > 1:
         raise ConfigError(
             f'mode="{wanted.value}" gives the jobs no shares: in lag and tick-tock all '
-            "start equally often, and in free nobody waits. The weights "
+            "start equally often, and in free no job waits. The weights "
             f"{', '.join(f'{x:g}' for x in weights)} have no effect: use "
             'mode="budget", "turns" or "auto", or give all jobs one weight'
         )

@@ -64,7 +64,7 @@ def code_digest(code: Iterable[object]) -> str:
     try:
         return short_hash(code_text(*code))
     except UnknownCodeError as error:
-        log.info("every start measures anew, as code cannot be compared: %s", error)
+        log.info("every start measures again, as code cannot be compared: %s", error)
         return ""
 
 
