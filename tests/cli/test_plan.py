@@ -174,7 +174,7 @@ def test_a_recipe_that_reaches_out_is_planned_if_the_user_says_so(
 def test_a_layout_names_the_devices_of_a_pipeline() -> None:
     """In the place of their number; both at once must agree."""
     bert = ["plan", "deep-bert-96", "--hardware", "v100-16g", "--max-delay", "1"]
-    done = shell(*bert, "--layout", "4x2", "--json")
+    done = shell(*bert, "--layout", "4x2", "--batch-size", "32", "--json")
     assert done.exit_code == 0, done.output
     outcomes = json.loads(done.stdout)["outcomes"]
     pipelines = [x for x in outcomes if not x["is_data_parallel"]]
