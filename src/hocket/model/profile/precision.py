@@ -20,14 +20,14 @@ def is_precise(columns: Sequence[Sequence[float]]) -> bool:
     the number of measurements.
 
     Args:
-        columns: the seconds of several things, each measured equally often.
+        columns: the seconds of several things, each measured several times.
 
     Source: McGill, Tukey and Larsen, "Variations of Box Plots", 1978.
     """
-    num = len(columns[0])
+    num = min(map(len, columns))
     if num < _LEAST or num % _EVERY:
         return False
-    half_s = _NOTCH / sqrt(num) * sum(map(quartile_range, columns))
+    half_s = sum(_NOTCH / sqrt(len(x)) * quartile_range(x) for x in columns)
     return half_s <= _SHARE * sum(map(median, columns))
 
 
