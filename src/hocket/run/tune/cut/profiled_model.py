@@ -88,7 +88,7 @@ def profile_model(
         "model": captured.digest,
         "weights": f"{digest(dict(captured.state.tensors)):08x}",
         "seed": str(config.seed),
-        "updates": short_hash(_update_text(config, captured)),
+        "updates": short_hash(update_text(config, captured.state.trained)),
         "compile": str(config.compile),
     }
     refuse_differences(world, digests)
@@ -130,7 +130,8 @@ def profile_model(
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
     if config.freeze is None:
         return config.cut or ()
-    return freezable_modules(config.model, config.freeze.layers)[1:]
+    edges = freezable_modules(config.model, config.freeze.layers)[1:]
+    return tuple(dict.fromkeys((*edges, *(config.cut or ()))))
 
 
 def _loss_with(
@@ -161,12 +162,6 @@ def _shapes(output: Any) -> str:
     output = output.own if isinstance(output, BatchOutput) else output
     shapes = pytree.tree_map_only(Tensor, lambda x: tuple(x.shape), output)
     return str(shapes)
-
-
-def _update_text(config: PipelineConfig, captured: Captured) -> str:
-    tensors = captured.state.tensors.items()
-    trained = {name: x for name, x in tensors if x.requires_grad}
-    return update_text(config, trained)
 
 
 def _run_as_they_are(captured: Captured) -> tuple[object, ...]:
