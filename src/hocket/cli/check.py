@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hocket.cli.shared.options import Sizes, with_options
+from hocket.cli.shared.output import sentence
 from hocket.cli.shared.planning import load_schedule
 from hocket.errors import ScheduleError
 
@@ -60,17 +61,20 @@ def _proved(schedule: Schedule, proof: Proof) -> Iterator[str]:
 
     program = schedule.program
     microbatches = counted(num_microbatches_text(program), "microbatch")
-    yield (
-        f"  {counted(schedule.num_ops, 'op')}: all that {microbatches} need on "
+    yield from sentence(
+        f"{counted(schedule.num_ops, 'op')}: all that {microbatches} need on "
         f"{counted(program.num_stages, 'stage')} of "
         f"{counted(program.num_devices, 'device')} in "
-        f"{counted(program.num_steps, 'step')}, each once"
+        f"{counted(program.num_steps, 'step')}, each once",
+        "  ",
     )
-    yield (
-        "  no lane waits for ever, even where a send waits for its receiver, with "
-        f"{counted(proof.num_buffers, 'receive buffer')} per flow"
+    yield from sentence(
+        "no lane waits for ever, even where a send waits for its receiver, with "
+        f"{counted(proof.num_buffers, 'receive buffer')} per flow",
+        "  ",
     )
-    yield (
-        "  every forward and its backward read the weights that the delays promise: "
-        f"at most {counted(max(proof.num_versions), 'version')} of a stage's alive"
+    yield from sentence(
+        "every forward and its backward read the weights that the delays promise: "
+        f"at most {counted(max(proof.num_versions), 'version')} of a stage's alive",
+        "  ",
     )

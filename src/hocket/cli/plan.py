@@ -218,13 +218,16 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
         PlanError: a name that is not known, or numbers that nothing fits.
         WorkerError: a worker failed.
     """
+    from hocket.garbage import no_collections
     from hocket.planner.ranking.shown import Shown
-    from hocket.recipes.training.planning import plan_recipe
 
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
         return _measured(resolved, config, paper)
-    with StatusLine(*_STATUS) as status:
+    with StatusLine(*_STATUS, "capturing and measuring the model") as status:
+        with no_collections():
+            from hocket.recipes.training.planning import plan_recipe
+
         ranking = plan_recipe(resolved, config, progress=status)
     return Shown.of(ranking, paper)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hocket.cli.shared.output import aligned
+from hocket.cli.shared.output import folded, num_columns
 from hocket.cli.train import (
     LayoutOption,
     OutsideOption,
@@ -66,7 +66,7 @@ def report(result: dict[str, Any]) -> Iterator[str]:
         f"{conditions['num_samples']}; threads per worker: {conditions['num_threads']}"
     )
     yield ""
-    yield from aligned(layer_rows(profile, result["stages"]))
+    yield from folded(layer_rows(profile, result["stages"]), num_columns())
     yield ""
     yield (
         f"a step: {seconds(result['step_s'])} predicted, bubble "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.shared.options import Sizes, UniformCosts, with_options
-from hocket.cli.shared.output import aligned
+from hocket.cli.shared.output import aligned, sentence
 from hocket.cli.shared.planning import load_timeline, simulated
 from hocket.cli.shared.what_if import WhatIf
 from hocket.errors import PlanError
@@ -151,7 +151,7 @@ def _report(timeline: Timeline) -> Iterator[str]:
     lines = advice(where)
     if lines:
         yield ""
-        yield from lines
+        yield from (part for line in lines for part in sentence(line))
     links = {ends: n for ends, n in timeline.link_bytes().items() if n}
     if links:
         sent = [(f"d{a} to d{b}", byte_size(n)) for (a, b), n in links.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -50,6 +50,40 @@ def test_every_layer_has_its_times() -> None:
     hidden_bytes = 4 * 8 * 32 * 8
     assert [x.received_bytes for x in found.layers] == [0] + [hidden_bytes] * 6
     assert [x.received_grad_bytes for x in found.layers] == [0] + [hidden_bytes] * 6
+
+
+class Blocks(nn.Module):
+    """Four equal blocks, of which the second is frozen, and a wider one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (8, 8, 8, 8, 16)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8))
+            for width in widths
+        )
+        self.blocks[1].requires_grad_(False)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return cast(Tensor, self.head(x))
+
+
+def test_layers_that_do_the_same_share_their_seconds() -> None:
+    """All others have their own: the first, the frozen, a wider one, and the last."""
+    x = torch.randn(8, 8, requires_grad=False)
+    captured = capture(Blocks(), (x,), cut=[f"blocks.{i}" for i in range(1, 5)])
+    numbers = dict(zip([x.name for x in captured.layers], captured.alike, strict=True))
+
+    assert numbers["blocks.2"] == numbers["blocks.3"]
+    others = ("blocks.0", "blocks.1", "blocks.2", "blocks.4", "head")
+    assert len({numbers[name] for name in others}) == len(others)
+
+    found = profile(captured, (x,), device=CPU, make_splitter=ByLayers)
+    seconds = {x.name: (x.forward_s, x.input_grad_s, x.split_s) for x in found.layers}
+    assert seconds["blocks.2"] == seconds["blocks.3"]
 
 
 def test_a_larger_layer_takes_longer() -> None:

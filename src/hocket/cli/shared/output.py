@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import wrap
+from typing import Final
 
 import typer
+
+_UNLIMITED: Final = 10_000
 
 
 def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -55,6 +60,22 @@ def folded(rows: Iterable[Sequence[str]], width: int) -> list[str]:
         lines += ["", *block] if lines else block
         begin = end
     return lines
+
+
+def num_columns() -> int:
+    """Return the columns to write in: any number where COLUMNS and terminal are not."""
+    return get_terminal_size((_UNLIMITED, 24)).columns
+
+
+def sentence(text: str, indent: str = "") -> list[str]:
+    """Return a sentence as lines that fit the terminal."""
+    return wrap(
+        text,
+        num_columns(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
 
 
 def write_output(path: Path, contents: str | bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from threading import Timer
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self
@@ -20,13 +21,16 @@ class StatusLine:
     Args:
         what: what the command does.
         noun: what it counts.
+        first: what it does before it counts.
     """
 
-    def __init__(self, what: str, noun: str) -> None:
+    def __init__(self, what: str, noun: str, first: str = "") -> None:
         self._what = what
         self._noun = noun
         self._next_s = monotonic() + _AFTER_S
         self._is_shown = False
+        self._begin = Timer(_AFTER_S, self._show, (first,))
+        self._begin.daemon = True
 
     def __call__(self, num_done: int, num_all: int) -> None:
         """Write the line, if it is time."""
@@ -34,11 +38,21 @@ class StatusLine:
         if now_s < self._next_s or not sys.stderr.isatty():
             return
         self._next_s = now_s + _EVERY_S
-        self._is_shown = True
-        text = f"{self._what}: {num_done:,} of {num_all:,} {self._noun}"
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        self._end_first()
+        self._show(f"{num_done:,} of {num_all:,} {self._noun}")
+
+    def _show(self, text: str) -> None:
+        if text and sys.stderr.isatty():
+            self._is_shown = True
+            print(f"\r\x1b[K{self._what}: {text}", end="", file=sys.stderr, flush=True)
+
+    def _end_first(self) -> None:
+        self._begin.cancel()
+        if self._begin.is_alive():
+            self._begin.join()
 
     def __enter__(self) -> Self:
+        self._begin.start()
         return self
 
     def __exit__(
@@ -47,5 +61,6 @@ class StatusLine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._end_first()
         if self._is_shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal, assert_never
 from torch import nn
 
 from hocket.errors import CaptureError
+from hocket.garbage import no_collections
 from hocket.model.capture.as_is import ModulesAsIs, seen_calls
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.calls import watch_calls
@@ -73,20 +74,21 @@ def capture(
     """
     example = Example.of(args, kwargs or {})
     state = State.of(model)
-    match capture:
-        case "sequential":
-            found = _of_sequential(model, example, state)
-        case "export":
-            found = _of_export(model, example, state)
-        case "submodules":
-            found = _of_submodules(model, example, state, cut)
-        case "auto" if is_plain_sequential(model):
-            found = _of_sequential(model, example, state)
-        case "auto":
-            found = _of_any(model, example, state, cut)
-        case _:
-            assert_never(capture)
-    return with_more_layers(found, cut)
+    with no_collections():
+        match capture:
+            case "sequential":
+                found = _of_sequential(model, example, state)
+            case "export":
+                found = _of_export(model, example, state)
+            case "submodules":
+                found = _of_submodules(model, example, state, cut)
+            case "auto" if is_plain_sequential(model):
+                found = _of_sequential(model, example, state)
+            case "auto":
+                found = _of_any(model, example, state, cut)
+            case _:
+                assert_never(capture)
+        return with_more_layers(found, cut)
 
 
 def _of_any(

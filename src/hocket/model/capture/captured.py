@@ -15,6 +15,7 @@ from hocket.model.trace.example import Example
 from hocket.model.trace.flow import TraceFlow, flow_of
 from hocket.model.trace.layers import (
     Layer,
+    alike,
     cheapest_positions,
     first_positions,
     layer_names,
@@ -79,6 +80,11 @@ class Captured:
     def is_current(self) -> bool:
         """Whether `requires_grad` is the same as when it was captured."""
         return self.trained == _trained(self.state)
+
+    @property
+    def alike(self) -> list[int]:
+        """A number for each layer; layers of the same number do the same work."""
+        return alike(self.training, [start for start, _ in self.starts])
 
     @property
     def parameters_in_millions(self) -> tuple[float, ...]:

@@ -7,6 +7,7 @@ whole, and the layers' times are scaled to add up to it:
     whole    F ├──────────────────────┤        B ├─────────────────────────────┤
     layers     ├────┤├──────┤├───────┤           ├───────┤├──────────┤├────────┤
 
+Layers that do the same work, such as a transformer's blocks, share all their seconds.
 The ratio of I and W in a layer's backward is measured in separate passes
 (`split_backward.py`). The overhead of splitting is measured on the whole model,
 alternating with whole backwards, and divided among layers by their W.
@@ -14,6 +15,7 @@ alternating with whole backwards, and divided among layers by their W.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
@@ -156,13 +158,16 @@ class _Group:
         finish = before.finish if self.end == num_layers else None
         given = replace(before, received=received, finish=finish)
         _accumulate_from_zero(whole)
-        by_layer = _repeated(lambda: _one_pass(pieces, given, device))
-        split_passes = _repeated(lambda: one_split_pass(split, given, device))
+        alike = captured.alike[self.begin : self.end]
+        alike[-1] = -1  # if it is the model's last one, the loss is a part of it
+        by_layer = _repeated(lambda: _one_pass(pieces, given, device), alike)
+        split_passes = _repeated(lambda: one_split_pass(split, given, device), alike)
         at_once = _repeated(
             lambda: (
                 *_one_pass(whole, given, device),
                 *one_split_pass(whole_split, given, device),
             ),
+            [0],
             _MAX_PASSES // 2,
         )
         state = list(captured.state.tensors.values())
@@ -253,14 +258,18 @@ def _scaled(
 
 
 def _repeated(
-    one_pass: Callable[[], Sequence[Column]], most: int = _MAX_PASSES
+    one_pass: Callable[[], Sequence[Column]],
+    alike: Sequence[int],
+    most: int = _MAX_PASSES,
 ) -> list[list[Column]]:
-    """Run passes and return, for each kind of work, seconds by piece and pass.
+    """Run passes and return, for each kind of work, the seconds of each piece.
 
-    There are fewer passes where their seconds differ little.
+    Pieces that do the same work share their seconds. There are fewer passes where these
+    differ little.
 
     Args:
         one_pass: returns, for each kind of work, the seconds of each piece.
+        alike: a number for each piece, the same for the same work.
         most: the largest number of passes.
     """
     begin = perf_counter()
@@ -268,15 +277,24 @@ def _repeated(
     while len(rows) < _MIN_PASSES + 2 or (
         perf_counter() - begin < _BUDGET_S / 2
         and len(rows) < most
-        and not all(map(is_precise, _by_kind(rows[2:])))
+        and not all(map(is_precise, _by_kind(rows[2:], alike)))
     ):
         rows.append(one_pass())
-    return _by_kind(rows[2:])  # the first passes warm up
+    return _by_kind(rows[2:], alike)  # the first passes warm up
 
 
-def _by_kind(rows: Sequence[Sequence[Column]]) -> list[list[Column]]:
-    kinds = zip(*rows, strict=True)
-    return [[list(column) for column in zip(*kind, strict=True)] for kind in kinds]
+def _by_kind(
+    rows: Sequence[Sequence[Column]], alike: Sequence[int]
+) -> list[list[Column]]:
+    """Return, for each kind of work, the seconds of each piece and those like it."""
+    kinds = []
+    for kind in zip(*rows, strict=True):
+        shared: defaultdict[int, Column] = defaultdict(list)
+        for seconds in kind:
+            for number, piece_s in zip(alike, seconds, strict=True):
+                shared[number].append(piece_s)
+        kinds.append([shared[number] for number in alike])
+    return kinds
 
 
 def _one_pass(

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import fx
@@ -158,6 +158,35 @@ def used_state(flow: TraceFlow, starts: Sequence[int]) -> list[set[str]]:
         {x for node in flow.compute[start:end] for x in flow.trace.reads(node)}
         for start, end in zip(starts, ends, strict=True)
     ]
+
+
+def alike(flow: TraceFlow, starts: Sequence[int]) -> list[int]:
+    """Return a number for each layer; layers of the same number do the same work.
+
+    They call the same operators with the same arguments on tensors of the same shapes,
+    from parameters of the same shapes. A module that is run as it is, is like no other.
+    """
+    numbers: dict[Any, int] = {}
+    found = []
+    for start, end in pairwise((*starts, len(flow.compute))):
+        own = flow.compute[start:end]
+        place = {node: f"call {i}" for i, node in enumerate(own)}
+        calls = tuple(_call_text(flow, node, place) for node in own)
+        found.append(numbers.setdefault(calls, len(numbers)))
+    return found
+
+
+def _call_text(flow: TraceFlow, node: fx.Node, place: Mapping[fx.Node, str]) -> str:
+    def text(given: fx.Node) -> str:
+        if given in place:
+            return place[given]
+        if flow.trace.is_state(given):
+            tensor = flow.trace.state.tensors[str(given.target)]
+            return f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+        return str(flow.facts[given].structure) if given in flow.facts else given.name
+
+    arguments = fx.node.map_arg((node.args, node.kwargs), text)
+    return f"{node.target} {arguments} {flow.facts[node].structure}"
 
 
 def with_unused(state: State, used: Sequence[set[str]]) -> list[set[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -20,7 +20,9 @@ from hocket.run.data.loss import TOTAL, LossFunction, named_losses
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import FirstSamples, Samples
-from hocket.run.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from hocket.run.pipeline import Pipeline
 
 MOST_PIECES: Final = 30  # of an answer, as in BERT's own script
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from hocket.recipes.data.load import load_samples
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import FirstSamples, Samples
-from hocket.run.pipeline import Pipeline
 from hocket.teacher.evaluation import knn_accuracy
 from hocket.teacher.view_loader import TwoViewLoader, TwoViewSamples
 from hocket.teacher.views import TwoViews
+
+if TYPE_CHECKING:
+    from hocket.run.pipeline import Pipeline
 
 
 def two_view_samples(samples: Samples, settings: TwoViewSettings) -> TwoViewSamples:
