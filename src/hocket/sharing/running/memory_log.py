@@ -105,7 +105,7 @@ class _ProfilerLog(MemoryLog):
             pass
 
     def _stop(self) -> Iterator[Event]:
-        records = [x for own in _disable_profiler_legacy() for x in own]
+        records: list[Any] = [x for own in _disable_profiler_legacy() for x in own]
         return (
             (records[0].cpu_elapsed_us(x) / 1e6, self._event(x))
             for x in records
@@ -130,11 +130,11 @@ class StorageLog(MemoryLog, TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._events: list[Event] = []
         self._alive: dict[int, weakref.ref[Any]] = {}
-        self.__enter__()
+        self.__enter__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -173,7 +173,7 @@ class StorageLog(MemoryLog, TorchDispatchMode):
         self._events.append((perf_counter(), name))
 
     def _stop(self) -> list[Event]:
-        self.__exit__(None, None, None)
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._alive.clear()
         return self._events
 
