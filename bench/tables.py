@@ -184,7 +184,6 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 FILES: dict[tuple[str, str], str] = {
     ("emulated", "flush_free"): "flush_free.json",
     ("flush_free", "replicas"): "replicas.json",
-    ("freezing", "predictions"): "predictions.json",
     ("freezing", "quality"): "quality.json",
     ("flush_free", "blocks"): "blocks.json",
     ("teacher", "emulated"): "emulated.json",

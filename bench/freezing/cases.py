@@ -37,7 +37,14 @@ class Contestant:
     is_limited: bool = False
     is_cached: bool = False
 
+    @property
+    def freezes(self) -> bool:
+        """Whether layers freeze."""
+        return _FREEZE[0] in self.settings
 
+
+# With what the contestants measure before the first step, and no decision.
+PRETRAINING: Final = (*_FREEZE, "freeze.every_steps=1000000")
 CONTESTANTS: Final = (
     Contestant(BASE, ("freeze.policy=none",)),
     Contestant(
@@ -48,6 +55,7 @@ CONTESTANTS: Final = (
             "pipeline.num_microbatches=2",
         ),
     ),
+    Contestant("freezing only", (*_FREEZE, "freeze.recut=false")),
     Contestant("+ re-cut", (*_FREEZE, _KEEPS)),
     Contestant("+ replicas", _FREEZE, is_limited=True),
     Contestant("+ cache", (*_FREEZE, _KEEPS, *_CACHE), is_cached=True),

@@ -1,8 +1,13 @@
-"""Results that are measured in parts: rounds or seeds, one after the other."""
+"""Results that are measured in parts: rounds or seeds, one after the other.
+
+Runs of one round were in the same processes, in turn: they are compared with each
+other, and measured again together.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +22,37 @@ def rows_of(path: Path) -> dict[str, Row]:
     return {row["case"]: row for row in rows}
 
 
-def joined(found: Row, before: Row | None, lists: str, first: int) -> Row:
-    """Return a row whose lists continue those of an earlier part.
+def is_measured(
+    before: Row | None, lists: str, names: Iterable[str], number: int
+) -> bool:
+    """Return whether a round has a run of each of some contestants.
 
     Args:
-        found: the part that was measured now.
-        before: the earlier parts; None: there are none.
-        lists: the entry with a list for each contestant, one run after the other.
-        first: the place of the first run that was measured now.
+        before: what was measured; None: nothing.
+        lists: the entry with the runs of each contestant.
+        names: the contestants.
+        number: the round.
     """
-    earlier = {} if before is None else before[lists]
-    runs = {x: earlier.get(x, [])[:first] + own for x, own in found[lists].items()}
+    return before is not None and all(
+        str(number) in before[lists].get(name, {}) for name in names
+    )
+
+
+def joined(found: Row, before: Row | None, lists: str, number: int) -> Row:
+    """Return a row with one round more, or measured again.
+
+    Args:
+        found: the round that was measured now: a run of each contestant.
+        before: the others; None: there are none.
+        lists: the entry with the runs.
+        number: the round.
+    """
+    others: Mapping[str, Row] = {} if before is None else before[lists]
+    names = dict.fromkeys((*others, *found[lists]))
+    runs: dict[str, Row] = {}
+    for name in names:
+        own = {n: x for n, x in others.get(name, {}).items() if n != str(number)}
+        if name in found[lists]:
+            own[str(number)] = found[lists][name]
+        runs[name] = dict(sorted(own.items(), key=lambda x: int(x[0])))
     return {**found, lists: runs}

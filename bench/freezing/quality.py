@@ -70,7 +70,7 @@ def _trained(case: Case, seed: int, data: Path, world: World) -> dict[str, Any]:
     evaluation = ready(case.recipe, [*common, "data.max_samples=4000"])[1].evaluation
     own = [*common, f"training.seed={seed}"]
     first = [*own, "freeze.policy=none", f"training.num_epochs={NUM_PRETRAINED}"]
-    ran: dict[str, list[Any]] = {}
+    ran: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         begun, _ = pretrain(
             *ready(case.recipe, first), world, Path(place) / "begun" / "model"
@@ -78,7 +78,7 @@ def _trained(case: Case, seed: int, data: Path, world: World) -> dict[str, Any]:
         for name, settings in POLICIES.items():
             asked = [*own, *settings, f"model.pretrained={begun}"]
             found = train(*ready(case.recipe, asked), evaluation, world, Path(place))
-            ran[name] = [found]
+            ran[name] = found
             print(f"{case.name} | {seed} | {name} | {found['accuracy']}", flush=True)
     return {"case": case.name, "policies": ran}
 

@@ -1,11 +1,11 @@
 """Ten epochs of training, layers freezing or not, on two workers: seconds and quality.
 
-    python -m bench.freezing.run [--cases "ViT, CIFAR-10"] [--rounds 0 1 2]
+    python -m bench.freezing.run [--cases "ViT, CIFAR-10"] [--rounds 0 1 2] [--again]
 
 All contestants train in turn in the same two processes with one thread each, and in the
 other order every other round. Each round has a seed of its own for the order of the
-samples; all begin with the same pretrained weights. A round takes some three minutes;
-one that is measured alone is added to those before it.
+samples, and begins with its pretraining. A round takes some four minutes, and is kept
+when it is over: a later call goes on with the rounds that are not there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,13 +26,13 @@ from bench.freezing.cases import (
     CONTESTANTS,
     EVALUATED,
     LOCAL,
-    NUM_EPOCHS,
     NUM_WORKERS,
+    PRETRAINING,
     UNFROZEN,
     Case,
     Contestant,
 )
-from bench.freezing.parts import joined, rows_of
+from bench.freezing.parts import is_measured, joined, rows_of
 from bench.freezing.table import measured
 from bench.freezing.training import (
     base,
@@ -42,13 +43,13 @@ from bench.freezing.training import (
 )
 from bench.measure import environment, write_result
 from hocket.cli.shared.output import aligned
-from hocket.freeze.alpha import num_frozen_after
+from hocket.freeze.forecast import Pace
 from hocket.run.cluster.world import World, join_world
 
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
 NUM_ROUNDS: Final = 3
 TARGET: Final = {"+ replicas": 1.4, ALL: 2.0, "transition_s": 2.0, "prediction": 0.1}
-NUM_FROZEN: Final = [num_frozen_after(0.2, 12, e) for e in range(NUM_EPOCHS)]
+_RUNS: Final = "contestants"
 
 
 def main() -> None:
@@ -59,23 +60,30 @@ def main() -> None:
     parser.add_argument("--contestants", nargs="+", default=names, choices=names)
     numbers = range(NUM_ROUNDS)
     parser.add_argument("--rounds", nargs="+", type=int, default=numbers)
+    parser.add_argument(
+        "--again", action="store_true", help="also rounds that are kept"
+    )
     parser.add_argument("--data", type=Path, default=LOCAL)
     parser.add_argument("--set", nargs="+", default=[], help="settings of all recipes")
     parser.add_argument("--output", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     rows = rows_of(arguments.output)  # cases that were measured before stay
-    for name in arguments.cases:
+    for name, number in product(arguments.cases, arguments.rounds):
+        asked, before = arguments.contestants, rows.get(name)
+        if not arguments.again and is_measured(before, _RUNS, asked, number):
+            continue
         with tempfile.TemporaryDirectory() as place:
-            asked = [name, arguments.contestants, [*arguments.rounds]]
             results = hocket.launch(
                 "bench.freezing.run:worker",
-                [*asked, str(arguments.data.resolve()), arguments.set, place],
+                [
+                    *(name, asked, number),
+                    *(str(arguments.data.resolve()), arguments.set, place),
+                ],
                 num_workers=NUM_WORKERS,
                 run_dir=Path(place),
                 timeout_s=300.0,
             )
-        first = min(arguments.rounds)
-        rows[name] = joined(results[0], rows.get(name), "contestants", first)
+        rows[name] = joined(results[0], before, _RUNS, number)
         found = {"environment": environment(), "target": TARGET}
         write_result(arguments.output, {**found, "rows": [*rows.values()]})
     for line in aligned(map(tuple, measured([*rows.values()]))):
@@ -85,21 +93,21 @@ def main() -> None:
 def worker(
     name: str,
     contestants: Sequence[str],
-    rounds: Sequence[int],
+    number: int,
     data: str,
     more: Sequence[str],
     place: str,
 ) -> dict[str, Any]:
-    """Measure a case in one of the processes."""
+    """Measure a round of a case in one of the processes."""
     use_one_thread()
     with closing(join_world()) as world:
-        return _measured(CASES[name], contestants, rounds, data, more, place, world)
+        return _measured(CASES[name], contestants, number, data, more, place, world)
 
 
 def _measured(
     case: Case,
     contestants: Sequence[str],
-    rounds: Sequence[int],
+    number: int,
     data: str,
     more: Sequence[str],
     place: str,
@@ -108,37 +116,30 @@ def _measured(
     folder = Path(place)
     common = [*case.settings, f"data.path={Path(data) / case.data}", *more]
     whole = {
-        x.name: base(
-            *ready(case.recipe, [*common, *x.settings]), NUM_FROZEN, world, folder
-        )
+        x.name: base(*ready(case.recipe, [*common, *x.settings]), world, folder)
         for x in CONTESTANTS
         if x.name in (BASE, UNFROZEN)
     }
     memory_bytes = (whole[BASE].bytes + whole[UNFROZEN].bytes) // 2
-    unfrozen = next(x for x in CONTESTANTS if x.name == UNFROZEN)
-    begun, beside_s = pretrain(
-        *ready(case.recipe, [*common, *unfrozen.settings]), world, folder / "begun"
+    begun, pace = pretrain(
+        *ready(case.recipe, [*common, *PRETRAINING]), world, folder / "begun"
     )
     common.append(f"model.pretrained={begun}")
-    ran: dict[str, list[Any]] = {x: [] for x in contestants}
-    for number in rounds:
-        for contestant in CONTESTANTS[:: -1 if number % 2 else 1]:
-            if contestant.name in contestants:
-                settings = [*common, f"training.seed={number}"]
-                found = _one(
-                    case, contestant, settings, memory_bytes, beside_s, world, folder
-                )
-                ran[contestant.name].append(found)
-                _say(world, case, contestant.name, found)
+    ran: dict[str, Any] = dict.fromkeys(contestants)
+    for contestant in CONTESTANTS[:: -1 if number % 2 else 1]:
+        if contestant.name in contestants:
+            settings = [*common, f"training.seed={number}"]
+            found = _one(case, contestant, settings, memory_bytes, pace, world, folder)
+            ran[contestant.name] = found
+            _say(world, case, contestant.name, found)
     return {
         "case": case.name,
         "num_parameters": whole[BASE].num_parameters,
         "bytes_2x1": whole[BASE].bytes,
         "bytes_1x2": whole[UNFROZEN].bytes,
         "memory_bytes": memory_bytes,
-        "beside_s": round(beside_s, 5),
-        "freezing_only": whole[BASE].freezing_only,
-        "contestants": ran,
+        "pace": [round(x, 5) for x in pace],
+        _RUNS: ran,
     }
 
 
@@ -147,7 +148,7 @@ def _one(
     contestant: Contestant,
     settings: list[str],
     memory_bytes: int,
-    beside_s: float,
+    pace: Pace,
     world: World,
     folder: Path,
 ) -> dict[str, Any]:
@@ -161,7 +162,9 @@ def _one(
         own.append(f"cache.folder={folder / f'cache{number}'}")
     _, evaluated = ready(case.recipe, [*own, EVALUATED])
     task = ready(case.recipe, own)
-    return train(*task, evaluated.evaluation, world, folder, beside_s)
+    if not contestant.freezes:  # its own measurements before the first step
+        pace = pace._replace(share=1.0)
+    return train(*task, evaluated.evaluation, world, folder, pace)
 
 
 def _say(world: World, case: Case, name: str, found: dict[str, Any]) -> None:

@@ -24,10 +24,7 @@ def measured(rows: list[Row]) -> list[list[str]]:
         *(
             cells
             for row in rows
-            for cells in (
-                *(_cells(row, *x) for x in row["contestants"].items() if x[1]),
-                _freezing_only(row),
-            )
+            for cells in (_cells(row, *x) for x in row["contestants"].items() if x[1])
         ),
     ]
 
@@ -37,8 +34,9 @@ def qualities(rows: list[Row]) -> list[list[str]]:
     table = [["case", "policy", "frozen layers, by epoch", "accuracy", "difference"]]
     for row in rows:
         runs = list(row["policies"].items())
-        base = [x["accuracy"] for x in runs[0][1]]
-        for name, found in runs:
+        base = [x["accuracy"] for x in runs[0][1].values()]
+        for name, by_seed in runs:
+            found = [*by_seed.values()]
             own = [x["accuracy"] for x in found]
             apart = [100 * (a - b) for a, b in zip(own, base, strict=True)]
             frozen = " ".join(str(number) for _, number in found[0]["epochs"])
@@ -51,12 +49,6 @@ def _spread(values: list[float]) -> str:
     return f"{fmean(values):.1f} ± {pstdev(values):.1f} %"
 
 
-def _freezing_only(row: Row) -> list[str]:
-    """Return what is simulated: a pipeline that freezes layers is cut again."""
-    cells = [row["case"], "freezing only, simulated", *["–"] * 4]
-    return [*cells, f"{row['freezing_only']:.2f}", *["–"] * 4]
-
-
 def steps_s(ran: Row) -> float:
     """Seconds of a run's steps, without changes of the layout."""
     return float(ran["seconds"] - sum(ran.get("transitions_s", ())))
@@ -64,11 +56,18 @@ def steps_s(ran: Row) -> float:
 
 def times_as_fast(row: Row, name: str) -> float:
     """A contestant's whole runs beside the base's of the same rounds; their median."""
-    pairs = zip(row["contestants"][BASE], row["contestants"][name], strict=False)
-    return median(base["seconds"] / ran["seconds"] for base, ran in pairs)
+    return median(base["seconds"] / ran["seconds"] for base, ran in _pairs(row, name))
 
 
-def _cells(row: Row, name: str, runs: list[Row]) -> list[str]:
+def _pairs(row: Row, name: str) -> list[tuple[Row, Row]]:
+    """Return the base's and a contestant's runs of the same rounds."""
+    base = row["contestants"].get(BASE, {})
+    runs = row["contestants"][name].items()
+    return [(base[number], ran) for number, ran in runs if number in base]
+
+
+def _cells(row: Row, name: str, by_round: Row) -> list[str]:
+    runs = [*by_round.values()]
     seconds = [x["seconds"] for x in runs]
     cells = [
         row["case"],
@@ -78,8 +77,7 @@ def _cells(row: Row, name: str, runs: list[Row]) -> list[str]:
         f"{median(seconds):.2f} s",
         f"{min(seconds):.2f} to {max(seconds):.2f}",
     ]
-    if row["contestants"].get(BASE):
-        pairs = list(zip(row["contestants"][BASE], runs, strict=False))
+    if pairs := _pairs(row, name):
         plain = median(steps_s(base) / steps_s(ran) for base, ran in pairs)
         cells += [f"**{times_as_fast(row, name):.2f}**", f"{plain:.2f}"]
     else:
@@ -106,23 +104,33 @@ def _transitions(runs: list[Row]) -> str:
 
 def predicted(rows: list[Row]) -> list[list[str]]:
     """Predictions of all runs, round by round."""
-    head = ["case", "contestant", "steps", "predicted", "error", "epoch by epoch"]
+    head = ["case", "contestant", "steps", "predicted", "error"]
+    head += ["after the first epoch", "after half of them", "epoch by epoch"]
     return [head, *(x for row in rows for x in _predictions(row))]
 
 
 def _predictions(row: Row) -> Iterator[list[str]]:
-    for name, runs in row["contestants"].items():
+    for name, by_round in row["contestants"].items():
+        runs = [ran for ran in by_round.values() if "ends_s" in ran]
         seconds = [f"{steps_s(ran):.1f}" for ran in runs]
         expected = [f"{ran['predicted_s']:.1f}" for ran in runs]
         errors = [_percent(ran["predicted_s"] / steps_s(ran) - 1) for ran in runs]
-        known = [ran for ran in runs if "epochs_predicted_s" in ran]
-        late = [_percent(followed_s(ran) / sum(ran["epochs_s"]) - 1) for ran in known]
-        cells = (seconds, expected, errors, late)
+        later = [
+            [_percent(whole_s(ran, num) / ran["seconds"] - 1) for ran in runs]
+            for num in (1, 5)
+        ]
+        late = [_percent(followed_s(ran) / sum(ran["epochs_s"]) - 1) for ran in runs]
+        cells = (seconds, expected, errors, *later, late)
         yield [row["case"], name, *(", ".join(cell) or "–" for cell in cells)]
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
+
+
+def whole_s(ran: Row, num_epochs: int) -> float:
+    """Return a run's seconds as they are predicted after some epochs."""
+    return float(sum(ran["ends_s"][num_epochs - 1]))
 
 
 def followed_s(ran: Row) -> float:

@@ -29,7 +29,12 @@ from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
 from hocket.freeze.alpha import num_frozen_after
 from hocket.freeze.greedy import greedy, halved, largest_part
-from hocket.freeze.shapes import Frozen, PipelineShape, order_of
+from hocket.freeze.shapes import (
+    Frozen,
+    PipelineShape,
+    order_of,
+    with_frozen_layers,
+)
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.published.counted_layer import CountedLayer
@@ -284,8 +289,9 @@ def _our_step_s(
             boundaries = model.boundaries(num_stages)
         except ShapeError:
             continue
-        has_prefix = num_frozen_layers > 0
-        order = order_of("1f1b", shape, OUR_PARTS, has_prefix=has_prefix)
+        order = with_frozen_layers(
+            order_of("1f1b", shape, OUR_PARTS), boundaries, num_frozen_layers
+        )
         reduce_link = found.reduce_link(*shape)
         played = replace(model.costs(boundaries), reduce_link=reduce_link)
         timeline = simulate(order, played)

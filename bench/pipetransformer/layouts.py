@@ -72,7 +72,7 @@ def _row(shape: PipelineShape, batch_size: int, num_microbatches: int) -> Layout
     layers = costs.layers(batch_size // num_parts)
     beside = Costs((), link=found.inside)
     model = Frozen(layers, 0, costs.update_s_per_byte, beside)
-    order = order_of("gpipe", shape, num_parts, has_prefix=False)
+    order = order_of("gpipe", shape, num_parts)
     played = replace(
         model.costs(model.boundaries(shape.num_stages)), reduce_link=found.inside
     )

@@ -179,11 +179,28 @@ _NOT_IN_GRAPH: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 }
 
 
-def freezing_faults(options: ScheduleOptions) -> Iterator[str]:
+def fixed_cut_faults(*, shapes: bool, caches: bool) -> Iterator[str]:
+    """Yield a sentence for each option that `recut=False` does not go with.
+
+    Args:
+        shapes: whether other shapes are asked for.
+        caches: whether the outputs of frozen layers are to be kept.
+    """
+    if shapes:
+        yield "shapes has no effect without recut: the first shape stays"
+    if caches:
+        yield (
+            "cache does not go together with recut=False: it keeps the outputs of "
+            "layers that are together on the first device; leave one of them out"
+        )
+
+
+def freezing_faults(options: ScheduleOptions, *, recut: bool) -> Iterator[str]:
     """Yield a sentence for each option that layers which freeze have no use for.
 
     Args:
         options: the options of a pipeline whose layers freeze while it trains.
+        recut: whether it is cut again then.
     """
     name = options.schedule
     if not isinstance(name, str) or is_path(name):
@@ -197,8 +214,8 @@ def freezing_faults(options: ScheduleOptions) -> Iterator[str]:
         yield f"schedule={name!r} is chosen once: give a name such as '1f1b'"
     if options.stages_per_device not in (None, 1):
         yield f"stages_per_device {options.stages_per_device} must be 1"
-    if options.cut is not None:
-        yield "cut names the stages of one shape: leave it out"
+    if options.cut is not None and recut:
+        yield "cut names the stages of one shape: leave it out, or take recut=False"
     for option, plain in (
         ("compile", False),
         ("recompute", "none"),

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from hocket.core.check import check
 from hocket.errors import FitError, ShapeError
 from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.shapes import (
@@ -15,9 +16,11 @@ from hocket.freeze.shapes import (
     PipelineShape,
     Prediction,
     next_shape,
+    order_of,
     possible,
     predict,
     shapes_of,
+    with_frozen_layers,
 )
 from hocket.planner.work import LayerCost, Weights
 
@@ -102,6 +105,43 @@ def test_predictions_in_closed_form() -> None:
     assert alone.peak_bytes >= 2 * 10 + 4 * 40
     whole = predict(Frozen(layers([1.0] * 6), 0), PipelineShape(1, 1), 8, "gpipe")
     assert whole.peak_bytes - alone.peak_bytes >= 2 * 30
+
+
+def test_layers_stay_where_they_are() -> None:
+    """By hand, on three devices: a b │ c d │ e f, of which the first n are frozen.
+
+    A stage that is frozen in part is two stages on one device; a frozen one has
+    forwards alone, and keeps nothing. With GPipe, the first trained device waits for
+    the frozen ones before it, and then the slowest device is the last.
+    """
+    seconds = [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]
+    for num_frozen, boundaries, devices in (
+        (0, (2, 4), [0, 1, 2]),
+        (1, (1, 2, 4), [0, 0, 1, 2]),
+        (2, (2, 4), [0, 1, 2]),
+        (3, (2, 3, 4), [0, 1, 1, 2]),
+        (5, (2, 4, 5), [0, 1, 2, 2]),
+    ):
+        model = Frozen(layers(seconds), num_frozen, kept=(2, 4))
+        assert model.boundaries(3) == boundaries
+        order = order_of("gpipe", PipelineShape(3, 1), 4)
+        order = with_frozen_layers(order, boundaries, num_frozen)
+        check(order)
+        stages = order.program.stages
+        assert [x.device for x in stages] == devices
+        edges = (0, *boundaries, len(seconds))
+        assert [x.trainable for x in stages] == [x >= num_frozen for x in edges[:-1]]
+        assert model.layers_on(boundaries, 3) == (range(2), range(2, 4), range(4, 6))
+        costs = model.costs(boundaries).stages
+        for (a, b), cost in zip(pairwise(edges), costs, strict=True):
+            assert cost.forward_s == sum(seconds[a:b])
+            backward_s = cost.input_grad_s + cost.weight_grad_s
+            assert backward_s == (2 * sum(seconds[a:b]) if a >= num_frozen else 0.0)
+            assert (cost.optimizer_bytes > 0) == (a >= num_frozen)
+    found = predict(
+        Frozen(layers(seconds), 4, kept=(2, 4)), PipelineShape(3, 1), 4, "gpipe"
+    )
+    assert found.step_s == 2 * 3.0 + 4 * 9.0
 
 
 def test_takes_a_shape_only_if_it_saves_more_than_the_transition() -> None:

@@ -2,7 +2,8 @@
 
 Imports `errors` and `planner`, and no torch. Begin with `policy.py`, what a policy is;
 `alpha.py`, `gradients.py`, `listed.py` and `plasticity.py` are policies, `decide.py`
-asks them while training runs, and `shapes.py` chooses stages and replicas.
+asks them while training runs, `shapes.py` chooses stages and replicas, and
+`forecast.py` predicts how long the rest of a run takes.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ shape, so that gradients, batch norms and dropout masks are the same, too.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -25,6 +26,7 @@ from hocket.errors import FitError, ShapeError
 from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.greedy import greedy_boundaries, halved, largest_part
 from hocket.passes.add_frozen_prefix import add_frozen_prefix
+from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.balance import Balancer
 from hocket.planner.stages import stage_costs
 from hocket.planner.work import LayerCost
@@ -60,6 +62,8 @@ class Frozen:
         cache: what the cache takes, where frozen layers' outputs are kept.
         sizes: millions of parameters of each layer, by which `greedy` cuts; None where
             the slowest device is to be the fastest possible.
+        kept: the layers at which stages 1, 2, ... begin, where each layer stays on its
+            device; None where the layers that train are cut again.
     """
 
     layers: Sequence[LayerCost]
@@ -69,30 +73,36 @@ class Frozen:
     frozen_s: Sequence[float] = ()
     cache: CacheCosts | None = None
     sizes: Sequence[float] | None = None
+    kept: Sequence[int] | None = None
 
     @property
     def prefix_s(self) -> float:
         """The seconds of the frozen layers' outputs."""
-        each_s = self.frozen_s or [layer.forward_s for layer in self.layers]
-        own_s = each_s[: self.num_frozen]
+        own_s = self._forwards_s[: self.num_frozen]
         return sum(own_s) if self.cache is None else self.cache.prefix_s(own_s)
+
+    @property
+    def _forwards_s(self) -> Sequence[float]:
+        return self.frozen_s or [layer.forward_s for layer in self.layers]
 
     def boundaries(self, num_stages: int) -> tuple[int, ...]:
         """Return the layers at which stages begin that follow the frozen ones.
 
         The slowest device is the fastest possible: the first one runs the frozen
-        layers' forwards, too.
+        layers' forwards, too. Where layers stay on their devices, the stage that holds
+        frozen layers and others is two.
 
         Args:
-            num_stages: the stages that train.
+            num_stages: the devices of a pipeline.
 
         Returns:
-            Where layers are frozen, the first stage that trains begins at the first
-            boundary; else the second stage.
+            Where layers are frozen, one of them is the first layer that trains.
 
         Raises:
             ShapeError: there are fewer layers left than stages.
         """
+        if self.kept is not None:
+            return tuple(sorted({*self.kept, self.num_frozen} - {0}))
         if self.sizes is not None:
             begins = greedy_boundaries(self.sizes, num_stages, self.num_frozen)
             return (self.num_frozen, *begins) if self.num_frozen else begins
@@ -111,14 +121,17 @@ class Frozen:
     def layers_on(
         self, boundaries: Sequence[int], num_stages: int
     ) -> tuple[range, ...]:
-        """Return the layers of each device of a cut, the frozen ones on the first.
+        """Return the layers of each device of a cut.
 
         Args:
             boundaries: see `boundaries`.
-            num_stages: the stages that train, one on each device.
+            num_stages: the devices of a pipeline.
         """
-        begins = (0, *boundaries[len(boundaries) - num_stages + 1 :], len(self.layers))
-        return tuple(range(a, b) for a, b in pairwise(begins))
+        begins = self.kept
+        if begins is None:  # the frozen ones are on the first
+            begins = boundaries[len(boundaries) - num_stages + 1 :]
+        edges = (0, *begins, len(self.layers))
+        return tuple(range(a, b) for a, b in pairwise(edges))
 
     def costs(self, boundaries: Sequence[int], prefix_s: float | None = None) -> Costs:
         """Return the costs of the stages of a cut.
@@ -133,11 +146,13 @@ class Frozen:
             recomputes=False,
             update_s_per_byte=self.update_s_per_byte,
         )
-        if self.num_frozen:
-            known_s = self.prefix_s if prefix_s is None else prefix_s
-            frozen = replace(_frozen(stages[0]), forward_s=known_s)
-            stages = (frozen, *stages[1:])
-        return replace(self.beside, stages=stages)
+        num = num_stages_before(boundaries, self.num_frozen)
+        edges = (0, *boundaries)[: num + 1]
+        each_s = [sum(self._forwards_s[a:b]) for a, b in pairwise(edges)]
+        if num == 1:
+            each_s = [self.prefix_s if prefix_s is None else prefix_s]
+        frozen = [_frozen(x, s) for x, s in zip(stages[:num], each_s, strict=True)]
+        return replace(self.beside, stages=(*frozen, *stages[num:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,30 +209,52 @@ def predict(
             layers left than stages.
     """
     boundaries = model.boundaries(shape.num_stages)
-    order = order_of(schedule, shape, num_parts, has_prefix=model.num_frozen > 0)
+    order = order_of(schedule, shape, num_parts)
+    order = with_frozen_layers(order, boundaries, model.num_frozen)
     timeline = simulate(order, model.costs(boundaries))
     peak = max(round(timeline.peak_bytes(d)) for d in range(shape.num_stages))
     return Prediction(shape, boundaries, timeline.makespan_s, peak, model.prefix_s)
 
 
-def order_of(
-    schedule: str, shape: PipelineShape, num_parts: int, *, has_prefix: bool
-) -> Schedule:
-    """Make the order of one step.
+def order_of(schedule: str, shape: PipelineShape, num_parts: int) -> Schedule:
+    """Make the order of one step, in which no layer is frozen.
 
     Args:
         schedule: its name.
         shape: stages and replicas.
         num_parts: microbatches of the whole batch.
-        has_prefix: whether frozen layers run before the pipeline.
     """
-    order = make_schedule(
+    return make_schedule(
         schedule,
         num_devices=shape.num_stages,
         num_microbatches=num_parts // shape.num_replicas,
         num_replicas=shape.num_replicas,
     )
-    return add_frozen_prefix(order) if has_prefix else order
+
+
+def with_frozen_layers(
+    order: Schedule, boundaries: Sequence[int], num_frozen: int
+) -> Schedule:
+    """Return the order of one step in which the first layers run forward only.
+
+    Args:
+        order: with one stage on each device, all of which train.
+        boundaries: see `Frozen.boundaries`.
+        num_frozen: the layers that are frozen, from the first on.
+    """
+    num = num_stages_before(boundaries, num_frozen)
+    if len(boundaries) < order.program.num_stages:  # no stage is frozen in part
+        return freeze_stages(order, num)
+    return add_frozen_prefix(freeze_stages(order, num - 1), before=num - 1)
+
+
+def num_stages_before(boundaries: Sequence[int], layer: int) -> int:
+    """Return how many stages of a cut end at a layer at which one begins.
+
+    >>> [num_stages_before((3, 5, 8), layer) for layer in (0, 3, 5)]
+    [0, 1, 2]
+    """
+    return bisect_left((0, *boundaries), layer)
 
 
 def next_shape(
@@ -303,10 +340,11 @@ def possible(
     return found
 
 
-def _frozen(cost: StageCost) -> StageCost:
+def _frozen(cost: StageCost, forward_s: float) -> StageCost:
     """Return the cost of a stage that has forwards alone, and keeps nothing."""
     return replace(
         cost,
+        forward_s=forward_s,
         input_grad_s=0.0,
         weight_grad_s=0.0,
         input_grad_bytes=0,

@@ -1,24 +1,26 @@
-"""Put a frozen part of the net before the pipeline, on its first device."""
+"""Put a frozen part of the net before a stage, on the same device."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hocket.core.op import Kind, Op
-from hocket.core.program import Program, Stage
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.passes.segments import rewritten
 
 
-def add_frozen_prefix(schedule: Schedule) -> Schedule:
-    r"""Return the same order, with a frozen stage before the first one.
+def add_frozen_prefix(schedule: Schedule, before: int = 0) -> Schedule:
+    r"""Return the same order, with a frozen stage before one of its stages.
 
-    It runs on the device of the first stage, forward only, right before each forward of
-    that stage. All other stages have a number higher by 1.
+    It runs on the device of that stage, forward only, right before each of its
+    forwards. That stage and those behind it have a number higher by 1.
 
     Args:
         schedule: an order of one net whose stages follow each other, without messages.
+        before: the stage that it precedes; those before that one are frozen.
 
     Raises:
         PlanError: it has several nets, copies of stages, or several first stages.
@@ -36,24 +38,23 @@ def add_frozen_prefix(schedule: Schedule) -> Schedule:
             f"copies; this one has {len(program.nets)} nets and "
             f"{len(program.copies)} groups of copies"
         )
-    first = program.stages[0]
 
-    def behind(op: Op) -> Op:
-        return replace(op, stage=op.stage + 1)
-
-    def with_prefix(ops: tuple[Op, ...]) -> list[Op]:
-        found = []
+    def with_prefix(ops: Sequence[Op]) -> Iterator[Op]:
         for op in ops:
-            if op.stage == 0 and op.kind is Kind.FORWARD:
-                found.append(op)
-            found.append(behind(op))
-        return found
+            if op.stage == before and op.kind is Kind.FORWARD:
+                yield op
+            yield replace(op, stage=op.stage + (op.stage >= before))
 
-    longer = rewritten(schedule, lambda ops: with_prefix(tuple(ops)))
-    return replace(longer, program=_longer(program, first))
+    longer = rewritten(schedule, with_prefix)
+    return replace(longer, program=_longer(program, before))
 
 
-def _longer(program: Program, first: Stage) -> Program:
-    frozen = Stage(first.net, first.device, trainable=False)
-    flows = ((0, 1), *((a + 1, b + 1) for a, b in program.flows))
-    return replace(program, stages=(frozen, *program.stages), flows=flows)
+def _longer(program: Program, before: int) -> Program:
+    stages = program.stages
+    frozen = replace(stages[before], trainable=False, delay=0)
+    flows = {(a + (a >= before), b + (b > before)) for a, b in program.flows}
+    return replace(
+        program,
+        stages=(*stages[:before], frozen, *stages[before:]),
+        flows=tuple(sorted({*flows, (before, before + 1)})),
+    )

@@ -10,9 +10,11 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
+from hocket.freeze.forecast import StepTimes, Stretch, rest_s
 from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.manager import CheckpointManager
@@ -82,6 +84,9 @@ class StagedRun(WorkerRun, ABC):
                 self._stack.callback(self.filling.close)
             self.plan = plan
             self._transition_s = 0.0  # of the change of layout before this step
+            self._times = StepTimes()
+            self._beside_s = 0.0  # of this step
+            self._ahead: list[Stretch] = []  # until the plan changes
             self._cache = None if self._freezing is None else self._freezing.cache
             if self._cache is not None:
                 self._stack.callback(self._cache.close)
@@ -111,6 +116,7 @@ class StagedRun(WorkerRun, ABC):
 
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
+        begin_s = perf_counter()
         self._freeze_if_due(batches[0])
         found = make_net_batches(
             batches,
@@ -123,6 +129,7 @@ class StagedRun(WorkerRun, ABC):
         )
         self.filling.begin(len(batches))
         self._step += 1
+        self._beside_s = perf_counter() - begin_s - self._transition_s
         return found
 
     def _freeze_if_due(self, batch: Any) -> None:
@@ -135,6 +142,9 @@ class StagedRun(WorkerRun, ABC):
         with self._reported():
             now = self._checkpoints.played
             played = freezing.follow(self._step, now, batch)
+            if played.plan is not self.plan:
+                self._times.end(self._stretch)
+                self._ahead.clear()
             self.plan = played.plan  # its frozen part may be read from now on
             if played.executor is not now.executor:
                 self._checkpoints.go_on_with(played)
@@ -142,10 +152,41 @@ class StagedRun(WorkerRun, ABC):
                 self._attach_cache()
                 self._transition_s = perf_counter() - begin_s
 
+    @property
+    def _stretch(self) -> Stretch:
+        """What is played now."""
+        step_s = self.plan.predicted.step_s
+        return Stretch(self._step, self._layout.num_replicas, step_s)
+
+    def seconds_left(self, num_steps: int) -> float | None:
+        """Predict how long the steps take that are left of a run, by this worker.
+
+        Steps are simulated in the layouts to come, where layers freeze by a policy that
+        measures nothing; another one is taken to freeze no more. What the measured
+        steps took longer than their simulation, later ones do, too. Waits for data,
+        evaluations and checkpoints do not count.
+
+        Args:
+            num_steps: the steps of the whole run.
+
+        Returns:
+            Seconds; None before the first step.
+        """
+        pace = self._times.pace(self._stretch)
+        if pace is None:
+            return None
+        if not self._ahead:
+            ahead: Iterable[Stretch] = [self._stretch]
+            if self._freezing is not None:
+                ahead = self._freezing.ahead(self._step, self._checkpoints.played)
+            self._ahead += takewhile(lambda x: x.begin < num_steps, ahead)
+        return rest_s(self._ahead, self._step, num_steps, pace)
+
     def _go_on_with(self, played: PlayedLayout) -> None:
         """Play another layout, or the same, from the next step on."""
         if played.executor is self._executor:
             return
+        self._ahead.clear()
         self.plan, self._executor = played.plan, played.executor
         self._layout = played.layout
         self._stack.callback(played.executor.sync.give_up)
@@ -161,6 +202,7 @@ class StagedRun(WorkerRun, ABC):
     def _described(self, result: StepResult) -> StepResult:
         """Return a result with the layout that played it, and what is frozen."""
         self.filling.deliver()
+        self._times.add(result.seconds, self._beside_s)
         layout = self._checkpoints.played.shape
         if self._freezing is None:
             return replace(result, layout=layout)

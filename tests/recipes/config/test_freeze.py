@@ -76,6 +76,9 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
     assert found["balance"] == "exact"
     greedy = options(free_dir, ALPHA, "freeze.balance=greedy")
     assert greedy["balance"] == "greedy"
+    assert found["recut"]
+    stays = ("freeze.recut=false", 'pipeline.cut=["blocks.1"]')
+    assert not options(free_dir, ALPHA, *stays)["recut"]
     cache = found["cache"]
     assert (cache.ram_bytes, cache.disk_bytes, cache.dtype) == (1000, 0, "bfloat16")
     assert cache.folder == free_dir / "cache"  # the run's
@@ -94,6 +97,18 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
         (
             [ALPHA, "teacher.kind=distillation", "teacher.weights=x"],
             "freeze: a section [teacher] does not go together with it",
+        ),
+        (
+            [ALPHA, "freeze.recut=false", 'freeze.shapes={4 = "1x2"}'],
+            "freeze: shapes has no effect without recut",
+        ),
+        (
+            [ALPHA, "freeze.recut=false", "cache.ram_bytes=1"],
+            "freeze: cache does not go together with recut=False",
+        ),
+        (
+            [ALPHA, 'pipeline.cut=["blocks.1"]'],
+            "cut names the stages of one shape: leave it out, or take recut=False",
         ),
         (["cache.ram_bytes=1"], "cache: has no effect without layers that freeze"),
         ([ALPHA, "cache.draws_once=true"], "ram_bytes and disk_bytes are both 0"),

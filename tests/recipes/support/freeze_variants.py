@@ -24,6 +24,7 @@ _MOVES: Final = (*_BY_HAND, 'freeze.shapes={2 = "1x2"}')
 VARIANTS: Final[dict[str, tuple[str, ...]]] = {
     "nothing freezes": ("freeze.policy=none",),
     "cut again": _STAYS,
+    "frozen in place": (*_BY_HAND, "freeze.recut=false"),
     "cache": (*_STAYS, *_CACHE),
     "all": (*_MOVES, *_CACHE),
     "greedy": (*_BY_HAND, "freeze.balance=greedy"),

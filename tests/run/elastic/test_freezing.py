@@ -28,9 +28,11 @@ NUM_FROZEN = {
     "fixed": [0, 0, 4, 4, 6, 6, 7, 7, 7],  # two stages keep a block and the head
     "recut": [0, 0, 4, 4, 6, 6, 7, 7, 8],
     "there and back": [0, 0, 4, 4, 6, 6, 2, 2, 7],
+    "stays": [0, 0, 4, 4, 6, 6, 2, 2, 7],
 }
 LAYOUTS = {
     "fixed": ["2x1"] * NUM_STEPS,
+    "stays": ["2x1"] * NUM_STEPS,
     "recut": ["4x1"] * 2 + ["2x2"] * 2 + ["1x4"] * 5,
     "there and back": ["4x1"] * 2 + ["2x2"] * 2 + ["1x4"] * 2 + ["4x1"] * 2 + ["1x4"],
 }
@@ -43,6 +45,8 @@ LAYOUTS = {
         (4, "recut", "plain", "LayerNorm", "1f1b", "alpha"),
         (4, "recut", "clipped", "LayerNorm", "gpipe", "there and back"),
         (2, "chosen", "plain", "LayerNorm", "1f1b", "gradients"),
+        # The first device freezes as a whole, the other in part; both train again.
+        (2, "stays", "all", "BatchNorm1d", "1f1b", "there and back"),
     ],
 )
 def test_equals_one_process(
@@ -65,9 +69,12 @@ def test_equals_one_process(
     expected, model = emulated(options, norm, [x[0] for x in found[0]["results"]])
     for answer in found:
         frozen, layouts, losses, _ = zip(*answer["results"], strict=True)
-        key = policy if policy in LAYOUTS else shapes
+        key = policy if policy in LAYOUTS and shapes != "stays" else shapes
         assert list(frozen) == NUM_FROZEN.get(key, list(frozen))
-        assert {*layouts} <= {"2x1", "1x2"} or list(layouts) == LAYOUTS[key]
+        if shapes == "chosen":
+            assert {*layouts} <= {"2x1", "1x2"}
+        else:
+            assert list(layouts) == LAYOUTS[key]
         assert losses == pytest.approx(expected, rel=1e-10)
         state = answer["state"]
         for name, value in model.state_dict().items():
@@ -81,10 +88,12 @@ def test_equals_one_process(
 
 
 @pytest.mark.long  # test_resume.py compares averages in all shapes
-def test_averages_move_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shapes", ["recut", "stays"])
+def test_averages_move_on(tmp_path: Path, shapes: str) -> None:
     """Those of frozen layers, too, as in a loop that averages all weights."""
-    arguments = ["recut", "averaged", "LayerNorm", "1f1b"]
-    found = launch_forked(ENTRY, arguments, num_workers=4, run_dir=tmp_path)
+    arguments = [shapes, "averaged", "LayerNorm", "1f1b"]
+    num_workers = 4 if shapes == "recut" else 2
+    found = launch_forked(ENTRY, arguments, num_workers=num_workers, run_dir=tmp_path)
 
     averages = make_model().state_dict()
     for step in range(NUM_STEPS):

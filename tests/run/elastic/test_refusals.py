@@ -38,9 +38,10 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 4), torch.randint(4, (8,))
 
 
-def test_one_worker_freezes_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recut", [True, False])
+def test_one_worker_freezes_too(tmp_path: Path, recut: bool) -> None:
     """Alpha 1/4 of four layers: 1, 2, 3, 3, 4; frozen weights stay, the head moves."""
-    with make_pipeline(tmp_path) as pipeline:
+    with make_pipeline(tmp_path, recut=recut, cut=None if recut else ()) as pipeline:
         numbers = [pipeline.step(batch()).num_frozen for _ in range(6)]
         before = pipeline.state_dict()
         pipeline.step(batch())
@@ -90,6 +91,15 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
         ({"freeze": None, "num_run_steps": 9}, "num_run_steps has no effect without"),
         ({"freeze": None, "shapes": {}}, "shapes has no effect without freeze"),
         ({"freeze": None, "balance": "greedy"}, "greedy' has no effect without freeze"),
+        ({"freeze": None, "recut": False}, "recut has no effect without freeze"),
+        ({"recut": False, "shapes": {2: (1, 1)}}, "shapes has no effect without recut"),
+        (
+            {
+                "recut": False,
+                "cache": hocket.Cache("c", ram_bytes=1, disk_bytes=0),
+            },
+            "cache does not go together with recut=False",
+        ),
         ({"balance": "halves"}, "balance 'halves' should be 'exact' or 'greedy'"),
         (
             {"freeze": None, "cache": hocket.Cache("c", ram_bytes=1, disk_bytes=0)},

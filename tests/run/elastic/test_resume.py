@@ -63,7 +63,8 @@ def assert_equal(found: Any, whole: Any, first: int, *, averages: bool = True) -
 def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
     """Saved by four workers at three steps, also between two decisions of a policy.
 
-    Four workers, two and one go on with weights, moments, schedule, averages and the
+    Four workers, two (also with layers that stay where they are) and one go on with
+    weights, moments, schedule, averages and the
     gradients that the policy has added up; and so does a pipeline without freezing,
     where frozen layers train again with zero moments.
     """
@@ -96,7 +97,7 @@ def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
 
     on_two = answers_of(
         f"{WORKERS}:resume_on_two",
-        *({**CASE, "shapes": "fixed"}, str(folder)),
+        *(CASE, str(folder)),
         num_workers=2,
         folder=tmp_path / "two",
     )[0]
@@ -104,9 +105,10 @@ def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
         assert_equal(found, whole, first)
     first = SAVED_AT[2]
     options: dict[str, Any] = {"profile_dir": tmp_path / "profiles"}
-    with make_pipeline({**CASE, "shapes": "fixed"}, **options) as pipeline:
-        assert pipeline.load(folder, step=first) == first
-        assert_equal(rest_of(pipeline, first), whole, first)
+    for place in (folder, tmp_path / "checkpoints of two"):
+        with make_pipeline({**CASE, "shapes": "fixed"}, **options) as pipeline:
+            assert pipeline.load(place, step=first) == first
+            assert_equal(rest_of(pipeline, first), whole, first)
     first = SAVED_AT[1]
     options |= {"freeze": None, "shapes": None}
     with make_pipeline(CASE, **options) as pipeline:

@@ -19,7 +19,12 @@ from hocket.run.nets.moves import holders_of, plan_moves
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.nets.transfer import Bundle, transfer
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.migration import bundle_of, restore_updater, tensor_in
+from hocket.run.weights.migration import (
+    CommonState,
+    bundle_of,
+    restore_updater,
+    tensor_in,
+)
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
@@ -127,7 +132,7 @@ def _cut_again(
     stage = net.cut(after, here=[rank], received=received)[rank]
     new = Updater(dict(stage.named_parameters()), SETTINGS)
     bundles = kept | {name: x for (_, name), x in came.items()}
-    restore_updater(new, bundles, updater)
+    restore_updater(new, bundles, CommonState.of([updater]))
     return stage, new, len(came)
 
 

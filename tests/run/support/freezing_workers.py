@@ -35,6 +35,7 @@ SHAPES: Final[dict[str, Any]] = {
     "fixed": {},
     "soon": {1: (2, 2), 5: (1, 4)},
     "chosen": None,
+    "stays": {},
 }
 NUM_TRANSITIONS: Final = 20
 
@@ -236,6 +237,8 @@ def make_pipeline(
         "num_microbatches": NUM_PARTS,
         "freeze": POLICIES[case["policy"]],
         "shapes": SHAPES[case["shapes"]],
+        "recut": case["shapes"] != "stays",
+        "cut": ("blocks.4",) if case["shapes"] == "stays" else None,
         **OPTIONS[case["options"]],
         **options,
     }

@@ -60,6 +60,8 @@ def save_and_resume(case: dict[str, str], folder: str) -> Any:
 def resume_on_two(case: dict[str, str], folder: str) -> Any:
     """Resume the checkpoints of four workers on two, whose shape stays.
 
+    In the second, layers stay on their devices, too; it is saved again at once.
+
     Returns:
         What each resumed run came to.
     """
@@ -67,11 +69,14 @@ def resume_on_two(case: dict[str, str], folder: str) -> Any:
     world = join()
     torch.set_num_threads(1)
     found = []
-    for step in SAVED_AT[1:]:
+    for step, shapes in zip(SAVED_AT[1:], ("fixed", "stays"), strict=True):
         profiles = Path(folder).parent / "profiles"
-        with make_pipeline(case, world, profile_dir=profiles) as pipeline:
+        own = {**case, "shapes": shapes}
+        with make_pipeline(own, world, profile_dir=profiles) as pipeline:
             pipeline.step(make_batches()[0])  # so that there is something to replace
             first = pipeline.load(folder, step=step)
+            if shapes == "stays":
+                pipeline.save(f"{folder} of two", data=first)
             found.append(rest_of(pipeline, first))
     return found
 

@@ -6,9 +6,8 @@ other workers' weights in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -79,13 +78,13 @@ class Outline:
             if self.state.is_parameter(name)
         )
 
-    def num_parameters(self, frozen: Sequence[Sequence[str]]) -> tuple[int, int]:
+    def num_parameters(self, frozen: Collection[str]) -> tuple[int, int]:
         """Return how many numbers train, and how many do not.
 
         Args:
             frozen: the names in frozen stages, which do not train.
         """
-        stopped, counts = {*chain(*frozen)}, [0, 0]
+        stopped, counts = {*frozen}, [0, 0]
         for name, tensor in self.state.tensors.items():
             if self.state.is_parameter(name):
                 is_frozen = name in stopped or not tensor.requires_grad

@@ -11,32 +11,29 @@ from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.freeze.shapes import shapes_of
-from hocket.options import CAPTURED_STEP, captured_step_faults, freezing_faults
+from hocket.options import (
+    CAPTURED_STEP,
+    captured_step_faults,
+    fixed_cut_faults,
+    freezing_faults,
+)
 from hocket.recipes.config.data_settings import (
-    CifarSettings,
     DataFunctionSettings,
-    FlowersSettings,
-    GlueSettings,
-    ImageFolderSettings,
-    MaskedTextSettings,
-    SquadSettings,
+    ImageSettings,
     Stl10Settings,
     TextSettings,
+    WordPieceSettings,
     side_of,
 )
 from hocket.recipes.config.freeze_settings import FreezeSettings
 from hocket.recipes.config.model_settings import (
     BertSettings,
-    DensenetSettings,
+    ColourNetSettings,
     FfnnSettings,
     GptSettings,
-    MobilenetSettings,
     ModelFunctionSettings,
-    NasnetSettings,
     ResnetSettings,
-    ResnextSettings,
     RnnSettings,
-    TorchvisionSettings,
     VitSettings,
 )
 from hocket.recipes.config.teacher_checks import teacher_faults
@@ -74,26 +71,11 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
         case (
             (ModelFunctionSettings(), _)
             | (GptSettings() | RnnSettings(), TextSettings())
-            | (BertSettings(), GlueSettings() | SquadSettings() | MaskedTextSettings())
+            | (BertSettings(), WordPieceSettings())
+            | (ColourNetSettings(), ImageSettings())
         ):
             pass
         case ResnetSettings() | FfnnSettings(), data if side_of(data):
-            pass
-        case (
-            (
-                ResnextSettings()
-                | DensenetSettings()
-                | MobilenetSettings()
-                | NasnetSettings()
-                | TorchvisionSettings()
-            ),
-            (
-                CifarSettings()
-                | Stl10Settings()
-                | ImageFolderSettings()
-                | FlowersSettings()
-            ),
-        ):
             pass
         case model, data:
             yield f"a model of kind {model.kind!r} does not read {data.kind!r}"
@@ -172,7 +154,12 @@ def _freezing_faults(recipe: Recipe) -> Iterator[str]:
             "for it, as 'zb-auto' is, or layers freeze and shapes are chosen"
         )
     if isinstance(freezing, FreezeSettings):
-        for fault in freezing_faults(pipeline):
+        faults = [*freezing_faults(pipeline, recut=freezing.recut)]
+        if not freezing.recut:
+            faults += fixed_cut_faults(
+                shapes=bool(freezing.shapes), caches=recipe.cache is not None
+            )
+        for fault in faults:
             yield f"freeze: {fault} (--set freeze.policy=none freezes nothing)"
         yield from _shape_faults(freezing, pipeline)
         if recipe.teacher is not None:

@@ -58,12 +58,15 @@ class FreezeSettings(Settings):
         balance: "exact" cuts stages by measured seconds; "greedy" is PipeTransformer's
             rule, by parameters; without `shapes` it also takes half the stages each
             time.
+        recut: whether layers change their devices when others freeze; if not, each
+            stays where it is, and the first layout stays.
     """
 
     every_steps: Count | None = None
     layers: str | None = None
     shapes: Shapes | None = None
     balance: Balance = "exact"
+    recut: bool = True
 
 
 class NoFreezing(Settings):

@@ -42,6 +42,7 @@ def freezing_options(
         "freeze": _policy(freezing, steps_per_epoch),
         "shapes": _shapes(freezing),
         "balance": freezing.balance,
+        "recut": freezing.recut,
         "cache": None if cache is None else _cache(cache, run_dir),
     }
 

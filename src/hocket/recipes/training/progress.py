@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.training.records import (
@@ -26,7 +26,12 @@ _SHARES: Final = ("accuracy", "f1", "exact_match")  # how names of such metrics 
 
 
 def make_progress(
-    num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+    num_steps: int,
+    num_epochs: int,
+    console: Console,
+    *,
+    first_step: int = 0,
+    seconds_left: Callable[[int], float | None] | None = None,
 ) -> Watcher:
     """Return a live bar if the console is a terminal that can draw one, or plain lines.
 
@@ -35,41 +40,47 @@ def make_progress(
         num_epochs: the epochs of the whole run.
         console: the console to draw on.
         first_step: the step at which the run begins, or resumes.
+        seconds_left: predicts the seconds of the steps until a number is trained; as
+            many as those so far took, when not given.
     """
+    left = TimeLeft(num_steps, first_step, seconds_left)
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveProgress(num_steps, num_epochs, console, first_step=first_step)
-    return PlainProgress(num_steps, num_epochs, console, first_step=first_step)
+        return LiveProgress(num_steps, num_epochs, console, left)
+    return PlainProgress(num_steps, num_epochs, console, left)
 
 
 class LiveProgress:
     """A bar that is redrawn in place, and a line per evaluation above it."""
 
     def __init__(
-        self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+        self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
     ) -> None:
         self._recent = RecentSteps(num_epochs)
+        self._left = left
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=console,
             refresh_per_second=4,
         )
         self._task = self._bar.add_task(
-            "training", total=num_steps, completed=first_step, numbers=""
+            "training", total=num_steps, completed=left.first_step, numbers="", left=""
         )
         self._bar.start()
 
     def step(self, record: StepRecord) -> None:
         """Update the bar, at the next refresh."""
         self._recent.add(record)
+        self._left.add(record)
         self._bar.update(
             self._task,
             advance=1,
             description=self._recent.epoch,
             numbers=self._recent.numbers,
+            left=self._left.text,
         )
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -93,27 +104,25 @@ class PlainProgress:
     """A line every few seconds: for a file, a pipe or a log."""
 
     def __init__(
-        self, num_steps: int, num_epochs: int, console: Console, *, first_step: int = 0
+        self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
     ) -> None:
         self._recent = RecentSteps(num_epochs)
+        self._left = left
         self._num_steps = num_steps
-        self._first_step = first_step
         self._console = console
-        self._begin_s = self._printed_s = monotonic()
+        self._printed_s = left.begin_s
 
     def step(self, record: StepRecord) -> None:
         """Print a line, if the last one is old enough."""
         self._recent.add(record)
+        now_s = self._left.add(record)
         done = record.step + 1
-        now_s = monotonic()
         if now_s - self._printed_s < PLAIN_INTERVAL_S and done < self._num_steps:
             return
         self._printed_s = now_s
-        step_s = (now_s - self._begin_s) / (done - self._first_step)
-        left_s = step_s * (self._num_steps - done)
         self._print(
             f"{self._recent.epoch}  step {done}/{self._num_steps}  "
-            f"{self._recent.numbers}  {duration(left_s)} left"
+            f"{self._recent.numbers}  {self._left.text}"
         )
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -129,6 +138,47 @@ class PlainProgress:
 
     def _print(self, text: str) -> None:
         print_plain(self._console, text)
+
+
+class TimeLeft:
+    """How long the rest of a run takes.
+
+    The seconds of its steps, as much longer as those so far took with all that is
+    between them: data, evaluations, checkpoints.
+
+    Args:
+        num_steps: the steps of the whole run.
+        first_step: the step at which the run begins, or resumes.
+        seconds_left: see `make_progress`.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        first_step: int,
+        seconds_left: Callable[[int], float | None] | None,
+    ) -> None:
+        self.first_step = first_step
+        self.begin_s = self._now_s = monotonic()
+        self._num_steps = num_steps
+        self._seconds_left = seconds_left
+        self._done, self._steps_s = first_step, 0.0
+
+    def add(self, record: StepRecord) -> float:
+        """Add a step; return the time."""
+        self._done, self._now_s = record.step + 1, monotonic()
+        self._steps_s += record.seconds
+        return self._now_s
+
+    @property
+    def text(self) -> str:
+        """What is left, such as "12.0 s left"."""
+        known_s = self._seconds_left and self._seconds_left(self._num_steps)
+        if known_s is None:
+            num_left = self._num_steps - self._done
+            known_s = self._steps_s * num_left / (self._done - self.first_step)
+        share = (self._now_s - self.begin_s) / self._steps_s
+        return f"{duration(known_s * share)} left"
 
 
 class RecentSteps:

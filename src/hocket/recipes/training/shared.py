@@ -19,7 +19,7 @@ from hocket.run.data.batch import call_arguments, on_device
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.sharing.running.job import Job, JobContext
 
-_HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_HALF_PRECISIONS: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def recipe_job(recipe: Recipe, job: Job) -> Job:
@@ -94,7 +94,10 @@ class _Loop:
         self.model, self.loss, self.context = model, loss, context
         self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
         self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
-        kind, half = context.device.type, _HALVES.get(recipe.training.precision)
+        kind, half = (
+            context.device.type,
+            _HALF_PRECISIONS.get(recipe.training.precision),
+        )
         # torch's cache of casts is one for all threads, and any of them empties it.
         self.autocast = partial(
             torch.autocast,

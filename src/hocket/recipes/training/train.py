@@ -144,6 +144,7 @@ def train_recipe(
         if pipeline.is_main:
             usual = _watchers(
                 layout,
+                pipeline,
                 run_dir,
                 console,
                 first_step=loop.num_done,
@@ -213,6 +214,7 @@ def _goes_on(recipe: Recipe, world: World) -> bool:
 
 def _watchers(
     layout: StepLayout,
+    pipeline: Pipeline,
     run_dir: Path,
     console: Console,
     *,
@@ -227,7 +229,13 @@ def _watchers(
     for name in settings.loggers:
         logger = make_logger(name, run_dir, begin)
         yield LoggerWatcher(logger, settings.log_every_steps)
-    yield make_progress(layout.num_steps, num_epochs, console, first_step=first_step)
+    yield make_progress(
+        layout.num_steps,
+        num_epochs,
+        console,
+        first_step=first_step,
+        seconds_left=pipeline.seconds_left,
+    )
     for name in settings.callbacks:
         yield load_watcher(name, run_dir)
 

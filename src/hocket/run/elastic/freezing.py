@@ -7,20 +7,27 @@ all                                        └▶ cut again, and go on
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import count
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor, nn
 
 from hocket.errors import CheckpointError, HocketError, RunError
+from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.decide import Decider
+from hocket.freeze.forecast import Stretch
+from hocket.freeze.policy import Measures
 from hocket.freeze.shapes import PipelineShape, Prediction
 from hocket.run.checkpoint.format.manifest import FreezingRecord
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
+from hocket.run.elastic.common_state import learning_rate
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.reshape import Reshaper
 from hocket.run.elastic.shape_choice import (
@@ -50,6 +57,7 @@ class Freezing:
         num_frozen: the layers that are frozen now.
         epoch_ended: whether a loader has ended since the policy was last asked.
         epoch_end: the step after which the present loader ends; 0: unknown.
+        epoch_steps: the steps of the present loader; 0: unknown.
 
     Raises:
         ConfigError: a shape is not possible.
@@ -79,9 +87,18 @@ class Freezing:
         self._num_before = 0  # frozen layers before a load
         self.num_frozen = 0
         self.epoch_ended = False
-        self.epoch_end = 0
+        self.epoch_end = self.epoch_steps = 0
         self.cache: CachedPrefix | None = None  # keeps the frozen layers' outputs
         measure.start(first)
+
+    def begin_epoch(self, step: int, num_steps: int) -> None:
+        """Note the steps of a loader; 0: unknown.
+
+        Args:
+            step: the number of the next step.
+            num_steps: the loader's.
+        """
+        self.epoch_end, self.epoch_steps = step + num_steps, num_steps
 
     def is_due(self, step: int) -> bool:
         """Return whether the policy is to be asked before a step.
@@ -109,8 +126,7 @@ class Freezing:
             RunError: the policy, or the choice of a shape, has failed on rank 0, where
                 its own error is raised.
         """
-        updaters = now.executor.updaters.values()
-        rate = next((x.rates()[0] for x in updaters if x.rates()), 0.0)
+        rate = learning_rate(now, self._world)
         measured = self._measure.take(now, batch)
         steps_left, until = self._steps_left(step)
         self._last_step = step
@@ -118,7 +134,7 @@ class Freezing:
         def choose() -> Json:
             wanted = self._decider.ask(step, rate, measured)
             costs = None if self.cache is None else self.cache.costs
-            present = Present(now, self.num_frozen, steps_left, costs)
+            present = self._present(now, steps_left, costs)
             num_frozen, chosen = self._choice.with_most_frozen(wanted, present)
             log.info(
                 "before step %d: %d layers are frozen, %s stages x replicas, chosen "
@@ -150,9 +166,55 @@ class Freezing:
         """
         # Known before the loader ends: a checkpoint may be saved in between.
         self.epoch_ended |= step + 1 == self.epoch_end
-        frozen = executor.updaters.get(0)
-        if self.num_frozen and frozen is not None and not skipped:
-            frozen.average()
+        stages = executor.plan.program.stages
+        for stage, updater in executor.updaters.items():
+            if not stages[stage].trainable and not skipped:
+                updater.average()
+
+    def ahead(self, step: int, now: PlayedLayout) -> Iterator[Stretch]:
+        """Predict the layouts from a step on: what the policy will decide.
+
+        A policy that measures is taken to freeze nothing more.
+
+        Args:
+            step: the number of the next step.
+            now: what is played.
+        """
+        shape = shape_of(now)
+        yield Stretch(step, shape.num_replicas, now.plan.predicted.step_s)
+        if self._options.policy.measures is not Measures.NOTHING:
+            return
+        decider, before = copy(self._decider), None
+        present = self._present(
+            now, cache=None if self.cache is None else self.cache.costs
+        )
+        for at in self._decisions(step):
+            present = replace(present, steps_left=self._steps_left(at)[0])
+            try:
+                wanted = decider.ask(at)
+                if (wanted, present.num_frozen, present.cache) == before:
+                    continue  # nothing changes
+                before = wanted, present.num_frozen, present.cache
+                num, found = self._choice.with_most_frozen(wanted, present)
+            except HocketError:  # raised again when it is decided
+                return
+            change_s = self._choice.transition_s(num, found, present)
+            yield Stretch(at, found.shape.num_replicas, found.step_s, change_s)
+            decider.num_frozen, cache = num, present.cache
+            if cache is not None and cache.boundary:
+                cache = cache._replace(boundary=self._edges[num])
+            shape, boundaries = found.shape, found.boundaries
+            present = Present(shape, boundaries, num, cache=cache)
+
+    def _decisions(self, step: int) -> Iterator[int]:
+        """Yield the steps before which the policy will be asked, for ever."""
+        every = self._options.policy.every_steps
+        if every is None:
+            first, every = self.epoch_end, self.epoch_steps
+        else:
+            first = -(-step // every) * every
+        if every:
+            yield from (at for at in count(first, every) if at != self._last_step)
 
     def record(self, played: PlayedLayout) -> FreezingRecord:
         """Return the frozen layers and the policy's state; rank 0's is right."""
@@ -161,7 +223,7 @@ class Freezing:
             known = self._reshaper.net.outline.state.tensors
             parameters = tuple(
                 name
-                for name in played.plan.state_names[0]
+                for name in played.plan.frozen_names
                 if name in known
                 and isinstance(known[name], nn.Parameter)
                 and known[name].requires_grad
@@ -207,7 +269,7 @@ class Freezing:
 
         def choose() -> Json:
             try:
-                present = Present(now, self.num_frozen, self._steps_left(step)[0])
+                present = self._present(now, self._steps_left(step)[0])
                 return ["", *_as_json(self._choice.saved_shape(saved, present))]
             except HocketError as error:
                 return [str(error)]
@@ -270,7 +332,7 @@ class Freezing:
         self, now: PlayedLayout, num_frozen: int, chosen: Prediction, step: int
     ) -> PlayedLayout:
         self._decider.num_frozen = num_frozen
-        present = Present(now, self.num_frozen)
+        present = self._present(now)
         if num_frozen == self.num_frozen and chosen.shape == present.shape:
             return now
         moved = self._choice.moved_bytes(num_frozen, chosen, present)
@@ -279,6 +341,12 @@ class Freezing:
         played = self._reshaper.reshape(now, chosen, self._edges[num_frozen], step)
         self._choice.add_transition(moved, perf_counter() - begin_s)
         return played
+
+    def _present(
+        self, now: PlayedLayout, steps_left: int = 1, cache: CacheCosts | None = None
+    ) -> Present:
+        shape, boundaries = shape_of(now), now.plan.boundaries
+        return Present(shape, boundaries, self.num_frozen, steps_left, cache)
 
     def _steps_left(self, step: int) -> tuple[int, str]:
         """Return the steps over which a shape must pay, and when they end."""

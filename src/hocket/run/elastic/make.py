@@ -65,9 +65,13 @@ def make_freezing(
         config.seed,
         tuple(name for name, _ in config.model.named_parameters()),
         config.balance,
+        config.recut,
     )
     options = FreezingOptions(
-        config.freeze, config.shapes, config.memory_bytes, config.num_run_steps
+        config.freeze,
+        config.shapes if config.recut else {},
+        config.memory_bytes,
+        config.num_run_steps,
     )
     world = context.world
     measure: LayerMeasure = NoMeasure()

@@ -32,7 +32,7 @@ def _faults(config: PipelineConfig, policy: Policy[Any]) -> Iterator[str]:
                 f"microbatch has {num_samples}: take fewer microbatches, or a larger "
                 "batch"
             )
-    yield from freezing_faults(config)
+    yield from freezing_faults(config, recut=config.recut)
     if config.teachers:
         yield "teachers does not go together with it: leave it out"
     if config.whole_batch:

@@ -5,6 +5,9 @@
     2 stages x 2 replicas     [a b c d] e f │ g h      [a b c d] e f │ g h
 
 What is frozen is a stage of its own on the first device of each replica, forward only.
+Or each layer stays on its device (`recut=False`):
+
+    frozen: a b c             [a b] │ [c] d │ e f │ g h
 """
 
 from __future__ import annotations
@@ -19,13 +22,13 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.freeze.greedy import Balance
-from hocket.freeze.shapes import Frozen, Prediction
+from hocket.freeze.shapes import Frozen, Prediction, with_frozen_layers
 from hocket.model.stages.cut import StageModule
-from hocket.passes.add_frozen_prefix import add_frozen_prefix
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.comm.renamed import RenamedTransport
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.elastic.common_state import common_state
 from hocket.run.elastic.layer_costs import price_layers
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
@@ -55,6 +58,7 @@ class SameSettings:
         seed: the seed of random numbers in the forward.
         parameter_names: the uncut model's names, in its order.
         balance: how stages are cut: see `hocket.PipelineConfig`.
+        recut: whether layers change their devices when others freeze.
     """
 
     schedule: str
@@ -64,6 +68,7 @@ class SameSettings:
     seed: int
     parameter_names: tuple[str, ...]
     balance: Balance = "exact"
+    recut: bool = True
 
 
 class Reshaper:
@@ -83,6 +88,8 @@ class Reshaper:
         self.net = net
         self._context = context
         self._model = price_layers(plan, net.outline, job.balance)
+        if not job.recut:
+            self._model = replace(self._model, kept=plan.boundaries)
         self._transports: list[RenamedTransport] = []  # of the last layouts
         self._number = 0
 
@@ -118,8 +125,7 @@ class Reshaper:
             None,
             clips=self.job.training.clip_norm is not None,
         )
-        if num_frozen_layers:
-            order = add_frozen_prefix(order)
+        order = with_frozen_layers(order, chosen.boundaries, num_frozen_layers)
         flows = order.program.flows
         received, kept = self._move(now, chosen, order.program, layout)
         here = order.program.stages_on[layout.device]
@@ -131,16 +137,13 @@ class Reshaper:
         )
         plan = self._plan(now.plan, chosen, order, modules, num_frozen_layers)
         refuse_differences(context.world, {"plan": plan.digest})
-        executor = self._executor(plan, modules, context, num_frozen_layers > 0)
-        updaters = now.executor.updaters.values()
-        before = next((x for x in updaters if x.optimizer is not None), None)
+        executor = self._executor(plan, modules, context)
+        before = common_state(now, context.world)
         bundles = {**kept, **received}
-        if num_frozen_layers and 0 in executor.updaters:
-            parameters = executor.runners[0].parameters.items()
-            executor.updaters[0].hold_frozen(
-                {name: p for name, p in parameters if p.requires_grad}
-            )
-        for updater in executor.updaters.values():
+        for stage, updater in executor.updaters.items():
+            if not order.program.stages[stage].trainable:
+                parameters = executor.runners[stage].parameters.items()
+                updater.hold_frozen({n: p for n, p in parameters if p.requires_grad})
             restore_updater(updater, bundles, before)
         if executor.scaler is not None and now.executor.scaler is not None:
             executor.scaler.load_state_dict(now.executor.scaler.state_dict())
@@ -211,7 +214,12 @@ class Reshaper:
             for updater in updaters
             for name in (*updater.parameters, *(updater.ema or ()))
         }
-        frozen = frozenset() if program.stages[0].trainable else names[0]
+        frozen = {
+            name
+            for stage, own in zip(program.stages, names, strict=True)
+            if not stage.trainable
+            for name in own
+        }
 
         def bundle(_: str, name: str) -> Bundle:
             updater, is_frozen = trained.get(name), name in frozen
@@ -297,7 +305,6 @@ class Reshaper:
         plan: Plan,
         modules: Sequence[StageModule],
         context: WorkerContext,
-        has_prefix: bool,
     ) -> Executor:
         job = self.job
         play_plan = plan_to_play(
@@ -309,7 +316,7 @@ class Reshaper:
             job.parameter_names,
             job.loss,
             job.training,
-            evaluates_first=has_prefix,
+            num_frozen=sum(not x.trainable for x in plan.schedule.program.stages),
         )
         watch = MemoryWatch(
             plan.schedule, plan.costs, context.world, context.layout.device

@@ -55,21 +55,18 @@ class Present:
     """What is played when a shape is chosen.
 
     Args:
-        played: plan, stages and layout.
+        shape: stages and replicas.
+        boundaries: where its stages begin.
         num_frozen: the layers that are frozen.
         steps_left: the steps over which another shape must save what it costs.
         cache: what the cache takes; None where frozen layers compute.
     """
 
-    played: PlayedLayout
+    shape: PipelineShape
+    boundaries: tuple[int, ...]
     num_frozen: int
     steps_left: int = 1
     cache: CacheCosts | None = None
-
-    @property
-    def shape(self) -> PipelineShape:
-        """Stages and replicas."""
-        return shape_of(self.played)
 
 
 class ShapeChoice:
@@ -134,7 +131,7 @@ class ShapeChoice:
                 present.shape,
                 self._candidates(num_frozen, present),
                 steps_left=present.steps_left,
-                transition_s=lambda x: self._transition_s(num_frozen, x, present),
+                transition_s=lambda x: self.transition_s(num_frozen, x, present),
                 memory_bytes=self._options.memory_bytes,
             )
         except FitError as error:
@@ -167,10 +164,10 @@ class ShapeChoice:
 
     def moved_bytes(self, num_frozen: int, option: Prediction, present: Present) -> int:
         """Return the bytes that workers receive when a shape is taken."""
-        model, now = self._model(num_frozen, present), present.played
+        model = self._model(num_frozen, present)
         return moved_bytes(
             model,
-            model.layers_on(now.plan.boundaries, now.layout.num_devices),
+            model.layers_on(present.boundaries, present.shape.num_stages),
             model.layers_on(option.boundaries, option.shape.num_stages),
             self._num_workers,
         )
@@ -178,6 +175,14 @@ class ShapeChoice:
     def add_transition(self, num_bytes: int, seconds: float) -> None:
         """Add a transition that was measured."""
         self._costs.add(num_bytes, seconds)
+
+    def transition_s(
+        self, num_frozen: int, option: Prediction, present: Present
+    ) -> float:
+        """Return the predicted seconds until a shape is taken."""
+        if num_frozen == present.num_frozen and option.shape == present.shape:
+            return 0.0
+        return self._costs.seconds(self.moved_bytes(num_frozen, option, present))
 
     def _candidates(self, num_frozen: int, present: Present) -> list[Prediction]:
         model, job = self._model(num_frozen, present), self._reshaper.job
@@ -195,13 +200,6 @@ class ShapeChoice:
     def _model(self, num_frozen: int, present: Present) -> Frozen:
         model = self._reshaper.costs_of(self._edges[num_frozen])
         return replace(model, cache=present.cache)
-
-    def _transition_s(
-        self, num_frozen: int, option: Prediction, present: Present
-    ) -> float:
-        if num_frozen == present.num_frozen and option.shape == present.shape:
-            return 0.0
-        return self._costs.seconds(self.moved_bytes(num_frozen, option, present))
 
 
 def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:

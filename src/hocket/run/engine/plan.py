@@ -80,6 +80,19 @@ class Plan:
         return "\n".join(lines)
 
     @property
+    def frozen_names(self) -> tuple[str, ...]:
+        """The names of the model's stages that run forward only."""
+        program = self.schedule.program
+        model = program.nets[-1].name
+        stages = zip(program.stages, self.state_names, strict=True)
+        return tuple(
+            name
+            for stage, names in stages
+            if stage.net == model and not stage.trainable
+            for name in names
+        )
+
+    @property
     def digest(self) -> str:
         """Equal for equal plans; workers compare theirs."""
         recomputes = [cost.recomputes for cost in self.costs.stages]

@@ -9,10 +9,10 @@ torch, or belong to one job. `Pipeline` takes its signature from this class
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 from torch import nn
 
@@ -20,17 +20,25 @@ from hocket.errors import ConfigError
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.greedy import Balance
 from hocket.freeze.policy import Policy
-from hocket.options import ScheduleOptions
+from hocket.options import ScheduleOptions, fixed_cut_faults
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
+from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.startup import StartupHook, StartupProgress
 from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.fill.settings import Fill, fill_faults
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
 from hocket.signatures import function_fault, values_of
+
+_WITH_FREEZE: Final = {
+    "shapes": None,
+    "recut": True,
+    "num_run_steps": None,
+    "cache": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +77,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             the fastest possible, by measured seconds; "greedy" is PipeTransformer's
             rule, by parameters, which also takes half the stages each time where
             `shapes` is not given.
+        recut: with `freeze`: whether layers change their devices when others freeze.
+            If not, each stays where it is: frozen layers spread over as many devices
+            as before, run forward only, and the shape stays.
         num_run_steps: with `freeze`: the steps of the whole run, over which another
             layout must save more than the change takes. Without it they are counted to
             the end of the loader, or to the next decision where that is later.
@@ -104,6 +115,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     freeze: Policy[Any] | None = None
     shapes: Mapping[int, tuple[int, int]] | None = None
     balance: Balance = "exact"
+    recut: bool = True
     num_run_steps: int | None = None
     cache: Cache | None = None
     fill: Fill | None = None
@@ -125,15 +137,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         if self.teacher_lane and not self.teachers:
             faults.append("teacher_lane has no effect without teachers")
         faults += fill_faults(self.fill, self.model, freezes=self.freeze is not None)
-        faults += [
-            f"{name} has no effect without freeze"
-            for name in ("shapes", "num_run_steps", "cache")
-            if getattr(self, name) is not None and self.freeze is None
-        ]
-        if self.balance not in get_args(Balance):
-            faults.append(f"balance {self.balance!r} should be 'exact' or 'greedy'")
-        elif self.balance == "greedy" and self.freeze is None:
-            faults.append("balance 'greedy' has no effect without freeze")
+        faults += self._freezing_faults()
         if self.progress is not None and (
             fault := function_fault(
                 "progress must be a function of what is done", self.progress, "print"
@@ -142,6 +146,21 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             faults.append(fault)
         if text := "; ".join(faults):
             raise ConfigError(text)
+
+    def _freezing_faults(self) -> Iterator[str]:
+        freezes = self.freeze is not None
+        if self.balance not in get_args(Balance):
+            yield f"balance {self.balance!r} should be 'exact' or 'greedy'"
+        elif self.balance == "greedy" and not freezes:
+            yield "balance 'greedy' has no effect without freeze"
+        if not freezes:
+            for name, plain in _WITH_FREEZE.items():
+                if getattr(self, name) is not plain:
+                    yield f"{name} has no effect without freeze"
+        elif not self.recut:
+            yield from fixed_cut_faults(
+                shapes=bool(self.shapes), caches=self.cache is not None
+            )
 
     def report(
         self, what: str, num_done: int | None = None, num_all: int | None = None
@@ -170,6 +189,13 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     def training(self) -> TrainingConfig:
         """How parameters are updated; holds no reference to the model."""
         return TrainingConfig(**values_of(TrainingConfig, self))
+
+    def memory_of(self, world: World) -> int:
+        """Return the bytes for tensors on each device: as asked, or as there are.
+
+        Every worker must call this, and gets the same number.
+        """
+        return self.memory_bytes or memory_bytes(world)
 
     def refuse_meta(self) -> None:
         """Refuse a model without weights; to plan for one is all right.

@@ -8,7 +8,8 @@ A parameter that was frozen has no state: it begins with zero moments, in its gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,38 +76,64 @@ def tensor_in(bundle: Bundle) -> Tensor:
     return nn.Parameter(value, bundle.facts["requires_grad"])
 
 
+@dataclass(frozen=True, slots=True)
+class CommonState:
+    """What the updates of a net have in common on all workers.
+
+    Args:
+        groups: the options of each group of the optimizer.
+        schedule: the state of the learning-rate schedule; None without one.
+    """
+
+    groups: Sequence[Mapping[str, Any]]
+    schedule: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, updaters: Iterable[Updater]) -> CommonState | None:
+        """Return that of the first updater that has an optimizer; None if none has."""
+        for updater in updaters:
+            if updater.optimizer is not None:
+                groups = [
+                    {key: value for key, value in group.items() if key != "params"}
+                    for group in updater.optimizer.param_groups
+                ]
+                made = updater.scheduler
+                return cls(groups, None if made is None else made.state_dict())
+        return None
+
+
 def restore_updater(
-    updater: Updater, bundles: Mapping[str, Bundle], before: Updater | None
+    updater: Updater, bundles: Mapping[str, Bundle], before: CommonState | None
 ) -> None:
     """Load the state of its parameters' updates into a new updater.
 
     Args:
         updater: the new updater.
         bundles: the bundle of each of its parameters, by name.
-        before: this worker's updater of the net before the cut, for what is the same
-            on all workers: the state of the learning-rate schedule, and the options of
-            groups of which all parameters were frozen.
+        before: the state before the cut, for the learning-rate schedule, and for groups
+            of which all parameters were frozen.
 
     Raises:
         ConfigError: the parameters of a group had different options; or there is a
             schedule here, and was none before or one of other groups.
     """
     if updater.optimizer is not None:
-        groups = before.optimizer.param_groups if before and before.optimizer else []
+        groups = () if before is None else before.groups
         _restore_optimizer(updater.optimizer, updater.parameters, bundles, groups)
     for name, average in (updater.ema or {}).items():
         average.copy_(bundles[name].tensors[_AVERAGE])
     updater.scheduled_rates = updater.rates()
-    if updater.scheduler is None:
+    if updater.scheduler is None or updater.optimizer is None:
         return
-    scheduler = None if before is None else before.scheduler
-    if scheduler is None or len(scheduler.base_lrs) != len(updater.scheduler.base_lrs):
+    schedule = None if before is None else before.schedule
+    num_before = 0 if before is None else len(before.groups)
+    if schedule is None or num_before != len(updater.optimizer.param_groups):
         raise ConfigError(
             "a worker has a learning-rate schedule after the cut, and had none before, "
             "or one of other groups: let the optimizer make the same groups of any "
             "parameters"
         )
-    updater.scheduler.load_state_dict(scheduler.state_dict())
+    updater.scheduler.load_state_dict(schedule)
 
 
 def _restore_optimizer(
@@ -135,8 +162,7 @@ def _restore_optimizer(
         if options:
             group.update(options[0])
         elif has_same_groups:
-            kept = before[number].items()
-            group.update({key: value for key, value in kept if key != "params"})
+            group.update(before[number])
 
 
 def _state_in(bundle: Bundle) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class NetSetup:
             number in the program.
         output: its own form, where other nets or a loss over the whole batch read it.
         saved_prefix: as for `StageRunner`.
-        evaluates_first: whether its first stage runs in evaluation mode all the same:
-            it was frozen while training ran.
+        num_frozen: its first stages that run in evaluation mode all the same: they were
+            frozen while training ran.
     """
 
     name: str
@@ -51,7 +51,7 @@ class NetSetup:
     others: Mapping[int, tuple[NetOutput, ...]] = field(default_factory=dict)
     output: NetOutput | None = None
     saved_prefix: str | None = ""
-    evaluates_first: bool = False
+    num_frozen: int = 0
 
 
 def stages_of(program: Program, net: str) -> tuple[int, ...]:

@@ -1,0 +1,132 @@
+"""Predicts how long the rest of a run takes, while its layers go on freezing.
+
+    now ├ 2x1, 3 frozen ┤├ change ┤├ 1x2, 5 frozen ┤ ...
+
+Each stretch has a simulated step. What measured steps take longer than simulated ones,
+the later steps are predicted to take longer, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist, fmean, quantiles
+from typing import Final, NamedTuple
+
+_NORMAL: Final = NormalDist()
+_QUARTILES: Final = 2 * _NORMAL.inv_cdf(0.75)  # apart, in standard deviations
+_FEWEST: Final = 4  # steps of which quartiles say something
+_NUM_LATEST: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps in one layout.
+
+    Args:
+        begin: the number of the first.
+        num_replicas: copies of the pipeline.
+        step_s: simulated seconds of a step.
+        change_s: predicted seconds of the change of the layout before it.
+    """
+
+    begin: int
+    num_replicas: int
+    step_s: float
+    change_s: float = 0.0
+
+
+class Pace(NamedTuple):
+    """What steps take beside what is simulated.
+
+    Args:
+        share: the seconds of one replica's step, for each simulated one.
+        spread: their standard deviation, as a share of the mean.
+        beside_s: seconds of a step outside of its order.
+    """
+
+    share: float = 1.0
+    spread: float = 0.0
+    beside_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, measured_s: Sequence[float], beside_s: Sequence[float], stretch: Stretch
+    ) -> Pace:
+        """Return the pace of measured steps, without the first, which warms up.
+
+        Args:
+            measured_s: seconds of at least one step of a stretch.
+            beside_s: the seconds of each outside of its order.
+            stretch: what was simulated of them.
+        """
+        own_s = measured_s[1:] or measured_s
+        mean_s, spread = fmean(own_s), 0.0
+        if len(own_s) >= _FEWEST:
+            low_s, _, high_s = quantiles(own_s, n=4)
+            spread = (high_s - low_s) / _QUARTILES / mean_s
+        alone_s = mean_s / _slowest(stretch.num_replicas, spread)
+        return cls(alone_s / stretch.step_s, spread, fmean(beside_s[1:] or beside_s))
+
+    def step_s(self, stretch: Stretch) -> float:
+        """Return the predicted seconds of a step: those of its slowest replica."""
+        slowest = _slowest(stretch.num_replicas, self.spread)
+        return self.beside_s + self.share * slowest * stretch.step_s
+
+
+def _latest() -> deque[tuple[float, float]]:
+    return deque(maxlen=_NUM_LATEST)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """The last measured steps of a stretch, and the pace of those before it."""
+
+    _measured: deque[tuple[float, float]] = field(default_factory=_latest)
+    _before: Pace | None = None
+
+    def add(self, measured_s: float, beside_s: float) -> None:
+        """Add a step: its seconds, and those outside of its order."""
+        self._measured.append((measured_s, beside_s))
+
+    def pace(self, stretch: Stretch) -> Pace | None:
+        """Return the pace of the present stretch, or the last known; None: unknown."""
+        is_known = len(self._measured) >= _FEWEST or self._before is None
+        if not is_known or not self._measured:
+            return self._before
+        measured_s, beside_s = ([x[i] for x in self._measured] for i in range(2))
+        return Pace.of(measured_s, beside_s, stretch)
+
+    def end(self, stretch: Stretch) -> None:
+        """Go on to another stretch."""
+        self._before = self.pace(stretch)
+        self._measured.clear()
+
+
+def rest_s(
+    stretches: Sequence[Stretch], step: int, num_steps: int, pace: Pace
+) -> float:
+    """Return the predicted seconds from a step to the end of a run.
+
+    Args:
+        stretches: in order; the first has begun.
+        step: the number of the next step.
+        num_steps: the steps of the whole run.
+        pace: what measured steps take beside what is simulated.
+    """
+    ends = [*(x.begin for x in stretches[1:]), num_steps]
+    total_s = 0.0
+    for stretch, end in zip(stretches, ends, strict=False):  # a run may be over
+        num_left = max(0, min(end, num_steps) - max(stretch.begin, step))
+        total_s += num_left * pace.step_s(stretch) + bool(num_left) * stretch.change_s
+    return total_s
+
+
+def _slowest(num_replicas: int, spread: float) -> float:
+    """Return the expected largest of normal deviates with a mean of 1.
+
+    Source: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958).
+    """
+    rank = (num_replicas - 0.375) / (num_replicas + 0.25)
+    return 1.0 + spread * _NORMAL.inv_cdf(rank)

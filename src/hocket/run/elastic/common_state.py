@@ -1,0 +1,61 @@
+"""What updates have in common on all workers, also on those whose layers are frozen.
+
+[a b] │ [c] d │ e f       frozen: a b c
+        rate    rate ─▶   the last device always trains, and broadcasts
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hocket.errors import ConfigError
+from hocket.run.checkpoint.format.values import decode, encode
+from hocket.run.cluster.world import World
+from hocket.run.engine.executor import PlayedLayout
+from hocket.run.weights.migration import CommonState
+
+
+def learning_rate(now: PlayedLayout, world: World) -> float:
+    """Return the learning rate of the last update; every worker must call this."""
+    updaters = now.executor.updaters.values()
+    own = next((x.rates()[0] for x in updaters if x.rates()), 0.0)
+    return own if _all_train(now) else float(_of_last(now, world, own))
+
+
+def common_state(now: PlayedLayout, world: World) -> CommonState | None:
+    """Return what updates have in common; every worker must call this.
+
+    Raises:
+        ConfigError: an optimizer or a schedule keeps tensors in its options, which a
+            worker whose layers are frozen cannot get.
+        CheckpointError: it keeps functions there.
+    """
+    own = CommonState.of(now.executor.updaters.values())
+    if _all_train(now):
+        return own
+    tensors: dict[str, Tensor] = {}
+    known = None if own is None else [[*own.groups], own.schedule]
+    told = _of_last(now, world, encode(known, "the learning-rate schedule", tensors))
+    if own is not None:
+        return own
+    return CommonState(*decode(told, _refuse_tensor))
+
+
+def _all_train(now: PlayedLayout) -> bool:
+    program = now.plan.schedule.program
+    training = {stage.device for stage in program.stages if stage.trainable}
+    return len(training) == program.num_devices
+
+
+def _of_last(now: PlayedLayout, world: World, value: Any) -> Any:
+    last = now.layout.num_devices - 1  # of the first replica
+    return world.broadcast_json(value, last, "the state of updates")
+
+
+def _refuse_tensor(name: str, on_host: bool) -> Tensor:
+    raise ConfigError(
+        f"{name} is a tensor, which a worker whose layers are frozen cannot get: keep "
+        "numbers, or leave out recut=False"
+    )

@@ -1,0 +1,64 @@
+"""What is left of a run is predicted from what its policy will decide."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+import hocket
+from hocket.freeze import Alpha, Percentile
+from hocket.freeze.forecast import Stretch
+from tests.run.elastic.test_refusals import batch, make_pipeline
+
+NUM_STEPS = 10
+
+
+@pytest.mark.parametrize("every_steps", [2, None])
+def test_the_steps_ahead_are_those_that_are_played(
+    tmp_path: Path, every_steps: int | None
+) -> None:
+    """Simulated before layers freeze as after, by a decision's step or an epoch's."""
+    policy = Alpha(1 / 4, every_steps=every_steps)
+    with make_pipeline(tmp_path, freeze=policy) as pipeline:
+        assert pipeline.seconds_left(NUM_STEPS) is None
+        ahead: list[Stretch] = []
+        found: list[float] = []
+        for epoch in range(NUM_STEPS // 2):
+            for result in pipeline.train([batch(), batch()]):
+                if not ahead:
+                    ahead = stretches(pipeline)
+                found.append(pipeline.predicted.step_s)
+                left_s = pipeline.seconds_left(NUM_STEPS)
+                assert left_s is not None
+                assert (left_s > 0) == (result.step + 1 < NUM_STEPS), epoch
+    assert [x.begin for x in ahead] == [1, 2, 4, 6, 8][: len(ahead)]
+    begins = {x.begin - (x.begin == 1): x.step_s for x in ahead}
+    for step, step_s in enumerate(found):
+        latest = max(begin for begin in begins if begin <= step)
+        assert begins[latest] == pytest.approx(step_s), (step, begins, found)
+
+
+def test_a_policy_that_measures_is_taken_to_freeze_no_more(tmp_path: Path) -> None:
+    """There is one stretch."""
+    with make_pipeline(tmp_path, freeze=Percentile(every_steps=1)) as pipeline:
+        pipeline.step(batch())
+        assert len(stretches(pipeline)) == 1
+
+
+def test_a_run_without_freezing_goes_on_as_it_was(tmp_path: Path) -> None:
+    """Its steps take what they took."""
+    with make_pipeline(tmp_path, freeze=None) as pipeline:
+        pipeline.step(batch())
+        ten_s, five_s = (pipeline.seconds_left(1 + n) for n in (10, 5))
+        assert five_s is not None
+        assert ten_s == pytest.approx(2 * five_s)
+
+
+def stretches(pipeline: hocket.Pipeline) -> list[Stretch]:
+    """All that are predicted from the next step on."""
+    freezing = pipeline._freezing
+    assert freezing is not None
+    ahead = freezing.ahead(pipeline.num_steps, pipeline._checkpoints.played)
+    return [*takewhile(lambda x: x.begin < NUM_STEPS, ahead)]
