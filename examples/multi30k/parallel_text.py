@@ -54,13 +54,14 @@ def make_data(
     max_words: int,
     num_tokens: int = 32,
     max_samples: int | None = None,
-    names: tuple[str, str] = ("train", "val"),
+    training: str = "train",
+    validation: str = "val",
 ) -> tuple[ParallelText, ParallelText]:
     """Read train.en, train.de, val.en and val.de; words of training are known."""
     parts: list[list[Tensor]] = [[], []]
     for language, marks in (("en", []), ("de", [BEGIN])):
         counts: Counter[str] = Counter()
-        for part, name in zip(parts, names, strict=True):
+        for part, name in zip(parts, (training, validation), strict=True):
             with (Path(folder) / f"{name}.{language}").open(encoding="utf-8") as file:
                 lines = [line.split() for line in islice(file, max_samples)]
             if not counts:
@@ -75,5 +76,4 @@ def make_data(
                 sentence = [*marks, *words, END]
                 ids_NT[row, : len(sentence)] = torch.tensor(sentence)
             part.append(ids_NT)
-    training, validation = (ParallelText(*part) for part in parts)
-    return training, validation
+    return ParallelText(*parts[0]), ParallelText(*parts[1])

@@ -125,17 +125,22 @@ def test_gnmt_shares_a_device(texts: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (texts / "wmt16").mkdir()
     for part, name in (("train", "train.tok.clean"), ("val", "newstest2014.tok")):
         for language in ("en", "de"):
-            file = texts / f"{part}.{language}"
-            file.rename(texts / "wmt16" / f"{name}.bpe.32000.{language}")
+            text = (texts / f"{part}.{language}").read_text(encoding="utf-8")
+            file = texts / "wmt16" / f"{name}.bpe.32000.{language}"
+            file.write_text(8 * text, encoding="utf-8")
     monkeypatch.chdir(texts)
     size = "{num_words = 20, width = 8, num_layers = 4, dropout = 0.1}"
     command = ["share", str(RECIPE.with_name("wmt16-gnmt.toml")), "--device", "cpu"]
     command += ["--mode", "turns", "--max-steps", "4"]
-    command += ["--set", f"model.arguments={size}", "--set", "training.batch_size=3"]
+    command += ["--set", f"model.arguments={size}", "--set", "training.batch_size=8"]
     refused = CliRunner().invoke(app, command)
-    asked = re.findall("--set [a-z_.]+=", f"{refused.exception}")
-    assert asked == ["--set training.stop_patience=", "--set checkpoint.every_epochs="]
-    done = CliRunner().invoke(app, [*command, *" ".join(asked).split()])
+    message = " ".join(f"{refused.output} {refused.exception}".split())
+    asked = re.findall("--set [a-z_.]+=", message)
+    assert asked[:2] == [
+        "--set training.stop_patience=",
+        "--set checkpoint.every_epochs=",
+    ]
+    done = CliRunner().invoke(app, [*command, *" ".join(asked[:2]).split()])
     assert done.exit_code == 0, f"{done.output}{done.exception}"
     assert "wmt16-gnmt: last loss" in done.output
 

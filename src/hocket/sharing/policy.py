@@ -237,27 +237,22 @@ def _within_shares(
 ) -> Decision:
     """Admit jobs by their memory that are not too far ahead of others.
 
-    One that loads data, and is far behind, keeps its place in memory: if the others
-    took it meanwhile, jobs that do not fit together would alternate.
+    Others are those that run, wait, or are on their way: if only those counted that are
+    there, jobs would alternate whatever their weights, as in turns.
     """
     queue: list[tuple[JobState, float]] = []
     look_s = inf
+    there = [x for x in jobs if x.point is not Point.AWAY or x.back_s > now_s]
     for job in waiting:
-        behind = [x for x in (*running, *waiting) if job.ahead_of(x) > ALMOST_S]
+        behind = [x for x in there if job.ahead_of(x) > ALMOST_S]
         if job.is_urgent or not behind:
             queue.append((job, now_s))
         for other in behind:
             if other.point in RUNNING:  # it catches up, and the faster the fewer run
                 left_s = job.ahead_of(other) * other.weight * len(running)
                 look_s = min(look_s, now_s + max(left_s, ALMOST_S))
-    queue += [
-        (job, job.point_s + job.away_s)
-        for job in jobs
-        if job.is_trusted
-        and job.back_s > now_s
-        and any(x.ahead_of(job) > ALMOST_S for x, _ in queue)
-    ]
-    queue.sort(key=lambda x: _order(x[0]))
+            elif other.point is Point.AWAY:
+                look_s = min(look_s, other.back_s)
     found = _admit(queue, running, jobs, budget_bytes, now_s)
     return Decision(found.starts, min(found.look_s, look_s))
 
@@ -292,8 +287,8 @@ def _admit(
 ) -> Decision:
     """Let each job start at the first moment at which it fits, and not before its time.
 
-    A job that does not fit yet, or that still loads its data, keeps its place: those
-    after it start only where they do not delay it.
+    A job that does not fit yet keeps its place: those after it start only where they
+    do not delay it.
     """
     if any(not job.is_trusted for job in running):
         return Decision()
@@ -313,9 +308,7 @@ def _admit(
         beside = summed(placed)
         start_s = earliest_start_s(curve, beside, limit_bytes, from_s, error_s)
         placed.append((start_s, curve))
-        if job.point is Point.AWAY:
-            look_s = min(look_s, job.back_s)
-        elif start_s <= now_s + ALMOST_S / 2:
+        if start_s <= now_s + ALMOST_S / 2:
             starts.append(job.name)
         else:
             look_s = min(look_s, start_s)
