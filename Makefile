@@ -2,15 +2,13 @@
 # Needs Python >= 3.11 with venv, and make; all else is set up in .venv on first use.
 
 PYTHON ?= python3
-PYTEST_FLAGS ?= -n 2 --dist loadgroup
+# A process of tests that crashes is a failure: another in its place may wait for ever.
+PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 0
 
 VENV := .venv
 BIN := $(VENV)/bin
 SET_UP := $(VENV)/.set-up
 DOCS_SET_UP := $(VENV)/.set-up-docs
-
-# The tests start hundreds of processes: none need compile what another has compiled.
-unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check lint format types sizes docs golden bench \

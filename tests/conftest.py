@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,10 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # the cores already. Set before anything imports torch, which reads them once.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
+
+# The tests start hundreds of processes: none need compile what another has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

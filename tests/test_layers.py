@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,7 @@ ROOMS: Final = {
         "tune",
         "checkpoint",
         "elastic",
+        "callbacks",
     ),
     "model": ("trace", "capture", "stages", "profile"),
     "run/outoforder": ("capture", "play", "order"),
@@ -131,6 +133,20 @@ def test_rooms_import_only_those_before_them(folder: str) -> None:
                 if order.get(other, len(order)) > order[room]:
                     wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
     assert not wrong
+
+
+def test_every_room_says_where_to_begin() -> None:
+    """A reader learns from `__init__.py` what a room may import, and its first file."""
+    rooms = [path for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE]
+    says = {path: ast.get_docstring(ast.parse(path.read_text())) for path in rooms}
+    silent = [
+        path.relative_to(SOURCE).as_posix()
+        for path, text in says.items()
+        if not re.search(r"\bimport", text or "", re.IGNORECASE)
+        or not re.search(r"\bBegin\b", text or "")
+    ]
+    assert len(rooms) > 1
+    assert not silent
 
 
 @pytest.mark.parametrize("room", WITHOUT_TORCH)

@@ -20,7 +20,7 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.hardware import Hardware
 from hocket.core.op import Kind
 from hocket.run.outoforder.capture.captured_step import CapturedStep
-from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.regions import RegionKey
 
 GRAPH_S: Final = 1.5e-6  # between two kernels of a CUDA graph
 _FLOAT: Final = 4  # bytes
@@ -52,11 +52,11 @@ def count(step: CapturedStep, hardware: Hardware) -> Counted:
     }
     for unit, update in step.updates.items():
         nodes = update.module.graph.nodes
-        of_region[Place(Kind.UPDATE, unit)] = [*_kernels(nodes, hardware)]
+        of_region[RegionKey(Kind.UPDATE, unit)] = [*_kernels(nodes, hardware)]
     each = [one for kernels in of_region.values() for one in kernels]
 
     def seconds(kind: Kind, unit: int) -> float:
-        return sum(x + GRAPH_S for x in of_region.get(Place(kind, unit), []))
+        return sum(x + GRAPH_S for x in of_region.get(RegionKey(kind, unit), []))
 
     stages = tuple(
         StageCost(
@@ -72,7 +72,7 @@ def count(step: CapturedStep, hardware: Hardware) -> Counted:
 
 
 def _launched_s(
-    of_region: Mapping[Place, Sequence[float]], hardware: Hardware
+    of_region: Mapping[RegionKey, Sequence[float]], hardware: Hardware
 ) -> float:
     """Return the seconds of an eager step, which updates all weights together."""
     updates = [x for place, x in of_region.items() if place.kind is Kind.UPDATE]

@@ -24,7 +24,7 @@ from hocket.core.simulate import simulate
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.serial import serial
 from hocket.recipes.config.model_settings import DensenetSettings, MobilenetSettings
-from hocket.recipes.models.torchvision_nets import make_densenet, make_mobilenet
+from hocket.recipes.models.torchvision_nets import make_torchvision_net
 from hocket.run.outoforder.capture.captured_step import capture_step
 
 HARDWARE: Final = "v100-16g"
@@ -69,13 +69,13 @@ def experiments() -> Iterator[Experiment]:
     for growth, batch_size in ((12, 32), (24, 32), (32, 32), (24, 64), (32, 64)):
         dense = DensenetSettings(kind="densenet", growth_rate=growth)
         name = f"DenseNet-121, growth {growth}"
-        yield Experiment(name, partial(make_densenet, dense), batch_size, _CIFAR)
+        yield Experiment(name, partial(make_torchvision_net, dense), batch_size, _CIFAR)
     for width in (0.5, 1.0):
         for batch_size in (32, 64):
             small = MobilenetSettings(kind="mobilenet-v3", width_multiplier=width)
             name = f"MobileNetV3-Large x {width:g}"
             yield Experiment(
-                name, partial(make_mobilenet, small), batch_size, _IMAGENET
+                name, partial(make_torchvision_net, small), batch_size, _IMAGENET
             )
 
 

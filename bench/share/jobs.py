@@ -183,6 +183,29 @@ class PlainLoop(hocket.JobContext):
         return nullcontext()
 
 
+class MadeJob(hocket.JobContext):
+    """A job that is made once, and trained in several runs, each with its context."""
+
+    def __init__(self, make: Make) -> None:
+        self.name, self.device = "made", torch.device("cpu")
+        self._context: hocket.JobContext = self
+        self._made = make(self)
+        self._batches = iter(self._made[1])
+
+    def remake(self, context: hocket.JobContext) -> tuple[Any, Any]:
+        """The job as the run of this context sees it."""
+        self._context = context
+        return self._made[0], self._batches
+
+    def forward(self) -> Any:
+        """See `JobContext.forward`."""
+        return self._context.forward()
+
+    def backward(self) -> Any:
+        """See `JobContext.backward`."""
+        return self._context.backward()
+
+
 def sleeping(forward_s: float, backward_s: float, num_bytes: int) -> Make:
     """An emulated job: sleeps, and holds memory that it never touches."""
 

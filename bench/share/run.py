@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from time import perf_counter, process_time
 from typing import Any, Final
 
@@ -21,7 +22,14 @@ import torch
 
 import hocket
 from bench.measure import environment, paired_ratio, spread, write_result
-from bench.share.jobs import MIDDLE, Make, PlainLoop, job_makers, sleeping
+from bench.share.jobs import (
+    MIDDLE,
+    MadeJob,
+    Make,
+    PlainLoop,
+    job_makers,
+    sleeping,
+)
 from hocket.model.profile.allocations import allocations
 from hocket.sharing.choose import predict
 from hocket.sharing.policy import Mode
@@ -31,7 +39,9 @@ RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
 PARTS: Final = ("turns", "gate", "forecast", "merged")
 Stamp = tuple[float, float]  # seconds of the clock, and of this process
 CPU: Final = torch.device("cpu")
-NUM_ITERATIONS: Final = 24
+NUM_STRETCH: Final = 12  # iterations of each job
+NUM_FIRST: Final = 8  # steps that do not count: of each job two are watched
+STRETCHES_PER_ROUND: Final = 8
 NUM_EMPTY: Final = 400
 MIB: Final = 2**20
 # Seconds of forward and backward, and bytes, of two emulated jobs.
@@ -70,24 +80,31 @@ def kept_rows(path: Path) -> dict[str, list[Any]]:
 
 
 def turns(num_rounds: int) -> Iterator[dict[str, Any]]:
-    """Seconds of an iteration of two equal jobs in turns, and in one plain loop."""
+    """CPU time of a step of two jobs in turns, over that of one plain loop.
+
+    A round is a short stretch of each, one after the other, with the same models: what
+    differs from round to round (the machine), or from model to model (where its memory
+    lies), is in both. Each round has a ratio of its own.
+    """
     makers = job_makers(MIDDLE)
-    for names in (("gan", "gan"), ("autoencoder", "autoencoder")):
+    for name in ("gan", "autoencoder"):
+        pair = [MadeJob(makers[name]) for _ in range(2)]
         found: dict[str, list[Stamp]] = {"plain": [], "turns": []}
-        for i in range(num_rounds):
+        for i in range(-1, STRETCHES_PER_ROUND * num_rounds):
             for contestant in ("plain", "turns") if i % 2 else ("turns", "plain"):
                 gc.collect()
                 run = _plain if contestant == "plain" else _in_turns
-                found[contestant].append(run([makers[name] for name in names]))
+                step = run([job.remake for job in pair])
+                found[contestant] += [step] if i >= 0 else []  # the first one warms up
         wall, cpu = (
-            {name: [x[i] for x in own] for name, own in found.items()} for i in (0, 1)
+            {kind: [x[i] for x in own] for kind, own in found.items()} for i in (0, 1)
         )
         yield {
-            "jobs": list(names),
-            "plain": spread(wall["plain"]),
-            "turns": spread(wall["turns"]),
-            "turns_over_plain": paired_ratio(wall["turns"], wall["plain"]),
+            "jobs": [name, name],
+            "plain": spread(cpu["plain"]),
+            "turns": spread(cpu["turns"]),
             "cpu_turns_over_plain": paired_ratio(cpu["turns"], cpu["plain"]),
+            "turns_over_plain": paired_ratio(wall["turns"], wall["plain"]),
         }
 
 
@@ -125,25 +142,32 @@ def _stamped(make: Make, stamps: list[Stamp]) -> Make:
 
 def _median_step(stamps: list[Stamp]) -> Stamp:
     """The medians of what passed between two steps, without the first ones."""
-    steps = list(pairwise(stamps[12:]))  # of each job two are watched, two run in turns
+    steps = list(pairwise(stamps[NUM_FIRST:]))
     return median(b[0] - a[0] for a, b in steps), median(b[1] - a[1] for a, b in steps)
 
 
 def _plain(makers: list[Make]) -> Stamp:
-    """One iteration of each job, one after the other, in this thread."""
+    """One iteration of each job, one after the other, in one thread.
+
+    Not in this one: its memory is another part of the heap than that of all others.
+    """
     stamps: list[Stamp] = []
     makers = [_stamped(make, stamps) for make in makers]
-    loops = []
-    for make in makers:
-        step, batches = make(PlainLoop(CPU))
-        loops.append((step, iter(batches)))
-    for _ in range(NUM_ITERATIONS):
-        for step, batches in loops:
-            step(next(batches))
+
+    def loop() -> None:
+        made = [make(PlainLoop(CPU)) for make in makers]
+        loops = [(step, iter(batches)) for step, batches in made]
+        for _ in range(NUM_STRETCH):
+            for step, batches in loops:
+                step(next(batches))
+
+    thread = Thread(target=loop)
+    thread.start()
+    thread.join()
     return _median_step(stamps)
 
 
-def _in_turns(makers: list[Make], num_iterations: int = NUM_ITERATIONS) -> Stamp:
+def _in_turns(makers: list[Make], num_iterations: int = NUM_STRETCH) -> Stamp:
     """The same, in turns."""
     stamps: list[Stamp] = []
     makers = [_stamped(make, stamps) for make in makers]

@@ -61,6 +61,10 @@ if TYPE_CHECKING:
     from hocket.planner.ranking.ranking import Ranking as Ranking
     from hocket.planner.search.optimum import search as search
     from hocket.planner.search.result import SearchResult as SearchResult
+    from hocket.run.callbacks.early_stop import EarlyStop as EarlyStop
+    from hocket.run.callbacks.loggers import JsonLinesLogger as JsonLinesLogger
+    from hocket.run.callbacks.loggers import Logger as Logger
+    from hocket.run.callbacks.loggers import TensorBoardLogger as TensorBoardLogger
     from hocket.run.cluster.launch import launch as launch
     from hocket.run.cluster.world import World as World
     from hocket.run.data.loss import PerMicrobatch as PerMicrobatch
@@ -71,16 +75,12 @@ if TYPE_CHECKING:
     from hocket.run.data.sampler import ResumableSampler as ResumableSampler
     from hocket.run.data.token_mean import TokenMean as TokenMean
     from hocket.run.diagnostics.startup import StartupProgress as StartupProgress
-    from hocket.run.early_stop import EarlyStop as EarlyStop
     from hocket.run.engine.emulator.emulate import emulate as emulate
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.engine.tracing.profile_steps import ProfileSteps as ProfileSteps
     from hocket.run.fill.settings import Fill as Fill
     from hocket.run.fit import fit as fit
-    from hocket.run.loggers import JsonLinesLogger as JsonLinesLogger
-    from hocket.run.loggers import Logger as Logger
-    from hocket.run.loggers import TensorBoardLogger as TensorBoardLogger
     from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
     from hocket.run.outoforder.compile_step import compile_step as compile_step
     from hocket.run.pipeline import Pipeline as Pipeline
@@ -132,7 +132,7 @@ _HOMES = {
     "Dino": "hocket.teacher.losses.dino",
     "DistilBERT": "hocket.teacher.losses.distilbert",
     "Distillation": "hocket.teacher.losses.distillation",
-    "EarlyStop": "hocket.run.early_stop",
+    "EarlyStop": "hocket.run.callbacks.early_stop",
     "EvaluationLoader": "hocket.run.data.sample_loader",
     "EvaluationResult": "hocket.run.data.metrics",
     "Fill": "hocket.run.fill.settings",
@@ -141,13 +141,13 @@ _HOMES = {
     "Job": "hocket.sharing.running.job",
     "JobContext": "hocket.sharing.running.job",
     "JobReport": "hocket.sharing.report",
-    "JsonLinesLogger": "hocket.run.loggers",
+    "JsonLinesLogger": "hocket.run.callbacks.loggers",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Lars": "hocket.teacher.lars",
     "LinearProbe": "hocket.teacher.evaluation",
     "Link": "hocket.core.costs",
-    "Logger": "hocket.run.loggers",
+    "Logger": "hocket.run.callbacks.loggers",
     "MetricsError": "hocket.errors",
     "MissingPackageError": "hocket.errors",
     "MocoV3": "hocket.teacher.losses.two_views",
@@ -188,7 +188,7 @@ _HOMES = {
     "StartupProgress": "hocket.run.diagnostics.startup",
     "StepResult": "hocket.run.engine.sync.step_result",
     "Teacher": "hocket.run.tune.teachers.teacher",
-    "TensorBoardLogger": "hocket.run.loggers",
+    "TensorBoardLogger": "hocket.run.callbacks.loggers",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
     "TwoViewLoader": "hocket.teacher.view_loader",

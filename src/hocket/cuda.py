@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+NATIVE_ALLOCATOR: Final = "native"  # torch's own; the other one is cudaMallocAsync
 
 
 def is_available() -> bool:
@@ -142,3 +144,9 @@ def replace_generator(
 def allocator_backend() -> str:
     """Return the allocator that this process uses: native or cudaMallocAsync."""
     return torch.cuda.get_allocator_backend()
+
+
+def finish_stream(device: torch.device) -> None:
+    """Wait until the current stream has done its work, if no graph is captured."""
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(device).synchronize()

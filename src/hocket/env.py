@@ -222,34 +222,6 @@ SHARED_JOB: Final = Variable(
     "the job that this process runs for `hocket share --processes`, which sets it",
 )
 
-VARIABLES: Final = (
-    TIMEOUT_S,
-    THREADS,
-    KEEP_FREED_MEMORY,
-    *MALLOC,
-    DEVICE,
-    BACKEND,
-    GLOO_INTERFACE,
-    NCCL_INTERFACE,
-    NCCL_ERROR_HANDLING,
-    CUDA_MODULE_LOADING,
-    CUDA_DEVICE_MAX_CONNECTIONS,
-    CUDA_LAUNCH_BLOCKING,
-    CUDA_ALLOCATOR,
-    RANK,
-    WORLD_SIZE,
-    LOCAL_RANK,
-    LOCAL_WORLD_SIZE,
-    MASTER_ADDR,
-    MASTER_PORT,
-    RUN_ID,
-    ATTEMPT,
-    AGENT_STORE,
-    ERROR_FILE,
-    JOB_DIR,
-    LAUNCHER_PID,
-)
-
 
 class ExitCode(IntEnum):
     """The exit codes of workers and of the command line."""

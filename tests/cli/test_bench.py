@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from hocket.cli.main import app
@@ -43,6 +44,18 @@ def test_wpipe_has_what_is_published_and_nothing_made_up() -> None:
     assert " 1.4 " not in tuned
     assert not tuned.endswith("0.64")
     assert "the paper's tables are not at hand" in " ".join(lines)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wide ones are folded; each part says which row is which, and no cell is lost."""
+    for name in ("ooo-pipeline", "ooo-data", "wpipe", "tspipe", "pipetransformer"):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        whole = bench(name).stdout
+        monkeypatch.setenv("COLUMNS", str(width))
+        narrow = bench(name).stdout
+        assert max(map(len, narrow.splitlines())) <= width
+        assert {*whole.split()} == {*narrow.split()}
 
 
 def test_one_gpu_is_estimated_between_the_published_bounds() -> None:

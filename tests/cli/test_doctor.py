@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.run.cluster.doctor.space import DiskSpace
-from tests.cli.shell import hocket
+from tests.run.support.forked_command import hocket_forked
 from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 
 CHECKS: Final = {
@@ -29,7 +29,7 @@ CHECKS: Final = {
     "host name",
     "free ports",
 }
-TOGETHER: Final = {"meeting", "same versions", "clocks", "all-reduce, gloo"}
+TOGETHER: Final = {"rendezvous", "same versions", "clocks", "all-reduce, gloo"}
 WHOLE_S: Final = 150.0  # for two Pythons to import torch on a busy machine
 PORT_CHECK: Final = "port 29500"
 
@@ -55,7 +55,7 @@ def test_one_host_as_json(free_dir: Path) -> None:
     assert set(report["findings"]) == CHECKS | {PORT_CHECK}
     assert report["findings"]["disk"]["numbers"]["path"] == str(free_dir)
     for finding in report["findings"].values():
-        assert (finding["verdict"] == "ok") == (not finding["mend"])
+        assert (finding["severity"] == "ok") == (not finding["mend"])
 
 
 def test_what_must_be_mended_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,12 @@ def test_what_must_be_mended_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.timeout(200)
 def test_with_workers(tmp_path: Path) -> None:
     """They are started, measured, and gone."""
-    done = hocket("doctor", "--workers", "2", "--json", cwd=tmp_path, timeout_s=WHOLE_S)
+    command = "doctor", "--workers", "2", "--json"
+    done = hocket_forked(*command, cwd=tmp_path, timeout_s=WHOLE_S)
     report = told_as_json(done.stdout)
     assert set(report["findings"]) >= CHECKS | TOGETHER, done.stderr
     assert report["findings"]["cores"]["numbers"]["num_workers"] == 2
-    assert done.returncode == (4 if report["verdict"] == "fail" else 0)
+    assert done.returncode == (4 if report["severity"] == "fail" else 0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -97,16 +98,16 @@ def test_on_all_hosts_of_a_job(tmp_path: Path) -> None:
         codes = codes_of(launchers, WHOLE_S, tmp_path)
     report = json.loads((tmp_path / "out-0.txt").read_text())
     assert (tmp_path / "out-1.txt").read_text() == "", outputs(tmp_path)
-    assert codes == [int(report["verdict"] == "fail"), 0], outputs(tmp_path)
+    assert codes == [int(report["severity"] == "fail"), 0], outputs(tmp_path)
     names = [one for one in report["findings"] if one["check"] == "host name"]
-    assert [one["verdict"] for one in names] == ["warn", "warn"]
+    assert [one["severity"] for one in names] == ["warn", "warn"]
     for one, address in zip(names, ADDRESSES, strict=True):
         assert "look for this one on themselves" in one["found"]
         assert f"--local-addr {address}" in one["mend"]
         assert one["host"].endswith(f"({address})")
     together = {one["check"]: one for one in report["findings"] if not one["host"]}
     assert set(together) >= TOGETHER
-    assert "2 workers on 2 hosts met" in together["meeting"]["found"]
+    assert "2 workers on 2 hosts met" in together["rendezvous"]["found"]
     [link] = together["all-reduce, gloo"]["numbers"]["links"]
     assert not link["same_host"]
     assert link["bytes_per_s"] > 1e6

@@ -36,7 +36,7 @@ def test_trains_recipes_and_writes_the_page(tmp_path: Path) -> None:
 def test_refuses_what_it_cannot_train() -> None:
     """The message names the setting."""
     found = share("digits-vit", "--set", "training.ema_decay=0.9")
-    assert "trains recipes without training.ema_decay" in found
+    assert "give --set training.ema_decay=, or" in found
     assert "give 1 numbers" in share("digits-vit", "--weights", "2,1")
 
 

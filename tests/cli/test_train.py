@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.recipes.config.resolve import resolve
-from tests.cli.shell import hocket
 from tests.run.support.forked_command import hocket_forked
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores
@@ -45,8 +44,11 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(220)
 def test_digits_vit_on_two_workers(free_dir: Path) -> None:
-    """The main job in small: every file of the run's folder is there and valid."""
-    done = hocket(
+    """The main job in small: every file of the run's folder is there and valid.
+
+    With Pythons that start anew it is in tests/test_wheel.py.
+    """
+    done = hocket_forked(
         "train", "digits-vit", *settings(*SMALL), cwd=free_dir, timeout_s=RUN_TIMEOUT_S
     )
     assert done.returncode == 0, done.stderr

@@ -56,8 +56,19 @@ def test_an_order_whose_steps_overlap_has_a_gate_for_each_stage(text: str) -> No
 
 
 def test_delays_are_no_flushes() -> None:
-    """Stale weights are read because steps overlap."""
+    """Stale weights are read because steps overlap, with and without a body."""
     for name in ("wpipe", "pipedream-2bw"):
         order = make_schedule(name, num_devices=2, num_microbatches=2, num_steps=6)
         assert not flushes(order)
-    assert flushes(make_schedule("1f1b", num_devices=2, num_microbatches=2))
+        assert not flushes(Schedule(order.program, order.lanes))
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_steps_in_sequence_flush(num_steps: int) -> None:
+    """Without a body, too."""
+    shape = {"num_devices": 2, "num_microbatches": 2, "num_steps": num_steps}
+    assert flushes(make_schedule("1f1b", **shape))
+    order = Schedule.parse(FROZEN + BEHIND)
+    assert flushes(Schedule(order.program, order.lanes))
+    order = Schedule.parse(EARLY)
+    assert not flushes(Schedule(order.program, order.lanes))

@@ -72,7 +72,7 @@ def test_orders_of_torch_idle_as_long_as_measured(
     timeline = simulate(schedule, Costs.uniform())
 
     assert timeline.makespan_s - 3 * m == idle_s == (p - 1) * 3 / v
-    assert timeline.traffic.num_transfers == num_messages * m
+    assert timeline.traffic.lane.size == num_messages * m
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])

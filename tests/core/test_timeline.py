@@ -187,7 +187,7 @@ def test_bytes_are_counted_by_pair_of_devices() -> None:
     assert timeline.link_bytes() == {(0, 1): 12, (1, 0): 20}
     first = next(timeline.transfers)
     assert first == Transfer(schedule.lanes[0].ops[0], 0, 1, 1.0, 1.5, 3)
-    assert timeline.traffic.num_transfers == 8
+    assert timeline.traffic.lane.size == 8
 
 
 def test_transfers_are_in_order_of_start() -> None:

@@ -16,6 +16,7 @@ import hocket
 from hocket.cli.main import LazyCommand, app
 from hocket.cli.train import with_workers
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.training.shared import recipe_job
 from tests.documents.blocks import ROOT, blocks_of
 from tests.recipes.support.cifar_folder import cifar100
 from tests.recipes.support.real_data import real
@@ -41,17 +42,23 @@ def read(words: Sequence[str], folder: Path) -> None:
         folder: where a recipe's file would be; built-in ones need none.
     """
     name, *rest = words
-    context = LazyCommand(name).load().make_context(name, rest)
-    if name != "train":
-        return
-    given = context.params
-    source = given["recipe"]
-    settings = with_workers(given["settings"], given["workers"], given["layout"])
-    if source.endswith(".toml"):
-        found = [path for path in (folder / source, ROOT / source) if path.exists()]
-        assert found, f"{source} is in no folder"
-        source = str(found[0])
-    resolve(source, settings, allow_outside=True)
+    given = LazyCommand(name).load().make_context(name, rest).params
+    if name == "train":
+        settings = with_workers(given["settings"], given["workers"], given["layout"])
+        resolve(_found(given["recipe"], folder), settings, allow_outside=True)
+    for source in given["recipes"] if name == "share" else ():
+        settings = given["settings"] or []
+        resolved = resolve(_found(source, folder), settings, allow_outside=True)
+        recipe_job(resolved.recipe, hocket.Job("a", lambda _: ((lambda _: None), ())))
+
+
+def _found(source: str, folder: Path) -> str:
+    """A recipe's name, or its file in one of two folders."""
+    if not source.endswith(".toml"):
+        return source
+    found = [path for path in (folder / source, ROOT / source) if path.exists()]
+    assert found, f"{source} is in no folder"
+    return str(found[0])
 
 
 def run(words: Sequence[str]) -> None:

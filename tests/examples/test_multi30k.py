@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from math import isclose, log
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from typer.testing import CliRunner
 
 from examples.multi30k.parallel_text import BEGIN, END, PAD, UNKNOWN, make_data
 from examples.multi30k.translator import Translator, loss, metrics
+from hocket.cli.main import app
 from tests.recipes.support.real_data import real
 from tests.run.support.forked_command import hocket_forked
 
@@ -112,6 +115,29 @@ def test_guessing_costs_the_logarithm_and_padding_nothing() -> None:
     assert isclose(float(nats), log(5), rel_tol=1e-6)
     right = torch.nn.functional.one_hot(words, 5).float()
     assert float(metrics(right, words)["accuracy"]) == 1.0
+
+
+def test_gnmt_shares_a_device(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """WMT16's recipe, small, on files that are named as MLPerf's are.
+
+    Without what a shared loop does not do: the error names each `--set`.
+    """
+    (texts / "wmt16").mkdir()
+    for part, name in (("train", "train.tok.clean"), ("val", "newstest2014.tok")):
+        for language in ("en", "de"):
+            file = texts / f"{part}.{language}"
+            file.rename(texts / "wmt16" / f"{name}.bpe.32000.{language}")
+    monkeypatch.chdir(texts)
+    size = "{num_words = 20, width = 8, num_layers = 4, dropout = 0.1}"
+    command = ["share", str(RECIPE.with_name("wmt16-gnmt.toml")), "--device", "cpu"]
+    command += ["--mode", "turns", "--max-steps", "4"]
+    command += ["--set", f"model.arguments={size}", "--set", "training.batch_size=3"]
+    refused = CliRunner().invoke(app, command)
+    asked = re.findall("--set [a-z_.]+=", f"{refused.exception}")
+    assert asked == ["--set training.stop_patience=", "--set checkpoint.every_epochs="]
+    done = CliRunner().invoke(app, [*command, *" ".join(asked).split()])
+    assert done.exit_code == 0, f"{done.output}{done.exception}"
+    assert "wmt16-gnmt: last loss" in done.output
 
 
 @pytest.mark.long

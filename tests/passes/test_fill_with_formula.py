@@ -13,7 +13,8 @@ where `f` is the greater of `f_t` and `f_s`.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import pytest
 
@@ -62,13 +63,35 @@ def order(name: str, p: int, m: int) -> Schedule:
     return make_schedule(name, num_devices=p, num_microbatches=m)
 
 
+def sizes(
+    p: int, *, teachers_s: Sequence[float], quick_s: Sequence[float]
+) -> list[Any]:
+    """Numbers of devices, with times of the teacher; the long ones are marked.
+
+    Args:
+        p: of these and of more devices, orders take long to fill.
+        teachers_s: with fewer devices, and in long tests.
+        quick_s: with `p` devices.
+    """
+    return [
+        pytest.param(
+            num,
+            teacher_s,
+            marks=[pytest.mark.long] if num > p or teacher_s not in quick else [],
+        )
+        for num, quick in ((2, teachers_s), (4, teachers_s), (p, quick_s), (2 * p, ()))
+        for teacher_s in teachers_s
+    ]
+
+
 def formula_s(p: int, m: int, teacher_s: float) -> float:
     """A step with the teacher ahead; the student's times are all 1."""
     return m * (teacher_s + 3.0) + max(0.0, (p - 1) * 3.0 - m * teacher_s)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, LARGE])
-@pytest.mark.parametrize("teacher_s", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize(
+    ("p", "teacher_s"), sizes(8, teachers_s=(0.5, 1.0, 2.0, 4.0), quick_s=(1.0, 4.0))
+)
 def test_gpipe_takes_the_work_and_what_the_teacher_cannot_fill(
     p: int, teacher_s: float
 ) -> None:
@@ -79,8 +102,9 @@ def test_gpipe_takes_the_work_and_what_the_teacher_cannot_fill(
         assert found_s == pytest.approx(formula_s(p, m, teacher_s), abs=1e-9)
 
 
-@pytest.mark.parametrize("p", [2, 4, 8, LARGE])
-@pytest.mark.parametrize("teacher_s", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(
+    ("p", "teacher_s"), sizes(8, teachers_s=(0.5, 1.0, 2.0), quick_s=(1.0,))
+)
 def test_1f1b_takes_as_long_with_finer_forwards(p: int, teacher_s: float) -> None:
     """Its waits are shorter, so that forwards fit them that are half as long."""
     num_parts = int(2 * teacher_s)

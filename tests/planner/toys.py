@@ -12,6 +12,7 @@ from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.work import LayerCost, MeasuredCosts, Weights
 
 MIB: Final = 2**20
+EVERYTHING: Final = Search(is_exhaustive=True)
 
 
 def layers(

@@ -125,7 +125,7 @@ def test_messages_are_counted(name: str, p: int, more: int) -> None:
     m = max(p, 2 * (p - 1)) + more
     num_borders = SCHEDULES[name].stages_per_device * p - 1
     timeline = played(name, p, m, 0.0)
-    assert timeline.traffic.num_transfers == 2 * num_borders * m * NUM_STEPS
+    assert timeline.traffic.lane.size == 2 * num_borders * m * NUM_STEPS
 
 
 def ends_of_gradients(timeline: Timeline) -> dict[tuple[int, int], float]:

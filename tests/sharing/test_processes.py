@@ -1,4 +1,8 @@
-"""Jobs in processes of their own: each ends alone, and is exactly what it is alone."""
+"""Jobs in processes of their own: each ends alone, and is exactly what it is alone.
+
+Most of these processes are forked; that of the job whose starter is killed is a new
+Python.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from hocket.sharing.policy import Mode, Point
 from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.plan import SharePlan
 from hocket.sharing.running.share import process_note
+from tests.run.support.forked import answers_of
 from tests.sharing.support.jobs import (
     Trained,
     classifier,
@@ -26,12 +31,9 @@ from tests.sharing.support.jobs import (
     sleeping,
     train_alone,
 )
-from tests.sharing.support.process_jobs import (
-    ends_badly,
-    saving,
-    with_offspring,
-)
+from tests.sharing.support.process_jobs import ends_badly, with_offspring
 
+JOBS: Final = "tests.sharing.support.process_jobs"
 NUM: Final = 20
 OTHERS: Final = ("turns", "lag", "tick-tock", "free", "auto")
 MODES: Final = ["budget", *(pytest.param(x, marks=pytest.mark.long) for x in OTHERS)]
@@ -42,26 +44,24 @@ MODES: Final = ["budget", *(pytest.param(x, marks=pytest.mark.long) for x in OTH
 def test_each_job_is_what_it_is_alone(mode: str, tmp_path: Path) -> None:
     """Losses and weights are bit-equal: random forwards, two optimizers, own seeds."""
     seeds = {"classifier": 3, "gan": 0}
-    jobs = [
-        hocket.Job(kind, partial(saving, kind, str(tmp_path), NUM), seed=seed)
-        for kind, seed in seeds.items()
-    ]
-    report = hocket.share(
-        jobs, mode=mode, num_iterations=NUM, device="cpu", processes=True
+    (found,) = answers_of(
+        f"{JOBS}:share_saving",
+        *(mode, str(tmp_path), NUM, seeds),
+        num_workers=1,
+        folder=tmp_path / "shared",
+        whole_s=200.0,
     )
-    report.check()
     trained = Trained()
     for make, (kind, seed) in zip((classifier, gan), seeds.items(), strict=True):
         losses = train_alone(make(kind, trained), NUM, seed)
-        assert list(report[kind].losses) == losses
+        assert found[kind] == losses
         own = torch.load(tmp_path / f"{kind}.pt", weights_only=True)
         pairs = zip(own, trained.weights(kind), strict=True)
         assert all(torch.equal(x, y) for x, y in pairs)
-    assert all(job.forecast is not None for job in report.jobs)
 
 
 @pytest.mark.timeout(240)
-def test_what_ends_one_process_ends_no_other() -> None:
+def test_what_ends_one_process_ends_no_other(tmp_path: Path) -> None:
     """A signal, a crash, a hang that holds the interpreter, an error and an exit.
 
     All at once: the sixth job trains to its end, and each report has its own reason.
@@ -73,28 +73,23 @@ def test_what_ends_one_process_ends_no_other() -> None:
         "error": (ZeroDivisionError, "its own fault"),
         "exit": (RunError, "exited with code 3 in iteration 5"),
     }
-    jobs = [
-        hocket.Job(
-            how, partial(ends_badly, how, 5), timeout_s=1.5 if how == "hang" else 60.0
-        )
-        for how in (*reasons, "none")
-    ]
-    begin_s = time.monotonic()
-    report = hocket.share(jobs, mode="turns", device="cpu", processes=True)
-    assert time.monotonic() - begin_s < 60
-    assert report["none"].error is None
-    assert report["none"].losses == tuple(map(float, range(12)))
+    (found,) = answers_of(
+        f"{JOBS}:share_bad_ends",
+        *([*reasons, "none"], 5),
+        num_workers=1,
+        folder=tmp_path,
+    )
+    jobs = found["jobs"]
+    assert jobs["none"]["kind"] is None
+    assert jobs["none"]["losses"] == [*map(float, range(12))]
     for how, (kind, text) in reasons.items():
-        error = report[how].error
-        assert type(error) is kind
-        assert text in str(error)
-        assert report[how].losses == tuple(map(float, range(5)))
-        assert f"ended by {kind.__name__}" in str(report)
-    assert report["hang"].is_hung
-    trace = getattr(report["error"].error, "__notes__", ())
-    assert "in raise_error" in str(trace)
-    with pytest.raises(RunError, match="SIGKILL"):
-        report.check()
+        assert jobs[how]["kind"] == kind.__name__
+        assert text in jobs[how]["text"]
+        assert jobs[how]["losses"] == [*map(float, range(5))]
+        assert f"ended by {kind.__name__}" in found["report"]
+    assert jobs["hang"]["is_hung"]
+    assert "in raise_error" in jobs["error"]["notes"]
+    assert "SIGKILL" in found["raised"]
 
 
 def _share(folder: str) -> None:

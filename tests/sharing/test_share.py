@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import torch
 
 import hocket
 from hocket.errors import ConfigError, FitError, NoMemoryError, RunError
-from hocket.sharing.policy import Mode
+from hocket.sharing.policy import WITH_SHARES, Mode
 from hocket.sharing.running.settings import (
     check_settings,
     read_settings,
@@ -55,10 +56,11 @@ def test_each_job_is_what_it_is_alone(
     state is read and put back by torch; the other two optimizers and a seed of its own.
     """
     trained = Trained()
+    asked: Any = {"weight": 2} if Mode(mode) in WITH_SHARES else {}
     before = torch.get_rng_state()
     report = hocket.share(
         [
-            hocket.Job("a", classifier("a", trained), weight=2, seed=3),
+            hocket.Job("a", classifier("a", trained), seed=3, **asked),
             hocket.Job("b", gan("b", trained)),
         ],
         mode=mode,
@@ -186,10 +188,10 @@ def test_a_slow_start_does_not_end_the_others() -> None:
     """Past bug: a job that was made waited for the next one past its own timeout."""
 
     def slow(job: hocket.JobContext) -> tuple[Any, Any]:
-        time.sleep(2.5)
+        time.sleep(2.2)
         return busy(job)
 
-    jobs = [hocket.Job("a", busy, timeout_s=0.5), hocket.Job("b", slow)]
+    jobs = [hocket.Job("a", busy, timeout_s=1.5), hocket.Job("b", slow)]
     report = hocket.share(jobs, mode="turns", device="cpu")
     assert not report["a"].is_hung
     assert len(report["a"].losses) == len(report["b"].losses) == 12
@@ -259,6 +261,20 @@ def test_a_job_may_have_a_limit() -> None:
     hocket.share([job], mode="turns", device="cpu").check()
 
 
+def test_a_limit_is_looked_at_again() -> None:
+    """Past bug: in turns only the first iterations counted, and jobs grew unseen."""
+
+    def grows(job: hocket.JobContext) -> tuple[Any, Any]:
+        small, _ = busy(job)
+        large, _ = busy(job, kib=640)
+        return (lambda i: (small if i < 20 else large)(i)), range(120)
+
+    job = hocket.Job("a", grows, memory_bytes=1 << 20)
+    report = hocket.share([job, hocket.Job("b", busy)], mode="turns", device="cpu")
+    assert isinstance(report["a"].error, NoMemoryError)
+    assert 20 < len(report["a"].losses) < 120
+
+
 def test_refuses_a_budget_below_turns() -> None:
     """The error names the bytes that turns need, and with these it works."""
     jobs = [hocket.Job("a", busy), hocket.Job("b", busy)]
@@ -270,10 +286,18 @@ def test_refuses_a_budget_below_turns() -> None:
 
 def test_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     """Weights, names, folders and modes are checked before anything runs."""
-    with pytest.raises(ConfigError, match="weight=0"):
-        hocket.Job("a", busy, weight=0)
-    with pytest.raises(ConfigError, match="max_slowdown"):
-        hocket.Job("a", busy, max_slowdown=0.5)
+    wrong: list[dict[str, Any]] = [
+        {"weight": 0},
+        {"weight": inf},
+        {"max_slowdown": 0.5},
+        {"memory_bytes": 0},
+        {"timeout_s": nan},
+    ]
+    for values in wrong:
+        with pytest.raises(ConfigError, match=f"'a': {next(iter(values))}="):
+            hocket.Job("a", busy, **values)
+    with pytest.raises(ConfigError, match="at least 1"):
+        hocket.share([hocket.Job("a", busy)], num_iterations=0, device="cpu")
     same = [hocket.Job("a", busy), hocket.Job("a", busy)]
     with pytest.raises(ConfigError, match="named 'a'"):
         hocket.share(same, device="cpu")
@@ -284,6 +308,18 @@ def test_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         hocket.share([], device="cpu")
     with pytest.raises(ConfigError, match="tick-tock"):
         hocket.share(same[:1], mode="ticktock", device="cpu")
+
+
+def test_refuses_what_a_mode_does_not_look_at() -> None:
+    """The error names the modes that do."""
+    heavy = [hocket.Job("a", busy, weight=2), hocket.Job("b", busy)]
+    for mode in ("lag", "tick-tock", "free"):
+        with pytest.raises(ConfigError, match="weights 2, 1 have no effect: use"):
+            hocket.share(heavy, mode=mode, device="cpu")
+    limited = hocket.Job("a", busy, max_slowdown=1.5)
+    for mode in ("tick-tock", "free"):
+        with pytest.raises(ConfigError, match='"budget", "lag", "turns" or "auto"'):
+            hocket.share([limited], mode=mode, device="cpu")
 
 
 def test_says_what_to_set_before_cuda_starts() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from shutil import get_terminal_size
 from textwrap import wrap
 from typing import Annotated, Any, Final
 
 import typer
 
-from hocket.cli.shared.output import aligned
+from hocket.cli.shared.output import folded
 
-_COLUMNS: Final = 100  # of a legend
+_COLUMNS: Final = 100  # of a legend, at most
+_UNLIMITED: Final = 10_000  # of what is no terminal, unless COLUMNS says them
 
 
 def bench_command(
@@ -59,13 +61,16 @@ def bench_command(
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
-    pages = ("\n".join(_lines(table)) for table in tables)
+    width = get_terminal_size((_UNLIMITED, 24)).columns
+    pages = ("\n".join(_lines(table, width)) for table in tables)
     typer.echo("\n\n".join(pages))
 
 
-def _lines(table: Mapping[str, Any]) -> Iterator[str]:
-    yield from table["title"]
+def _lines(table: Mapping[str, Any], width: int) -> Iterator[str]:
+    for line in table["title"]:
+        yield from wrap(line, width, break_on_hyphens=False)
     yield ""
-    yield from aligned(table["rows"])
+    yield from (line.rstrip() for line in folded(table["rows"], width))
     yield ""
-    yield from wrap(table["legend"], _COLUMNS)
+    width = min(width, _COLUMNS)
+    yield from wrap(table["legend"], width, break_on_hyphens=False)

@@ -38,19 +38,19 @@ def doctor_command(
     Under torchrun every worker takes part, and rank 0 prints: `torchrun ... -m hocket
     doctor`. Ends with 4 if something must be mended before training can run.
     """
-    from hocket.run.cluster.doctor.finding import Verdict, worst
+    from hocket.run.cluster.doctor.finding import Severity, worst
 
     findings = gather(workers, folder)
     if not findings:  # rank 0 prints
         return
-    verdict = worst(findings)
+    severity = worst(findings)
     if as_json:
         findings_json = [finding.to_json() for finding in findings]
-        report = {"verdict": verdict.value, "findings": findings_json}
+        report = {"severity": severity.value, "findings": findings_json}
         typer.echo(json.dumps(report, indent=2))
     else:
         show(findings)
-    if verdict is Verdict.FAIL:
+    if severity is Severity.FAIL:
         raise typer.Exit(ExitCode.UNFIT)
 
 
@@ -98,11 +98,11 @@ def table_of(findings: Sequence[Finding]) -> Table:
     for name in ("check", *(("host",) if has_hosts else ()), "", "found"):
         table.add_column(name, overflow="fold")
     for finding in findings:
-        verdict = finding.verdict.value
+        severity = finding.severity.value
         found = Text(finding.found)
         if finding.mend:
             found.append(f"\nmend: {finding.mend}", style="italic")
-        row = [Text(finding.check), Text(verdict, style=STYLES[verdict]), found]
+        row = [Text(finding.check), Text(severity, style=STYLES[severity]), found]
         if has_hosts:
             row.insert(1, Text(finding.host))
         table.add_row(*row)

@@ -72,6 +72,9 @@ def report(result: dict[str, Any]) -> Iterator[str]:
         f"a step: {seconds(result['step_s'])} predicted, bubble "
         f"{percent(result['bubble_fraction'])}"
     )
+    if result["path"] is None:
+        yield "the profile is not kept: not all code that the loss reaches is known"
+        return
     verb = "was kept" if result["was_kept"] else "is kept now"
     yield f"the profile {verb} in {result['path']}"
 

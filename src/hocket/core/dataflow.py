@@ -30,7 +30,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple, assert_never
 
-from hocket.core.op import MESSAGES, WHOLE_OR_HALF_BACKWARD, Kind, Op
+from hocket.core.op import MESSAGES, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.program import Program
 
 
@@ -173,7 +173,7 @@ def reads(op: Op, program: Program) -> tuple[Value, ...]:
 def read_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
     """Return what any op of this kind on this stage reads."""
     kept: list[Rule] = []
-    if kind in WHOLE_OR_HALF_BACKWARD:
+    if kind in WHOLE_OR_SPLIT_BACKWARD:
         kept += need_rules(Kind.FORWARD, stage, program)
     if kind is Kind.BACKWARD_WEIGHT:
         kept += need_rules(Kind.BACKWARD_INPUT, stage, program)

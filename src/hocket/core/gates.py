@@ -47,29 +47,43 @@ def gates_of(schedule: Schedule, *, clips: bool) -> Gates:
 def flushes(schedule: Schedule) -> bool:
     """Return whether each step of the trained stages ends before the next begins.
 
-    An order without a body does. One with a body does if its body has one step of each
-    net on all devices, and of those that are trained the same one, as where a teacher's
-    forwards of the next batch fill a student's order:
+    An order of one step does, and one whose lanes have the steps in sequence, without
+    delays. If it has a body, this must have one step of each net on all devices, and of
+    those that are trained the same one, as where a teacher's forwards of the next batch
+    fill a student's order:
 
         d0   |: 2F0 2F1 0F0@1 2B0 2B1 2U :|      stages 0 and 1 are the teacher's
         d1   |: 3F0 3F1 3B0 3B1 1F0@1 3U :|
 
     Then one gate of all stages makes no lane wait for ever.
     """
-    if not schedule.body:
-        return True
     program = schedule.program
+    if not schedule.body and program.num_steps == 1:
+        return True
     trained = _trained(program)
     if any(program.stages[number].delay for number in trained):
         return False
+    if not _in_sequence(schedule):
+        return False
+    if not schedule.body:
+        return True
     return _has_one_step(schedule) and not early_updates(schedule, (trained,))
+
+
+def _in_sequence(schedule: Schedule) -> bool:
+    """Return whether no lane begins a step of the trained stages before it ends one."""
+    for lane in schedule.lanes:
+        steps = [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
+        if steps != sorted(steps):
+            return False
+    return True
 
 
 def _has_one_step(schedule: Schedule) -> bool:
     """Return whether the body holds one step of each net, the same of all trained ones.
 
-    What stands before it must be of earlier steps, and trained steps in sequence. The
-    updates of a net that follows another one count to that one's step.
+    What stands before it must be of earlier steps. The updates of a net that follows
+    another one count to that one's step.
     """
     step_of: dict[str, int] = {}
     bodies = [*zip(schedule.lanes, schedule.body, strict=True)]
@@ -78,9 +92,6 @@ def _has_one_step(schedule: Schedule) -> bool:
             if step_of.setdefault(_work_of(op, schedule), op.step) != op.step:
                 return False
     for lane, (begin, _) in bodies:
-        steps = [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
-        if steps != sorted(steps):
-            return False
         for op in lane.ops[:begin]:
             if op.step >= step_of.get(_work_of(op, schedule), 0):
                 return False

@@ -43,18 +43,15 @@ def repeat_step(program: Program, order: Callable[[int], Iterable[Op]]) -> Sched
     return one_step.with_num_steps(program.num_steps)
 
 
-def close_step(
-    program: Program, device: int, ops: Iterable[Op], *, stream: int = 0
-) -> Lane:
+def close_step(program: Program, device: int, ops: Iterable[Op]) -> Lane:
     """Add R and U to one device's work of one step, where the program wants them.
 
     Args:
         program: says which stages reduce and update.
         device: whose lane it is.
         ops: the compute of one step, in order.
-        stream: the lane's stream.
     """
-    return Lane(device, stream, tuple(_closed(program, device, tuple(ops))))
+    return Lane(device, 0, tuple(_closed(program, device, tuple(ops))))
 
 
 def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:

@@ -1,4 +1,8 @@
-"""Draw timelines: text, SVG, PNG, one HTML page, and traces for Perfetto."""
+"""Draw timelines: text, SVG, PNG, one HTML page, and traces for Perfetto.
+
+Imports `core`. Begin with `layout.py`, which places what `svg.py` and `png.py` paint;
+`html/` makes pages.
+"""
 
 from __future__ import annotations
 

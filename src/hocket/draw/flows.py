@@ -9,8 +9,8 @@ from hocket.core.dataflow import Value, makes, needs
 from hocket.core.op import MESSAGES
 from hocket.core.timelines.timeline import Timeline
 
-# An op's place: its lane's index, and its position in that lane.
-Place = tuple[int, int]
+# The index of an op's lane, and its position in that lane.
+OpPosition = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class Flow:
     """A message, from the op that made its value to an op that read it."""
 
     transfer: int  # its row in the timeline's traffic
-    maker: Place
-    reader: Place
+    maker: OpPosition
+    reader: OpPosition
 
 
 def flows(timeline: Timeline) -> Iterator[Flow]:
@@ -29,7 +29,7 @@ def flows(timeline: Timeline) -> Iterator[Flow]:
     """
     schedule = timeline.schedule
     sent: dict[tuple[Value, int], int] = {}
-    makers: list[Place] = []
+    makers: list[OpPosition] = []
     for row, (place, from_device, to_device) in enumerate(_sent(timeline)):
         makers.append(place)
         if from_device != to_device:
@@ -47,7 +47,7 @@ def flows(timeline: Timeline) -> Iterator[Flow]:
                     yield Flow(found, makers[found], (i, j))
 
 
-def _sent(timeline: Timeline) -> Iterator[tuple[Place, int, int]]:
+def _sent(timeline: Timeline) -> Iterator[tuple[OpPosition, int, int]]:
     """Yield the maker's place and the two devices of each transfer."""
     traffic = timeline.traffic
     places = zip(traffic.lane.tolist(), traffic.position.tolist(), strict=True)

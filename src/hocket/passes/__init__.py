@@ -1,1 +1,4 @@
-"""Change an order: each file is one function from Schedule to Schedule."""
+"""Change an order: each file is one function from Schedule to Schedule.
+
+Imports `core` only. Begin with `split_backward.py`.
+"""

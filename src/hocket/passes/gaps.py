@@ -92,11 +92,6 @@ class _Lane:
     waiting: list[Op] = field(default_factory=list)
     done: list[Op] = field(default_factory=list)
 
-    @property
-    def has_fixed(self) -> bool:
-        """Whether ops that keep their order are left."""
-        return self.position < len(self.fixed)
-
     @classmethod
     def of(cls, lane: Lane, costs: Costs, schedule: Schedule) -> _Lane:
         """Return a lane at its begin."""

@@ -7,9 +7,8 @@ it need not be simulated; `Search.is_exhaustive` has all of them simulated.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,7 +17,6 @@ from hocket.core.hardware import Catalogue, Hardware
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
-    DATA_PARALLEL,
     DDP,
     FSDP,
     ONE_DEVICE,
@@ -29,6 +27,7 @@ from hocket.planner.candidate import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
+from hocket.planner.ranked_so_far import RankedSoFar, order
 from hocket.planner.ranking.limit import limit_of
 from hocket.planner.ranking.notes import notes_on
 from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
@@ -43,8 +42,6 @@ from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES
 
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
-_DIGITS: Final = 6  # of samples per second: what differs in more is a tie
-_ROUNDED: Final = 1 - 1e-5  # and a possible tie is never left out
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
 _NUM_TRIES: Final = 24  # the time of an order that is searched for, in simulations
 
@@ -176,7 +173,7 @@ def rank(
     search = Search() if search is None else search
     predictor = Predictor(work, cluster, batch_size, trials, clips=search.clips)
     _check_names(search)
-    found = _RankedSoFar(search.num_best)
+    found = RankedSoFar(search.num_best)
     most_delay = search.max_delay if search.schedules is None else inf
     bounds = sorted(_bounds(predictor, _candidates(predictor, search), most_delay))
     for number, (bound_s, candidate) in enumerate(bounds):
@@ -198,7 +195,7 @@ def rank(
         work.how,
         cluster,
         batch_size,
-        tuple(sorted(found.outcomes, key=_order)),
+        tuple(sorted(found.outcomes, key=order)),
         found.num_beaten,
         found.num_too_long,
         tuple(layer.name for layer in predictor.cuts.layers(1)),
@@ -231,7 +228,7 @@ def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> R
 
 
 def _is_beaten(
-    predictor: Predictor, candidate: Candidate, bound_s: float, found: _RankedSoFar
+    predictor: Predictor, candidate: Candidate, bound_s: float, found: RankedSoFar
 ) -> bool:
     """Return whether a candidate cannot matter: by a quick bound, or by a tight one."""
     if found.is_beaten(bound_s, candidate):
@@ -241,7 +238,7 @@ def _is_beaten(
     return found.is_beaten(predictor.tight_bound_s(candidate), candidate)
 
 
-def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> str:
+def _why_nothing(predictor: Predictor, search: Search, found: RankedSoFar) -> str:
     """Return what the first schedule that refuses its numbers says."""
     refused = () if found.num_too_long else _candidates(predictor, search)
     for candidate in refused:
@@ -252,71 +249,8 @@ def _why_nothing(predictor: Predictor, search: Search, found: _RankedSoFar) -> s
     return "use a larger batch, or other microbatches"
 
 
-@dataclass(slots=True)
-class _RankedSoFar:
-    """The outcomes that were simulated so far.
-
-    Args:
-        num_best: outcomes that must be the best there are.
-        outcomes: all of them.
-        best_s: the shortest steps of those that fit, ascending.
-        best_of: the shortest step that fits, by schedule.
-        num_beaten: candidates that cannot come in among the best.
-        num_too_long: candidates with too many ops.
-    """
-
-    num_best: int
-    outcomes: list[Outcome] = field(default_factory=list)
-    best_s: list[float] = field(default_factory=list)
-    best_of: dict[str, float] = field(default_factory=dict)
-    num_beaten: int = 0
-    num_too_long: int = 0
-
-    def is_beaten(self, bound_s: float, candidate: Candidate) -> bool:
-        """Return whether it can be neither among the best, nor its schedule's best."""
-        least_s = bound_s * _ROUNDED
-        if len(self.best_s) < self.num_best or least_s <= self.best_s[-1]:
-            return False
-        return least_s > self.best_of.get(candidate.schedule, inf)
-
-    def add(self, outcome: Outcome | None) -> None:
-        """Add an outcome; None if the schedule refused the numbers."""
-        if outcome is None:
-            return
-        self.outcomes.append(outcome)
-        if outcome.fits:
-            insort(self.best_s, outcome.step_s)
-            del self.best_s[self.num_best :]
-            name = outcome.candidate.schedule
-            known = self.best_of.get(name, outcome.step_s)
-            self.best_of[name] = min(known, outcome.step_s)
-
-
-def _order(outcome: Outcome) -> tuple[float | Candidate, ...]:
-    """Sort key: fitting ones first by time, then the others by missing memory.
-
-    Of equals the simpler: plain data parallelism with the least sharding, then fewer
-    devices per replica, no recomputation, less memory.
-    """
-    candidate = outcome.candidate
-    if not outcome.fits:
-        return 1, outcome.missing_bytes, candidate
-    return (
-        0,
-        -float(f"{outcome.samples_per_s:.{_DIGITS}g}"),
-        _SIMPLICITY.get(candidate.schedule, len(_SIMPLICITY)),
-        candidate.num_devices,
-        candidate.recomputes,
-        outcome.peak_bytes,
-        candidate,
-    )
-
-
-_SIMPLICITY: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
-
-
 def _try(
-    predictor: Predictor, candidate: Candidate, found: _RankedSoFar
+    predictor: Predictor, candidate: Candidate, found: RankedSoFar
 ) -> Outcome | None:
     if candidate.is_data_parallel:
         return data_parallel_outcome(predictor, candidate)

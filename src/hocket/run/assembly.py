@@ -52,7 +52,7 @@ from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel
 from hocket.run.tune.cut.profiled_model import ProfiledModel
-from hocket.run.tune.order import make_order
+from hocket.run.tune.order import configured_order
 from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
 from hocket.run.tune.teachers.joint import joint_order
 from hocket.run.tune.timed_order import is_timed, timed_order
@@ -189,15 +189,7 @@ def _make_order(
     The configuration that comes first has the name of a schedule that was chosen.
     """
     if not is_timed(config) and not config.teachers:
-        order = make_order(
-            config.schedule,
-            layout,
-            config.num_microbatches,
-            config.stages_per_device,
-            clips=config.clip_norm is not None,
-            whole_batch=config.whole_batch,
-        )
-        return config, order, profiled
+        return config, configured_order(config, layout), profiled
     store = dist.PrefixStore("before the order", store)
     transport = make_transport(
         config.transport,

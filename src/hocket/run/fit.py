@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hocket.errors import DataError
-from hocket.run.callbacks import Callback, Callbacks
+from hocket.run.callbacks.callbacks import Callback, Callbacks
+from hocket.run.callbacks.loggers import Logger, log_callbacks
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.loggers import Logger, log_callbacks
 from hocket.run.pipeline import Pipeline
 
 

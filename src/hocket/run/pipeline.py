@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import counted
-from hocket.run.callbacks import Callbacks
+from hocket.run.callbacks.callbacks import Callbacks
+from hocket.run.callbacks.loggers import Logger, log_callbacks
 from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
@@ -22,7 +23,6 @@ from hocket.run.engine.driver import drains_after
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
-from hocket.run.loggers import Logger, log_callbacks
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.staged_run import StagedRun
 from hocket.run.tune.config import PipelineConfig

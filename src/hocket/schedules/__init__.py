@@ -1,4 +1,8 @@
-"""Generate published orders of work, one file each, and name them in a table."""
+"""Generate published orders of work, one file each, and name them in a table.
+
+Imports `core` only. Begin with `one_f_one_b.py`, an order, and `table.py`, which names
+all of them.
+"""
 
 from __future__ import annotations
 

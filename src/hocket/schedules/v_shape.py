@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
-from hocket.core.op import Kind, Op
+from hocket.core.op import SPLIT_BACKWARD, Kind, Op
 from hocket.core.program import Program
 from hocket.errors import ShapeError
 from hocket.schedules.entry import Shape
@@ -65,4 +65,4 @@ def numbered(moves: Iterable[Move], num_microbatches: int) -> Iterator[Op]:
             yield Op(kind, stage, microbatch)
 
 
-_PARTS: Final = {Kind.BACKWARD: (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)}
+_PARTS: Final = {Kind.BACKWARD: SPLIT_BACKWARD}

@@ -9,9 +9,9 @@ the same board.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import inf, nan
-from statistics import median
 from typing import Final
 
 from hocket.sharing.forecast import Forecast
@@ -51,46 +51,55 @@ class JobRecord:
     Args:
         state: what the policy reads.
         max_slowdown: how much slower than alone the job may be; inf for no limit.
-        join_s: when it came.
         iterations: those that ended.
         solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
         num_wrong: how often its forecast did not hold.
         memory_held: whether the last iteration that was watched held what was forecast.
         errors_s: by how much the last iterations were longer or shorter than forecast.
-        durations_s: the seconds of forward and backward of the last iterations.
+        forwards_s: the seconds of the forwards of the last iterations.
+        backwards_s: those of the backwards.
         num_seen: the iterations that had ended when memory was last watched.
     """
 
     state: JobState
     max_slowdown: float
-    join_s: float
     iterations: list[Iteration] = field(default_factory=list)
     solo_s: float = nan
     num_wrong: int = 0
     memory_held: bool = True
     errors_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
-    durations_s: deque[tuple[float, float]] = field(
-        default_factory=lambda: deque(maxlen=3)
-    )
+    forwards_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
+    backwards_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
     num_seen: int = 0
     request_s: float = nan
     first_start_s: float = nan
     first_backward_s: float = nan
     delay_s: float = 0.0
+    spent_s: float = 0.0  # at gates and in iterations: without loading data
     ran_alone: bool = True
-    busy_s: dict[Point, float] = field(default_factory=dict)  # of this iteration
+    forward_s: float = 0.0  # of this iteration
+    backward_s: float = 0.0
 
     def move(self, point: Point, now_s: float) -> None:
         """Come to another point."""
         state = self.state
-        if state.point in self.busy_s:
-            self.busy_s[state.point] += now_s - state.point_s
+        passed_s = now_s - state.point_s
+        if state.point is not Point.AWAY:
+            self.spent_s += passed_s
+        if state.point is Point.FORWARD:
+            self.forward_s += passed_s
+        elif state.point is Point.BACKWARD:
+            self.backward_s += passed_s
         state.come_to(point, now_s)
 
     def slowdown(self, now_s: float) -> float:
-        """Return its time so far over that of as many iterations alone."""
-        alone_s = self.solo_s * len(self.iterations)
-        return (now_s - self.join_s) / alone_s if alone_s > 0 else 1.0
+        """Return its time so far over that of as many iterations alone.
+
+        The time in which it loads data counts in neither.
+        """
+        state, alone_s = self.state, self.solo_s * len(self.iterations)
+        at_s = 0.0 if state.point is Point.AWAY else now_s - state.point_s
+        return (self.spent_s + at_s) / alone_s if alone_s > 0 else 1.0
 
 
 class Board:
@@ -117,6 +126,7 @@ class Board:
         self.mode = mode
         for record in self.records.values():
             record.state.num_starts = record.state.num_backwards = 0
+            record.state.device_s = record.state.missed_s = 0.0
 
     def join(
         self,
@@ -131,7 +141,7 @@ class Board:
         """Add a job; it starts level with the job that is furthest behind."""
         self._spend(now_s)
         states = [record.state for record in self.records.values()]
-        used_s = min((state.device_s / state.weight for state in states), default=0.0)
+        used_s = min((state.used for state in states), default=0.0)
         self.records[name] = JobRecord(
             JobState(
                 name,
@@ -145,7 +155,6 @@ class Board:
                 is_trusted=forecast is not None,
             ),
             max_slowdown,
-            now_s,
             solo_s=nan if forecast is None else forecast.seconds,
         )
 
@@ -183,7 +192,8 @@ class Board:
         opened: list[str] = []
         budget_bytes = self.budget_bytes - self.lost_bytes
         for record in self.records.values():
-            record.state.is_urgent = record.slowdown(now_s) > record.max_slowdown
+            if record.max_slowdown < inf:
+                record.state.is_urgent = record.slowdown(now_s) > record.max_slowdown
         states = [record.state for record in self.records.values()]
         while any(state.point in WAITING for state in states):
             decision = decide(self.mode, states, budget_bytes, now_s)
@@ -243,23 +253,21 @@ class Board:
     def retime(self, name: str) -> None:
         """Take the durations of the next iteration from the last three."""
         record = self.records[name]
-        forecast, busy_s = record.state.forecast, record.busy_s
+        forecast = record.state.forecast
         if forecast is None:
             return
-        own_s = sum(busy_s.values())
+        own_s = record.forward_s + record.backward_s
         is_late = own_s > TIME_MARGIN * max(forecast.seconds, record.solo_s)
         record.num_wrong += is_late and record.state.is_trusted
         record.state.is_trusted = record.memory_held and not is_late
         if len(record.iterations) > record.num_seen + 1:  # watching takes time, too
             record.errors_s.append(abs(own_s - forecast.seconds))
-            record.state.error_s = sorted(record.errors_s)[
-                len(record.errors_s) * 3 // 4
-            ]
-        record.durations_s.append((busy_s[Point.FORWARD], busy_s[Point.BACKWARD]))
-        forward_s, backward_s = (
-            median(each) for each in zip(*record.durations_s, strict=True)
+            record.state.error_s = _quantile(record.errors_s, 3)
+        record.forwards_s.append(record.forward_s)
+        record.backwards_s.append(record.backward_s)
+        record.state.forecast = forecast.retimed(
+            _quantile(record.forwards_s, 2), _quantile(record.backwards_s, 2)
         )
-        record.state.forecast = forecast.retimed(forward_s, backward_s)
 
     def _go_on(self, record: JobRecord, now_s: float) -> None:
         state = record.state
@@ -270,7 +278,7 @@ class Board:
         if record.first_start_s != record.first_start_s:
             record.first_start_s = now_s
             record.ran_alone = True
-            record.busy_s = dict.fromkeys(RUNNING, 0.0)
+            record.forward_s = record.backward_s = 0.0
         running = [x for x in self.records.values() if x.state.point in RUNNING]
         for other in running:
             other.ran_alone = False
@@ -287,7 +295,18 @@ class Board:
 
     def _spend(self, now_s: float) -> None:
         """Divide the time since the last change evenly among the running jobs."""
-        running = [x for x in self.records.values() if x.state.point in RUNNING]
-        for record in running:
-            record.state.device_s += (now_s - self._last_s) / len(running)
-        self._last_s = now_s
+        states = [record.state for record in self.records.values()]
+        running = [state for state in states if state.point in RUNNING]
+        since_s, self._last_s = now_s - self._last_s, now_s
+        for state in running:
+            state.device_s += since_s / len(running)
+        if running and self.mode is Mode.BUDGET:
+            there = sum(x.weight for x in states if x.point is not Point.AWAY)
+            for state in states:
+                if state.point is Point.AWAY:
+                    state.missed_s += since_s * state.weight / there
+
+
+def _quantile(values: Collection[float], quarter: int) -> float:
+    """Return the value below which so many quarters of few values are."""
+    return sorted(values)[len(values) * quarter // 4]

@@ -12,7 +12,8 @@ never a part of it, by the least time after which the sum stays within the budge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -23,20 +24,39 @@ ALMOST_S: Final = 1e-9  # two moments closer than this are one
 _NUM_LEVELS: Final = 32  # of a curve that is compared with others
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Forecast:
     """What one iteration of a job is expected to be.
 
     Args:
         forward_s: the seconds from its start to the start of its backward.
         backward_s: the seconds from there to its end, the update included.
-        curve: the bytes beyond those that the job holds between iterations; from the
-            start of the iteration, and 0 at its end.
+        recorded: the bytes beyond those that the job holds between iterations; from the
+            start of an iteration, and 0 at its end.
+        recorded_s: `forward_s` and `backward_s` of that iteration, if they were others.
     """
 
     forward_s: float
     backward_s: float
-    curve: MemoryCurve
+    recorded: MemoryCurve
+    recorded_s: tuple[float, float] | None = None
+
+    @cached_property
+    def curve(self) -> MemoryCurve:
+        """The bytes of an iteration of these durations."""
+        if self.recorded_s is None:
+            return self.recorded
+        before_s, after_s = self.recorded_s
+        times = self.recorded.time_s
+        ahead = self.forward_s / before_s if before_s > 0 else 0.0
+        behind = self.backward_s / after_s if after_s > 0 else 0.0
+        moved = np.where(
+            times <= before_s,
+            times * ahead,
+            self.forward_s + (times - before_s) * behind,
+        )
+        moved[-1] = self.seconds
+        return MemoryCurve(moved, self.recorded.amount)
 
     @property
     def seconds(self) -> float:
@@ -81,25 +101,12 @@ class Forecast:
         pairs = zip(first, last, strict=True)
         highest = [amounts[i : max(j, i + 1)].max() for i, j in pairs]
         curve = MemoryCurve(np.append(edges, self.seconds), np.array([*highest, 0.0]))
-        return replace(self, curve=curve)
+        return Forecast(self.forward_s, self.backward_s, curve)
 
     def retimed(self, forward_s: float, backward_s: float) -> Forecast:
         """Return the same bytes for an iteration of other durations."""
-        times = self.curve.time_s
-        ahead = forward_s / self.forward_s if self.forward_s > 0 else 0.0
-        behind = backward_s / self.backward_s if self.backward_s > 0 else 0.0
-        moved = np.where(
-            times <= self.forward_s,
-            times * ahead,
-            forward_s + (times - self.forward_s) * behind,
-        )
-        moved[-1] = forward_s + backward_s
-        return replace(
-            self,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            curve=MemoryCurve(moved, self.curve.amount),
-        )
+        before = self.recorded_s or (self.forward_s, self.backward_s)
+        return Forecast(forward_s, backward_s, self.recorded, before)
 
 
 def summed(placed: Sequence[tuple[float, MemoryCurve]]) -> MemoryCurve:

@@ -13,6 +13,10 @@ A job waits at a gate: before each iteration, and in `tick-tock` before each for
 backward. `decide` says which jobs may pass; the board calls it at each change, and
 again at `look_s`.
 
+Weights are shares of the device's time in `turns` and `budget`; time in which several
+jobs run is divided evenly among them. In `budget` a job that is more than an iteration
+ahead of another one, relative to their shares, waits while that one runs.
+
 Sources: Zico (Lim et al., ATC 2021), section 4.3, for `budget`, with reservations so
 that a large iteration is not overtaken for ever; Wavelet (Wang et al., MLSys 2021) and
 its published code for `tick-tock`.
@@ -54,8 +58,11 @@ class Point(Enum):
 _PATIENCE: Final = 2.0  # times as long as a job last loaded, others wait for it
 _LAST: Final = 0.02  # of an iteration: a late backward is placed so long before its end
 
-RUNNING: Final = frozenset({Point.FORWARD, Point.BACKWARD})
-WAITING: Final = frozenset({Point.WAITS, Point.WAITS_BACKWARD})
+RUNNING: Final = (Point.FORWARD, Point.BACKWARD)
+WAITING: Final = (Point.WAITS, Point.WAITS_BACKWARD)
+ADMITTING: Final = frozenset({Mode.LAG, Mode.BUDGET})  # they read memory curves
+WITH_SHARES: Final = frozenset({Mode.TURNS, Mode.BUDGET, Mode.AUTO})
+WITH_SLOWDOWNS: Final = WITH_SHARES | {Mode.LAG}
 
 
 @dataclass(slots=True)
@@ -70,7 +77,8 @@ class JobState:
         start_s: when it last started an iteration; -inf if it never did.
         num_starts: the iterations (in tick-tock: forwards) it started in this mode.
         num_backwards: the backwards it started in this mode.
-        device_s: the device's time that it has used.
+        device_s: the device's time that it has used in this mode.
+        missed_s: its share, in `budget`, of what others used while it loaded data.
         static_bytes: what it holds between iterations.
         forecast: its next iteration; None if none has been seen.
         error_s: how far its last iterations were from their forecast durations.
@@ -87,6 +95,7 @@ class JobState:
     num_starts: int = 0
     num_backwards: int = 0
     device_s: float = 0.0
+    missed_s: float = 0.0
     static_bytes: float = 0.0
     forecast: Forecast | None = None
     error_s: float = 0.0
@@ -96,8 +105,24 @@ class JobState:
 
     @property
     def used(self) -> float:
-        """Return the device's time that it has used, relative to its share."""
-        return self.device_s / self.weight
+        """Return the device's time that it has used or missed, relative to its share.
+
+        In `budget` it has no claim to the time in which it loads data.
+        """
+        return (self.device_s + self.missed_s) / self.weight
+
+    @property
+    def longest_used(self) -> float:
+        """Return by how much an iteration can raise `used`."""
+        return self.forecast.seconds / self.weight if self.forecast else 0.0
+
+    def ahead_of(self, other: JobState) -> float:
+        """Return by how much more than an iteration it is ahead of another job.
+
+        An iteration is allowed: of two equal jobs that overlap, one starts first.
+        """
+        allowed = max(self.longest_used, other.longest_used)
+        return self.used - other.used - allowed
 
     @property
     def back_s(self) -> float:
@@ -155,13 +180,14 @@ def decide(
         budget_bytes: the most that all of them may hold; inf for no limit.
         now_s: the time.
     """
-    waiting = [job for job in jobs if job.point in WAITING]
-    # The job that is furthest behind its share goes first.
-    waiting.sort(key=lambda job: (not job.is_urgent, job.used))
     running = [job for job in jobs if job.point in RUNNING]
+    if running and mode is Mode.TURNS:
+        return Decision()
+    waiting = [job for job in jobs if job.point in WAITING]
+    waiting.sort(key=_order)
     match mode:
         case Mode.TURNS:
-            found = Decision() if running else _turn(waiting, jobs, now_s)
+            found = _turn(waiting, jobs, now_s)
         case Mode.FREE:
             found = _only(waiting)
         case Mode.TICK_TOCK:
@@ -170,10 +196,12 @@ def decide(
             urgent = [job for job in waiting if job.is_urgent]
             following = _in_rotation(jobs)
             first = urgent or [job for job in waiting if job is following]
-            lags = not urgent
-            found = _admit(first, running, jobs, budget_bytes, now_s, lags=lags)
+            queue = [
+                (job, now_s if urgent else _lag_start_s(job, jobs)) for job in first
+            ]
+            found = _admit(queue, running, jobs, budget_bytes, now_s)
         case Mode.BUDGET:
-            found = _admit(waiting, running, jobs, budget_bytes, now_s, lags=False)
+            found = _within_shares(waiting, running, jobs, budget_bytes, now_s)
         case Mode.AUTO:
             raise AssertionError("auto is decided before jobs are admitted")
         case _:
@@ -200,6 +228,45 @@ def _turn(
     return Decision((), back_s) if back_s > now_s else _only(waiting[:1])
 
 
+def _within_shares(
+    waiting: Sequence[JobState],
+    running: Sequence[JobState],
+    jobs: Sequence[JobState],
+    budget_bytes: float,
+    now_s: float,
+) -> Decision:
+    """Admit jobs by their memory that are not too far ahead of others.
+
+    One that loads data, and is far behind, keeps its place in memory: if the others
+    took it meanwhile, jobs that do not fit together would alternate.
+    """
+    queue: list[tuple[JobState, float]] = []
+    look_s = inf
+    for job in waiting:
+        behind = [x for x in (*running, *waiting) if job.ahead_of(x) > ALMOST_S]
+        if job.is_urgent or not behind:
+            queue.append((job, now_s))
+        for other in behind:
+            if other.point in RUNNING:  # it catches up, and the faster the fewer run
+                left_s = job.ahead_of(other) * other.weight * len(running)
+                look_s = min(look_s, now_s + max(left_s, ALMOST_S))
+    queue += [
+        (job, job.point_s + job.away_s)
+        for job in jobs
+        if job.is_trusted
+        and job.back_s > now_s
+        and any(x.ahead_of(job) > ALMOST_S for x, _ in queue)
+    ]
+    queue.sort(key=lambda x: _order(x[0]))
+    found = _admit(queue, running, jobs, budget_bytes, now_s)
+    return Decision(found.starts, min(found.look_s, look_s))
+
+
+def _order(job: JobState) -> tuple[bool, float]:
+    """Sort the job first that is furthest behind its share, and urgent ones before."""
+    return not job.is_urgent, job.used
+
+
 def _in_rotation(jobs: Sequence[JobState]) -> JobState | None:
     """Return the job whose turn it is: that with the fewest starts."""
     return min(jobs, key=lambda job: job.num_starts, default=None)
@@ -217,41 +284,38 @@ def _is_next_wave(job: JobState, jobs: Sequence[JobState]) -> bool:
 
 
 def _admit(
-    waiting: Sequence[JobState],
+    queue: Sequence[tuple[JobState, float]],
     running: Sequence[JobState],
     jobs: Sequence[JobState],
     budget_bytes: float,
     now_s: float,
-    *,
-    lags: bool,
 ) -> Decision:
-    """Let each job start at the first moment at which it fits.
+    """Let each job start at the first moment at which it fits, and not before its time.
 
-    A job that does not fit yet keeps its place: those after it start only where they
-    do not delay it.
+    A job that does not fit yet, or that still loads its data, keeps its place: those
+    after it start only where they do not delay it.
     """
     if any(not job.is_trusted for job in running):
         return Decision()
-    if any(job.is_urgent for job in [*running, *waiting]):
-        waiting = [job for job in waiting if job.is_urgent]  # nothing slows them more
+    if any(job.is_urgent for job in (*running, *(job for job, _ in queue))):
+        queue = [x for x in queue if x[0].is_urgent]  # nothing slows them more
     limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
     placed = [job.placed(now_s) for job in running]
     error_s = max(job.error_s for job in jobs)
     starts: list[str] = []
     look_s = inf
-    for job in waiting:
+    for job, from_s in queue:
         if not job.is_trusted or job.forecast is None:
             if not placed:
                 starts.append(job.name)
             break  # it runs alone
-        from_s = now_s
-        if lags:
-            from_s = max(now_s, _lag_start_s(job, jobs))
-        curve = job.forecast.curve
+        curve, from_s = job.forecast.curve, max(from_s, now_s)
         beside = summed(placed)
         start_s = earliest_start_s(curve, beside, limit_bytes, from_s, error_s)
         placed.append((start_s, curve))
-        if start_s <= now_s + ALMOST_S / 2:
+        if job.point is Point.AWAY:
+            look_s = min(look_s, job.back_s)
+        elif start_s <= now_s + ALMOST_S / 2:
             starts.append(job.name)
         else:
             look_s = min(look_s, start_s)

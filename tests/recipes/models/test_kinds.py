@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from hocket.errors import DataError, RecipeError
+from hocket.recipes.config.model_settings import TorchvisionSettings
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.models.nasnet import NasNet
-from hocket.recipes.models.torchvision_nets import make_classifier
+from hocket.recipes.models.torchvision_nets import make_torchvision_net
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
@@ -104,8 +105,9 @@ def test_nasnet_mobile_is_the_published_one() -> None:
     """As many weights as the authors' own; and a class that does not exist is named."""
     num_weights = sum(p.numel() for p in NasNet(num_classes=1000).parameters())
     assert num_weights == 5_289_978
+    unknown = TorchvisionSettings(kind="torchvision", name="resnet100")
     with pytest.raises(RecipeError, match="resnet101"):
-        make_classifier("resnet100", 10)
+        make_torchvision_net(unknown, 10)
 
 
 def task_of(name: str, folder: Path, *settings: str) -> Task:

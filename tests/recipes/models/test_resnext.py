@@ -14,7 +14,7 @@ from bench.networks.resnext import resnext
 from hocket.errors import DataError
 from hocket.recipes.config.model_settings import ResnextSettings
 from hocket.recipes.config.resnext_depths import resnext_blocks
-from hocket.recipes.models.resnext import make_resnext
+from hocket.recipes.models.torchvision_nets import make_torchvision_net
 
 pytest.importorskip("torchvision", reason="extra `vision`")
 
@@ -28,7 +28,7 @@ def small(num_classes: int = 3, pretrained: Path | None = None) -> nn.Module:
         group_width=4,
         pretrained=None if pretrained is None else str(pretrained),
     )
-    return make_resnext(settings, num_classes)
+    return make_torchvision_net(settings, num_classes)
 
 
 def count(model: nn.Module) -> int:
@@ -48,7 +48,7 @@ def test_is_what_the_planner_counts(depth: int, width: int) -> None:
     """Weight for weight, so that a plan by name is of the same network."""
     with torch.device("meta"):
         settings = ResnextSettings(kind="resnext", depth=depth, group_width=width)
-        model = make_resnext(settings, 102)
+        model = make_torchvision_net(settings, 102)
     layers = resnext(depth, group_width=width)
     assert count(model) == sum(layer.weights for layer in layers)
     assert len(layers) == sum(resnext_blocks(depth)) + 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,8 @@ from hocket.recipes.training.saving import ResumePoint, resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.folder import LATEST, saved
+from tests.run.support.exported_once import export_once
+from tests.run.support.short_measurements import measure_shortly
 
 SMALL: Final = (
     "model.width=16",
@@ -113,16 +116,35 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs to go on with: `whole`, and `begun`, which broke off after step 3."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        measure_shortly(patch)
+        export_once(patch)
+        train(folder / "whole", resolved())
+        train(folder / "begun", resolved(), 3)
+    return folder
+
+
+@pytest.fixture
+def runs_dir(trained: Path, free_dir: Path) -> Path:
+    """A folder of the test's own with copies of both runs; the current directory."""
+    shutil.copytree(trained, free_dir, dirs_exist_ok=True)
+    return free_dir
+
+
 @pytest.mark.parametrize("last_step", [1, 2, 4])
 def test_an_interrupted_run_ends_as_if_it_had_not_been(
-    free_dir: Path, last_step: int
+    runs_dir: Path, last_step: int
 ) -> None:
     """Losses, evaluations, weights, optimizer and averages: all the same, bit for bit.
 
     In the middle of an epoch too, with dropout, shifts, clipping and accumulation.
     """
-    whole, parts = free_dir / "whole", free_dir / "parts"
-    train(whole, resolved())
+    whole, parts = runs_dir / "whole", runs_dir / "parts"
     train(parts, resolved(), last_step)
     train(parts, resolved("checkpoint.resume=auto"))
 
@@ -177,28 +199,28 @@ def test_stops_exactly_at_an_evaluation_without_flushes(free_dir: Path) -> None:
     assert run.data["loader"]["num_batches"] == 8
 
 
-def test_another_run_may_begin_at_a_checkpoint(free_dir: Path) -> None:
+def test_another_run_may_begin_at_a_checkpoint(runs_dir: Path) -> None:
     """In a folder of its own; named by the run's folder, or by the checkpoint's."""
-    train(free_dir / "first", resolved(), 3)
-    (newest,) = saved(free_dir / "first" / CHECKPOINTS_NAME)[-1:]
-    train(free_dir / "second", resolved("checkpoint.resume=first"))
-    train(free_dir / "third", resolved(f"checkpoint.resume={newest}"))
+    (newest,) = saved(runs_dir / "begun" / CHECKPOINTS_NAME)[-1:]
+    train(runs_dir / "second", resolved("checkpoint.resume=begun"))
+    train(runs_dir / "third", resolved(f"checkpoint.resume={newest}"))
 
     for name in ("second", "third"):
-        steps = [step["step"] for step in records(free_dir / name, "step")]
+        steps = [step["step"] for step in records(runs_dir / name, "step")]
         assert steps == [2, 3, 4, 5]
 
 
-def test_nothing_is_left_to_train(free_dir: Path) -> None:
+def test_nothing_is_left_to_train(runs_dir: Path) -> None:
     """A run that goes on at its end says how good it is, and trains no step more."""
-    train(free_dir / "run", resolved())
-    before = records(free_dir / "run", "evaluation")
-    train(free_dir / "run", resolved("checkpoint.resume=auto"))
+    run = runs_dir / "whole"
+    before = records(run, "evaluation")
+    (run / "report.html").unlink()
+    train(run, resolved("checkpoint.resume=auto"))
 
-    assert len(records(free_dir / "run", "step")) == 6
-    after = records(free_dir / "run", "evaluation")
+    assert len(records(run, "step")) == 6
+    after = records(run, "evaluation")
     assert after[-1]["loss"] == before[-1]["loss"]
-    assert (free_dir / "run" / "report.html").exists()
+    assert (run / "report.html").exists()
 
 
 def test_auto_begins_anew_where_nothing_was_saved(
@@ -210,14 +232,14 @@ def test_auto_begins_anew_where_nothing_was_saved(
     assert len(records(free_dir / "run", "step")) == 1
 
 
-def test_auto_resumes_where_the_pointer_is_lost(free_dir: Path) -> None:
+def test_auto_resumes_where_the_pointer_is_lost(runs_dir: Path) -> None:
     """Training anew would remove the checkpoints of the run beside it."""
-    train(free_dir / "run", resolved(), 3)
-    folder = free_dir / "run" / CHECKPOINTS_NAME
+    run = runs_dir / "begun"
+    folder = run / CHECKPOINTS_NAME
     before = saved(folder)
     (folder / LATEST).unlink()
-    train(free_dir / "run", resolved("checkpoint.resume=auto"))
-    steps = [step["step"] for step in records(free_dir / "run", "step")]
+    train(run, resolved("checkpoint.resume=auto"))
+    steps = [step["step"] for step in records(run, "step")]
     assert steps == list(range(6))
     assert before[-1] in saved(folder)
 
@@ -233,12 +255,11 @@ def test_what_was_asked_for_must_be_there(free_dir: Path) -> None:
         enter_folder(resolved(), None, is_restart=True)
 
 
-def test_a_restarted_run_prefers_its_own_checkpoints(free_dir: Path) -> None:
+def test_a_restarted_run_prefers_its_own_checkpoints(runs_dir: Path) -> None:
     """To the one that it began with, which is older."""
-    train(free_dir / "first", resolved(), 3)
-    recipe = resolved("checkpoint.resume=first")
-    first = ResumePoint(free_dir / "first" / CHECKPOINTS_NAME)
-    run_dir = free_dir / "second"
+    recipe = resolved("checkpoint.resume=begun")
+    first = ResumePoint(runs_dir / "begun" / CHECKPOINTS_NAME)
+    run_dir = runs_dir / "second"
 
     def start(*, is_restart: bool) -> ResumePoint | None:
         return resume_point(run_dir, recipe.recipe.checkpoint, is_restart=is_restart)
@@ -249,27 +270,27 @@ def test_a_restarted_run_prefers_its_own_checkpoints(free_dir: Path) -> None:
     assert start(is_restart=True) == ResumePoint(run_dir / CHECKPOINTS_NAME)
 
 
-def test_two_runs_never_share_a_folder(free_dir: Path) -> None:
+def test_two_runs_never_share_a_folder(runs_dir: Path) -> None:
     """Not even when the second wants to go on: the first is still at work."""
-    train(free_dir / "run", resolved(), 2)
-    kept = (free_dir / "run" / "recipe.toml").read_text()
+    run = runs_dir / "begun"
+    kept = (run / "recipe.toml").read_text()
     recipe = resolved("checkpoint.resume=auto")
-    _, lock = enter_folder(recipe, free_dir / "run")
-    changed = (free_dir / "run" / "recipe.toml").read_text()
+    _, lock = enter_folder(recipe, run)
+    changed = (run / "recipe.toml").read_text()
     other = resolved("checkpoint.resume=auto", "training.max_steps=1")
     with pytest.raises(CheckpointError, match="belongs to another run"):
-        enter_folder(other, free_dir / "run")
-    assert (free_dir / "run" / "recipe.toml").read_text() == changed != kept
+        enter_folder(other, run)
+    assert (run / "recipe.toml").read_text() == changed != kept
     lock.release()
     with pytest.raises(RecipeError, match="is not empty"):
-        enter_folder(resolved(), free_dir / "run")
+        enter_folder(resolved(), run)
 
 
-def test_going_on_in_another_order_is_refused(free_dir: Path) -> None:
+def test_going_on_in_another_order_is_refused(runs_dir: Path) -> None:
     """Another seed would repeat some samples and leave out others."""
-    train(free_dir / "run", resolved(), 2)
+    again = resolved("checkpoint.resume=auto", "training.seed=1")
     with pytest.raises(DataError, match="seed 0, and now it is 1"):
-        train(free_dir / "run", resolved("checkpoint.resume=auto", "training.seed=1"))
+        train(runs_dir / "begun", again)
 
 
 def test_the_newest_are_kept(free_dir: Path) -> None:

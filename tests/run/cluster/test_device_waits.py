@@ -50,19 +50,26 @@ class Aborts:
         self.done.set()
 
 
-def waits_for(operation: Operation, abort: Callable[[], None]) -> DeviceWaits:
+def waits_for(
+    operation: Operation, abort: Callable[[], None], timeout_s: float = TIMEOUT_S
+) -> DeviceWaits:
     """Waits of a device that has one operation to wait for."""
-    waits = DeviceWaits(TIMEOUT_S, abort, lambda: operation)
+    waits = DeviceWaits(timeout_s, abort, lambda: operation)
     waits.wait(operation, "F0>1, step 3, from rank 0")
     return waits
 
 
 def test_the_host_goes_on_and_a_late_operation_is_aborted() -> None:
     """NCCL's own watchdog would end the process, without a report."""
+    in_time = Operation()
+    begin_s = time.monotonic()
+    waits_for(in_time, Aborts(), LONG_S)
+    assert time.monotonic() - begin_s < LONG_S
+    in_time.is_over = True
+
     operation, aborts = Operation(), Aborts()
     begin_s = time.monotonic()
     waits = waits_for(operation, aborts)
-    assert time.monotonic() - begin_s < TIMEOUT_S
     assert operation.num_waits == 1
 
     assert aborts.done.wait(LONG_S)

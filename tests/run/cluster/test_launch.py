@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(60)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     """No worker outlives its test: the test's folder is in their command lines."""
     yield
-    assert none_alive_within(str(tmp_path), 1.0)
+    assert none_alive_within(str(tmp_path))
 
 
 def start_two(
@@ -258,7 +258,7 @@ def test_a_worker_that_leaves_early_is_the_first_failure(
 ) -> None:
     """Its exit code is 0, but another one waited for it."""
     with pytest.raises(WorkerError) as caught:
-        start_two("leave", str(tmp_path), how, run_dir=tmp_path)
+        start_two("leave", str(tmp_path), how, by=launch_forked, run_dir=tmp_path)
     assert caught.value.rank == 1
     assert str(caught.value).startswith("rank 1 ended with exit code 0")
     assert "rank 0 gave up at step 3 in 0B0" in str(caught.value)
@@ -267,4 +267,4 @@ def test_a_worker_that_leaves_early_is_the_first_failure(
 def test_what_a_dead_worker_started_dies_with_it(tmp_path: Path) -> None:
     """`nothing_left` looks for it: the test's folder is in its command line."""
     with pytest.raises(WorkerError, match="rank 1 was killed"):
-        start_two("leave_a_process", str(tmp_path), run_dir=tmp_path)
+        start_two("leave_a_process", str(tmp_path), by=launch_forked, run_dir=tmp_path)

@@ -40,9 +40,9 @@ def test_hosts_may_count_restarts_differently() -> None:
     """Torchrun counts one only where the worker failed; no number comes twice."""
     store = dist.HashStore()
     counted = [(0, 0), (0, 1), (1, 1), (3, 1)]
-    meetings = [meet_all(store, restarts)[0] for restarts in counted]
-    assert [meeting.attempt for meeting in meetings] == [0, 1, 2, 3]
-    assert len({meeting.name for meeting in meetings}) == len(counted)
+    attempts = [meet_all(store, restarts)[0] for restarts in counted]
+    assert [attempt.attempt for attempt in attempts] == [0, 1, 2, 3]
+    assert len({attempt.name for attempt in attempts}) == len(counted)
 
 
 def test_who_comes_before_rank_0_waits_for_its_attempt() -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(400)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     """No worker that was started with the test's folder outlives it."""
     yield
-    assert none_alive_within(str(tmp_path), 1.0)
+    assert none_alive_within(str(tmp_path))
 
 
 def launched(folder: Path, kills: list[Kill], max_restarts: int) -> list[Any]:

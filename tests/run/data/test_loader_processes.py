@@ -13,7 +13,7 @@ import pytest
 from tests.run.support.forked_python import start
 from tests.run.support.processes import START_S, eventually
 
-WITHIN_S: Final = 1.0
+WITHIN_S: Final = 4.0  # on a busy machine; the bug took 5
 WHAT: Final = "tests.run.support.loader_processes"
 
 pytestmark = pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ from hocket.run.device.stopwatch import make_stopwatch
 
 OP_S = 0.02
 EARLY_S = 1e-4  # the resolution of a sleep
-TRIES = 5
+TRIES = 50
 
 
 def compute() -> NoReturn:
@@ -33,10 +33,14 @@ def make_device(num_lanes: int) -> Device:
 def test_ops_sleep_instead_of_computing() -> None:
     """One after the other in a lane, at once in several; a message is real.
 
-    On a busy machine sleeps are late: the best of some tries counts.
+    On a busy machine sleeps are late: one of many tries must be in time.
     """
-    spent_s = min(sleep_in_two_lanes() for _ in range(TRIES))
-    assert 4 * OP_S - EARLY_S <= spent_s < 7 * OP_S
+    for _ in range(TRIES):
+        spent_s = sleep_in_two_lanes()
+        assert spent_s >= 4 * OP_S - EARLY_S
+        if spent_s < 7 * OP_S:
+            return
+    raise AssertionError(f"two lanes took {spent_s} s")
 
 
 def sleep_in_two_lanes() -> float:

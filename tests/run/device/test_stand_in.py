@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,8 @@ from tests.run.support.teacher_models import case_of
 SPAWN = multiprocessing.get_context("spawn")
 WORKERS = "tests.run.support.stand_in_workers"
 # Ops of the device are Python's: a model with many of them trains for minutes.
-FEW = {
-    1: [case("tied", "zb-h1", 4, num_steps=3)],
-    2: [case("tied", "1f1b", 4, num_steps=3)],
-}
+FEW = [case("tied", "zb-h1", 4, num_steps=3)]
+FEW_ON_TWO = [case("tied", "1f1b", 4, num_steps=3)]
 MORE = {
     1: [case("resnet", "gpipe", 3), case("dropout", "interleaved-1f1b", 4)],
     2: [case("perceptron", "zb-v", 4), case("tied-dropout", "gpipe", 4)],
@@ -44,6 +43,35 @@ SCHEDULES: list[tuple[list[str], dict[str, Any]]] = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """What one worker has found on the device.
+
+    Args:
+        answers: by question; see `stand_in_workers.on_one_worker`.
+        folder: of the trained states.
+    """
+
+    answers: dict[str, Any]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """One worker, a process that imports torch by itself."""
+    folder = tmp_path_factory.mktemp("alone")
+    [answers] = answers_of(
+        f"{WORKERS}:on_one_worker",
+        FEW,
+        str(folder),
+        num_workers=1,
+        folder=folder,
+        context=SPAWN,
+        whole_s=140.0,
+    )
+    return Alone(answers, folder)
+
+
 def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> None:
     """Train on the device, and compare with the plain loop on a CPU."""
     answers = answers_of(
@@ -60,27 +88,27 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
         check_run(run, [worker[i] for worker in answers], folder / f"{i}.st")
 
 
-@pytest.mark.timeout(60)
-def test_ops_and_copies_run_when_they_are_waited_for(tmp_path: Path) -> None:
+@pytest.mark.timeout(150)
+def test_ops_and_copies_run_when_they_are_waited_for(alone: Alone) -> None:
     """Until then their memory holds what is no number."""
-    [(queued, copied, value, arrived)] = answers_of(
-        f"{WORKERS}:early_and_late",
-        3,
-        num_workers=1,
-        folder=tmp_path,
-        context=SPAWN,
-        whole_s=50.0,
-    )
+    queued, copied, value, arrived = alone.answers["memory"]
 
     assert all(map(math.isnan, [*queued, *copied]))
     assert value == arrived == [2.0] * 3
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_equals_the_plain_loop_on_a_cpu(num_workers: int, tmp_path: Path) -> None:
-    """No tensor is left behind on the host; two workers send staged messages."""
-    check_runs(FEW[num_workers], num_workers, tmp_path)
+def test_equals_the_plain_loop_on_a_cpu(alone: Alone) -> None:
+    """No tensor is left behind on the host."""
+    for i, run in enumerate(FEW):
+        check_run(run, [alone.answers["trained"][i]], alone.folder / f"{i}.st")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(150)
+def test_two_workers_equal_the_plain_loop_on_a_cpu(tmp_path: Path) -> None:
+    """They send staged messages."""
+    check_runs(FEW_ON_TWO, 2, tmp_path)
 
 
 @pytest.mark.long
@@ -151,18 +179,10 @@ def test_plans_from_steps_on_the_device(tmp_path: Path) -> None:
     assert any("num_devices=2" in candidate for candidate in first)
 
 
-@pytest.mark.timeout(100)
-def test_the_host_waits_twice_in_a_lane(tmp_path: Path) -> None:
+@pytest.mark.timeout(150)
+def test_the_host_waits_twice_in_a_lane(alone: Alone) -> None:
     """Per step: for the losses, with backwards queued behind, and for the norms."""
-    [steps] = answers_of(
-        f"{WORKERS}:waits_by_step",
-        "perceptron",
-        "1f1b",
-        num_workers=1,
-        folder=tmp_path,
-        context=SPAWN,
-        whole_s=90.0,
-    )
+    steps = alone.answers["waits"]
 
     assert len(steps) == 4
     for waits in steps[1:]:

@@ -26,7 +26,7 @@ from tests.run.support.processes import (
 )
 
 TIMEOUT_S: Final = 2.0
-END_S: Final = 6.0  # from a failure to the end of all: grace and a busy machine
+END_S: Final = 20.0  # from a failure to the end of all: grace and a busy machine
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(60)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     """No worker outlives its test: the test's folder is in their command lines."""
     yield
-    assert none_alive_within(str(tmp_path), 1.0)
+    assert none_alive_within(str(tmp_path))
 
 
 def failure_of(fault: str, run_dir: Path) -> WorkerError:
@@ -174,7 +174,7 @@ def test_a_second_ctrl_c_does_not_leave_workers(tmp_path: Path) -> None:
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     assert process.wait(END_S) != 0
-    assert none_alive_within(str(tmp_path), 1.0)
+    assert none_alive_within(str(tmp_path))
 
 
 def test_workers_end_with_a_killed_launcher(tmp_path: Path) -> None:

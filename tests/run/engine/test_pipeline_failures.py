@@ -29,8 +29,9 @@ from tests.run.support.forked_launch import launch_forked
 from tests.run.support.forked_python import start
 from tests.run.support.processes import eventually, none_alive_within
 
-TIMEOUT_S: Final = 3.0
-BUSY_S: Final = 4.0  # what a busy machine may add
+TIMEOUT_S: Final = 3.0  # where it is waited out
+LONG_S: Final = 60.0  # where nobody waits so long
+BUSY_S: Final = 20.0  # what a busy machine may add
 START_S: Final = 60.0  # for two Pythons to import torch there
 
 POISONED: Final = 9  # sample of 16: microbatch 2 of 4; the second of two replicas
@@ -45,11 +46,15 @@ pytestmark = pytest.mark.timeout(120)
 def nothing_left(tmp_path: Path) -> Iterator[None]:
     """No worker that was started with the test's folder outlives it."""
     yield
-    assert none_alive_within(str(tmp_path), 1.0)
+    assert none_alive_within(str(tmp_path))
 
 
 def forked(
-    folder: Path, num_workers: int, case: dict[str, Any], **settings: Any
+    folder: Path,
+    num_workers: int,
+    case: dict[str, Any],
+    timeout_s: float = LONG_S,
+    **settings: Any,
 ) -> Outcome:
     """Train with a fault, under no launcher."""
     return run_forked(
@@ -58,7 +63,7 @@ def forked(
         str(folder),
         num_workers=num_workers,
         folder=folder,
-        timeout_s=TIMEOUT_S,
+        timeout_s=timeout_s,
         limit_s=TIMEOUT_S + BUSY_S,
     )
 
@@ -206,7 +211,7 @@ def test_the_others_end_after_a_kill_outside_of_training(
     tmp_path: Path, place: str, when: str, after_s: float
 ) -> None:
     """In an evaluation; and while the pipeline is made, where waits go by the clock."""
-    outcome = forked(tmp_path, 2, fault(1, place, when, "kill"))
+    outcome = forked(tmp_path, 2, fault(1, place, when, "kill"), TIMEOUT_S)
     assert max(outcome.after_s.values()) < after_s
     check_consequences(outcome, 1)
     place = "at step 0 in eval 1F1" if when == "evaluate" else "before its first op"
@@ -233,7 +238,7 @@ def test_the_others_end_when_one_hangs(
 ) -> None:
     """Stopped at an op, or in a loader that never comes to an end."""
     hangs = fault(rank, place, 2, what)
-    outcome = forked(tmp_path, num_workers, hangs, **settings)
+    outcome = forked(tmp_path, num_workers, hangs, TIMEOUT_S, **settings)
     assert outcome.hung == {rank}
     assert max(outcome.after_s.values()) < TIMEOUT_S + BUSY_S
     check_consequences(outcome, rank)

@@ -278,7 +278,7 @@ def test_nothing_listens_and_nothing_is_left(
         assert isinstance(own, list)
         assert set(map(str, own)) <= LOOPBACK
         assert found == {"launcher's": [], "shared": []}
-    assert none_alive_within(str(tmp_path), 1.0)
+    assert none_alive_within(str(tmp_path))
     assert not [*(tmp_path / "temporary").iterdir(), *run_dir.iterdir()]
 
 

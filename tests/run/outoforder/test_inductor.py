@@ -21,7 +21,7 @@ from hocket.run.outoforder.capture.inductor import (
     RegionCompiler,
     with_compiled,
 )
-from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.regions import RegionKey
 from hocket.run.outoforder.order.inductor import InductorWarning, with_inductor
 from tests.run.outoforder.support.inline_device import InlineDevice
 from tests.run.outoforder.support.played_orders import (
@@ -164,10 +164,10 @@ def test_a_region_that_updates_a_buffer_wrongly_stays_plain(
     one = TrainedByHand(
         model_of(CONVOLUTIONAL), OPTIMIZERS["SGD"], batches_of(CONVOLUTIONAL, 2)
     )
-    compiled, tried, wrong = RegionCompiler.compiled, set[Place](), set[Place]()
+    compiled, tried, wrong = RegionCompiler.compiled, set[RegionKey](), set[RegionKey]()
 
     def with_wrong_buffers(
-        compiler: RegionCompiler, place: Place
+        compiler: RegionCompiler, place: RegionKey
     ) -> CompiledRegion | None:
         region = compiled(compiler, place)
         if region is None:

@@ -23,7 +23,7 @@ from hocket.run.outoforder.capture.lstm import (
     lstm,
     lstm_backward,
 )
-from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.regions import RegionKey
 from tests.run.outoforder.support.played_orders import (
     TrainedByHand,
     checked_device,
@@ -113,7 +113,7 @@ def test_a_fused_layer_is_one_operator_forwards_and_one_backwards() -> None:
             assert place.kind is wanted
     assert fused.regions.program.num_stages == 5
     assert set(fused.updates) == set(range(5))
-    assert Place(Kind.BACKWARD_WEIGHT, 0) in plain.regions.nodes
+    assert RegionKey(Kind.BACKWARD_WEIGHT, 0) in plain.regions.nodes
 
 
 @pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.long), 1])

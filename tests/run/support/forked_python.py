@@ -12,6 +12,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
@@ -87,7 +88,8 @@ def run_forked_python(
     """Run `python ARGUMENTS` in a folder; return its output and exit code.
 
     Args:
-        arguments: a script, `-m module` or `-c program`, and its arguments.
+        arguments: a script, `-m module` or `-c program`, and its arguments; before
+            that perhaps `-W error`.
         cwd: the folder to run in.
         timeout_s: after which it is killed.
         variables: its whole environment; `environment()`, when not given.
@@ -165,10 +167,14 @@ def _become(
 
 
 @contextmanager
-def fork_instead_of_popen() -> Iterator[None]:
-    """Let launchers fork the Pythons that they start in this process."""
+def fork_instead_of_popen(*names: str) -> Iterator[None]:
+    """Let launchers fork the Pythons that they start in this process.
+
+    Args:
+        names: where `Popen` is; of `hocket.launch` and torch, when not given.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        for name in _POPENS:
+        for name in names or _POPENS:
             patch.setattr(name, ForkedPopen)
         yield
 
@@ -177,17 +183,26 @@ class ForkedPopen(subprocess.Popen[Any]):
     """A `python ARGUMENTS` that is forked from this process, not executed."""
 
     def _execute_child(self, args: Sequence[str], *more: Any) -> None:
-        variables = more[5]  # executable, preexec_fn, close_fds, pass_fds, cwd, env
+        # executable, preexec_fn, close_fds, pass_fds, cwd, env
+        passed, variables = more[3], more[5]
         receiver, sender = os.pipe()
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
-            os.closerange(_FIRST_OWN_FD, os.sysconf("SC_OPEN_MAX"))
+            _close_all_but(passed)
             _run_and_exit(args[1:], variables)
         os.close(sender)
         os.read(receiver, 1)  # until the worker has its own session
         os.close(receiver)
         self._child_created = True
+
+
+def _close_all_but(kept: Sequence[int]) -> None:
+    first = _FIRST_OWN_FD
+    for number in sorted(kept):
+        os.closerange(first, number)
+        first = number + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _run_and_exit(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
@@ -221,6 +236,10 @@ def _begin(variables: Mapping[str, str]) -> None:
 def _run(arguments: Sequence[str]) -> None:
     """Run `-c program`, `-m module` or a script as Python's `__main__`."""
     first, *others = [x for x in arguments if x != "-u"]
+    if first == "-W":
+        warnings.resetwarnings()
+        warnings.simplefilter("error")
+        _, first, *others = others
     if first == "-c":
         program, *others = others
         sys.argv[:] = ["-c", *others]

@@ -12,6 +12,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[3]
 WORKERS: Final = Path(__file__).with_name("launched_workers.py")
 START_S: Final = 20.0  # for some Pythons to import torch on a busy machine
+GONE_S: Final = 10.0  # for killed processes to end there
 
 
 def environment() -> dict[str, str]:
@@ -40,7 +41,7 @@ def alive_with(text: str) -> list[int]:
     return sorted(set(found) - {os.getpid()})
 
 
-def none_alive_within(text: str, seconds: float) -> bool:
+def none_alive_within(text: str, seconds: float = GONE_S) -> bool:
     """Whether these processes are gone after some seconds at most."""
     return eventually(lambda: not alive_with(text), seconds)
 

@@ -58,6 +58,7 @@ class ProgramPools:
             if time.monotonic() > until_s or not all(
                 x.is_alive() for x in pool.workers
             ):
+                time.sleep(0.5)  # for reports of those that have just found out
                 self._end(num_workers)
                 raise AssertionError(self._told(pool))
             time.sleep(0.002)
@@ -90,7 +91,6 @@ class ProgramPools:
 
     def _end(self, num_workers: int) -> None:
         pool = self._pools.pop(num_workers)
-        time.sleep(0.5)  # for reports of those that have just found out
         for worker in pool.workers:
             worker.kill()
             worker.join()

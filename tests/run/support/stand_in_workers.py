@@ -15,6 +15,7 @@ from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.comparison import difference
 from tests.run.support.exactness import train_one
 from tests.run.support.plain_loop import make_optimizer
+from tests.run.support.short_measurements import measure_shortly
 from tests.run.support.small_models import batches, make_model, specimen_of
 from tests.run.support.stand_in_device import StandInTensor, register
 from tests.run.support.stand_in_stream import STREAM
@@ -22,9 +23,18 @@ from tests.run.support.teacher_models import largest_difference, make_batches
 from tests.run.support.teacher_workers import make_pipeline
 
 
-def early_and_late(num: int) -> list[list[float]]:
+def on_one_worker(cases: list[dict[str, Any]], folder: str) -> dict[str, Any]:
+    """All that one worker is asked for: to start a process takes longer than that."""
+    world = _world()
+    return {
+        "memory": _early_and_late(world.device, 3),
+        "waits": _waits_by_step(world, "perceptron", "1f1b"),
+        "trained": _train_all(world, cases, folder),
+    }
+
+
+def _early_and_late(device: torch.device, num: int) -> list[list[float]]:
     """A sum's memory when it is queued, its value, and a copy's memory and value."""
-    device = register()
     total = torch.ones(num).to(device) + torch.ones(num).to(device)
     assert isinstance(total, StandInTensor)
     seen = [total.raw.tolist()]
@@ -91,7 +101,12 @@ def teachers_twice(cases: list[dict[str, Any]], folder: str) -> list[float]:
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case on the device."""
-    world = _world()
+    return _train_all(_world(), cases, folder)
+
+
+def _train_all(
+    world: World, cases: list[dict[str, Any]], folder: str
+) -> list[dict[str, Any]]:
     answers = []
     with captured_once():
         for i, case in enumerate(cases):
@@ -100,9 +115,10 @@ def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     return answers
 
 
-def waits_by_step(name: str, schedule: str) -> list[dict[str, list[Any]]]:
+def _waits_by_step(
+    world: World, name: str, schedule: str
+) -> list[dict[str, list[Any]]]:
     """What the host waits for in each of four steps."""
-    world = _world()
     data = batches(name, 4, 8, 8)
     found = []
     with hocket.Pipeline(
@@ -141,4 +157,5 @@ def _world(seed: int = 0) -> World:
     # Before the first backward: torch's autograd then starts a thread for each device.
     device = register(seed)
     torch.set_num_threads(1)
+    measure_shortly(pytest.MonkeyPatch())
     return replace(join_world(device="cpu"), device=device)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ import hocket
 from hocket.core.costs import Costs
 from hocket.run.tune import build
 from hocket.run.tune.cut import cut_model, profiled_model
-from hocket.run.tune.cut.kept import code_text
+from hocket.run.tune.cut.code_text import UnknownCodeError, code_text
 from tests.run.support.forked import answers_of
 
 MEASURED = {
@@ -205,3 +209,101 @@ def test_code_text_is_of_inherited_calls_and_of_variables_not_yet_set() -> None:
     before = code_text(loss)
     scale = 2.0
     assert code_text(loss) != before
+
+
+MINE = """
+from torch.nn import functional
+import other_file_of_mine as other
+import torch
+
+power = 2
+
+class Shared:
+    def __call__(self, x):
+        return helper(x)
+
+def helper(x):
+    return x.abs() ** power
+
+def loss(output, targets):
+    return Shared()(output - targets).mean() + other.extra(output)
+
+class Trainer:
+    def __init__(self):
+        self.scale, self.seen = 2.0, torch.zeros(3)
+
+    def loss(self, output, targets):
+        return self.scale * self.inner(output, targets)
+
+    def inner(self, output, targets):
+        return functional.mse_loss(output, targets)
+"""
+
+
+@pytest.fixture
+def written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str, str], ModuleType]:
+    """Run a user's file in which one text is replaced by another."""
+
+    def run(old: str, new: str) -> ModuleType:
+        assert old in MINE
+        other = ModuleType("other_file_of_mine")
+        exec("def extra(output): return output.sum()", vars(other))
+        monkeypatch.setitem(sys.modules, "other_file_of_mine", other)
+        module = ModuleType("file_of_mine")
+        exec(MINE.replace(old, new), vars(module))
+        return module
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x.abs()", "x.cos()"),
+        ("power = 2", "power = 3"),
+        ("return helper(x)", "return helper(helper(x))"),
+    ],
+)
+def test_code_text_is_of_what_a_loss_calls(written: Any, old: str, new: str) -> None:
+    """Helpers, classes and numbers of the same names, and what other files have."""
+    before = written(old, old).loss
+    text = code_text(before)
+    assert code_text(written(old, old).loss) == text
+    assert code_text(written(old, new).loss) != text
+    before.__globals__["other"].extra = torch.mean
+    assert code_text(before) != text
+
+
+def test_code_text_is_of_a_methods_class_and_object(written: Any) -> None:
+    """Other methods and attributes among them; of tensors the shape, not the values."""
+    trainer = written("mse_loss", "mse_loss").Trainer()
+    text = code_text(trainer.loss)
+    assert code_text(written("mse_loss", "l1_loss").Trainer().loss) != text
+    for name, value in (("seen", torch.zeros(4)), ("scale", 3.0)):
+        other = written("mse_loss", "mse_loss").Trainer()
+        setattr(other, name, value)
+        assert code_text(other.loss) != text
+    trainer.seen = torch.ones(3)
+    assert code_text(trainer.loss) == text
+
+
+def unknown_loss(output: Tensor, targets: Tensor) -> Tensor:
+    """Compute with an object that shows nothing of itself."""
+    with LOCK:
+        return nn.functional.mse_loss(output, targets)
+
+
+LOCK = threading.Lock()
+
+
+def test_what_is_not_known_is_not_kept(tmp_path: Path, measured: list[str]) -> None:
+    """It is measured by each start, and leaves no files behind."""
+    for loss in (unknown_loss, lambda *_: eval("0"), {object()}):
+        with pytest.raises(UnknownCodeError):
+            code_text(loss)
+    for _ in range(2):
+        costs(tmp_path, loss=unknown_loss)
+    assert measured == 2 * ["layers", "updates", "steps"]
+    assert not [*tmp_path.iterdir()]

@@ -118,7 +118,8 @@ def test_a_forward_runs_beside_the_other_backward() -> None:
     """Two waves of sleeping layers take as long as their lanes, not their sum.
 
     A batch sleeps 20 ms forward and 40 ms backward: 60 ms a batch alone, and 30 ms with
-    two lanes, of which one begins a forward later.
+    two lanes, of which one begins a forward later. On a busy machine sleeps are late:
+    one of many tries must be in time.
     """
     batches = [(torch.zeros(2, 3), torch.zeros(2)) for _ in range(12)]
     model = nn.Sequential(nn.Linear(3, 3), Sleeping(0.02, 0.04))
@@ -127,8 +128,8 @@ def test_a_forward_runs_beside_the_other_backward() -> None:
     ) as waves:
         waves.step(batches[0])
         waves.step(batches[0])
-        seconds = sum(x.seconds for x in waves.train(batches))
-    assert seconds < 0.75 * len(batches) * 0.06
+        tries = (sum(x.seconds for x in waves.train(batches)) for _ in range(20))
+        assert any(seconds < 0.75 * len(batches) * 0.06 for seconds in tries)
 
 
 class _Sleep(torch.autograd.Function):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import typer
@@ -23,6 +24,37 @@ def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
         )
         for row in rows
     ]
+
+
+def folded(rows: Iterable[Sequence[str]], width: int) -> list[str]:
+    r"""Format rows as `aligned` does, as several tables if they are wider than this.
+
+    Each begins with the first columns, as many as it takes to know the row.
+
+    >>> print("\n".join(folded([("lane", "busy", "idle"), ("d10", "9", "91")], 10)))
+    lane  busy
+    d10      9
+    <BLANKLINE>
+    lane  idle
+    d10     91
+    """
+    cells = [tuple(row) for row in rows]
+    num_columns = len(cells[0])
+    widths = [max(map(len, column)) + 2 for column in zip(*cells, strict=True)]
+    keys = range(1, num_columns + 1)
+    num_keys = next((n for n in keys if len({x[:n] for x in cells}) == len(cells)), 1)
+    if sum(widths[:num_keys]) > width / 2:
+        num_keys = 1
+    lines: list[str] = []
+    begin = num_keys
+    while begin < num_columns or not lines:
+        left = width + 2 - sum(widths[:num_keys])
+        until = accumulate(widths[begin:])
+        end = begin + max(1, sum(1 for used in until if used <= left))
+        block = aligned((*x[:num_keys], *x[begin:end]) for x in cells)
+        lines += ["", *block] if lines else block
+        begin = end
+    return lines
 
 
 def write_output(path: Path, contents: str | bytes) -> int:

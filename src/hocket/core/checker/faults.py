@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hocket.core.checker.complete import is_complete
 from hocket.core.dataflow import due_ops
-from hocket.core.op import MESSAGES, SENDS, Kind, Op
+from hocket.core.op import MESSAGES, SENDS, SPLIT_BACKWARD, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 
@@ -56,7 +56,7 @@ def each_op_fault(schedule: Schedule) -> Iterator[Fault]:
 
 def _backward_faults(op: Op, found: Counter[Op]) -> Iterator[Fault]:
     """Check that a backward is there as B, or as both I and W."""
-    first, second = (op.as_kind(kind) for kind in _SPLIT)
+    first, second = (op.as_kind(kind) for kind in SPLIT_BACKWARD)
     num_there = (first in found) + (second in found)
     if op in found and num_there:
         yield f"{op} is there, and so is {first if first in found else second}", op
@@ -67,11 +67,8 @@ def _backward_faults(op: Op, found: Counter[Op]) -> Iterator[Fault]:
         yield f"{missing} is missing, but {there} is there", None
 
 
-_SPLIT = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-
-
 def _whole(op: Op) -> Op:
-    return op.as_kind(Kind.BACKWARD) if op.kind in _SPLIT else op
+    return op.as_kind(Kind.BACKWARD) if op.kind in SPLIT_BACKWARD else op
 
 
 def _sizes(program: Program) -> str:

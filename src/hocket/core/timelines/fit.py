@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from hocket.core.costs import MAX_JITTER, Costs, StageCost
-from hocket.core.op import Kind
+from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.needs import LOCAL
 from hocket.core.simulator.work import Work, prepare
@@ -226,7 +226,7 @@ def _stage(cost: StageCost, own: Mapping[Kind, float]) -> StageCost:
         forward_s=own.get(Kind.FORWARD, cost.forward_s),
         update_s=own.get(Kind.UPDATE, cost.update_s),
     )
-    if own.keys().isdisjoint(_BACK):
+    if own.keys().isdisjoint(WHOLE_OR_SPLIT_BACKWARD):
         return cost
     again_s = cost.recompute_s  # in B, or in I
     input_s = own.get(Kind.BACKWARD_INPUT, cost.seconds(Kind.BACKWARD_INPUT)) - again_s
@@ -246,6 +246,3 @@ def _stage(cost: StageCost, own: Mapping[Kind, float]) -> StageCost:
         weight_grad_s=whole_s - whole_s * share,
         split_s=apart_s - whole_s,
     )
-
-
-_BACK: Final = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)

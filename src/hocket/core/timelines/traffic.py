@@ -52,11 +52,6 @@ class Traffic:
     end_s: Floats = field(default_factory=_floats)
     num_bytes: Ints = field(default_factory=_ints)
 
-    @property
-    def num_transfers(self) -> int:
-        """How many transfers there are."""
-        return int(self.lane.size)
-
     def taken(self, rows: Ints) -> Traffic:
         """Return a selection of the transfers, in the order given."""
         return Traffic(*(getattr(self, column.name)[rows] for column in fields(self)))

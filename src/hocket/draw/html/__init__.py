@@ -1,4 +1,8 @@
-"""Draw one self-contained page per timeline or training run."""
+"""Draw one self-contained page per timeline or training run.
+
+Imports the other files of `draw`. Begin with `page.py`; `content.py` has what a page
+may hold.
+"""
 
 from __future__ import annotations
 

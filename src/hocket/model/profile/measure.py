@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -39,6 +39,7 @@ from hocket.model.profile.passes import (
     sum_of_outputs,
     timed,
 )
+from hocket.model.profile.precision import is_precise, quartile_range
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.profile.split_backward import one_split_pass, split_backward_bytes
 from hocket.model.stages.cut import cut
@@ -212,8 +213,8 @@ def _layer(
         median(times.forward),
         input_s,
         whole_s - input_s,
-        _spread(times.forward),
-        _spread(times.backward),
+        quartile_range(times.forward),
+        quartile_range(times.backward),
         kept.made_bytes,
         kept.input_bytes,
         sum(value.num_bytes for value in layer.received),
@@ -242,11 +243,6 @@ def _split_overhead_by_layer(
     return [replace(x, split_s=per_s * x.weight_grad_s) for x in layers]
 
 
-def _spread(seconds: Column) -> float:
-    low, _, high = quantiles(seconds, n=4)
-    return high - low
-
-
 def _scaled(
     by_layer: Sequence[list[Column]], at_once: Sequence[list[Column]]
 ) -> Iterator[list[Column]]:
@@ -261,6 +257,8 @@ def _repeated(
 ) -> list[list[Column]]:
     """Run passes and return, for each kind of work, seconds by piece and pass.
 
+    There are fewer passes where their seconds differ little.
+
     Args:
         one_pass: returns, for each kind of work, the seconds of each piece.
         most: the largest number of passes.
@@ -268,10 +266,16 @@ def _repeated(
     begin = perf_counter()
     rows: list[Sequence[Column]] = []
     while len(rows) < _MIN_PASSES + 2 or (
-        perf_counter() - begin < _BUDGET_S / 2 and len(rows) < most
+        perf_counter() - begin < _BUDGET_S / 2
+        and len(rows) < most
+        and not all(map(is_precise, _by_kind(rows[2:])))
     ):
         rows.append(one_pass())
-    kinds = zip(*rows[2:], strict=True)  # the first passes warm up
+    return _by_kind(rows[2:])  # the first passes warm up
+
+
+def _by_kind(rows: Sequence[Sequence[Column]]) -> list[list[Column]]:
+    kinds = zip(*rows, strict=True)
     return [[list(column) for column in zip(*kind, strict=True)] for kind in kinds]
 
 

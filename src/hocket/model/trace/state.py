@@ -42,6 +42,11 @@ class State:
         persistent = frozenset(every) - _left_out_of_state_dict(model)
         return cls(tensors, names, first_name, persistent)
 
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The tensors that want a gradient, by name."""
+        return {name: x for name, x in self.tensors.items() if x.requires_grad}
+
     def is_parameter(self, name: str) -> bool:
         """Return whether a name is a parameter's rather than a buffer's."""
         return isinstance(self.tensors[self.first_name[name]], nn.Parameter)

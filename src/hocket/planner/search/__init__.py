@@ -5,4 +5,6 @@ problem ──▶ paths ──▶ bound     no order is faster; no package neede
    │          └─────▶ model     OR-tools' CP-SAT: orders that are faster, and bounds
    └─ holdings ─────────┘          that are higher, until they meet
 starts ──▶ model, order ──▶ Found
+
+Imports `core` and `passes`. Begin with `optimum.py`.
 """

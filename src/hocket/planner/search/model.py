@@ -64,22 +64,6 @@ class SolverLimits:
     num_threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class SolverAnswer:
-    """The solver's answer.
-
-    Args:
-        starts: the start of each op in the best order, in ticks; empty if none was
-            found.
-        is_impossible: it is proved that there is none.
-        is_best: it is proved that there is no better one.
-    """
-
-    starts: tuple[int, ...] = ()
-    is_impossible: bool = False
-    is_best: bool = False
-
-
 def require_ortools() -> None:
     """Raise MissingPackageError unless OR-tools is installed.
 
@@ -98,9 +82,9 @@ def require_ortools() -> None:
 def ask(
     question: SolverQuery,
     effort: SolverLimits,
-    on_order: Callable[[tuple[int, ...]], None],
+    on_order: Callable[[tuple[int, ...]], object],
     on_bound: Callable[[float], None],
-) -> SolverAnswer:
+) -> tuple[int, ...]:
     """Solve a query until the answer is proved to be best, or time is up.
 
     Args:
@@ -108,10 +92,13 @@ def ask(
         effort: the time and threads.
         on_order: called with the starts of each better order.
         on_bound: called with each higher bound: ticks, or bytes if memory is minimized.
+
+    Returns:
+        The start of each op in the best order, in ticks; empty if none was found.
     """
     paths = Paths.of([task.seconds for task in question.tasks], question.waits)
     if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
-        return SolverAnswer(is_impossible=True)
+        return ()
     return _Model(question, paths).solve(effort, on_order, on_bound)
 
 
@@ -143,9 +130,9 @@ class _Model:
     def solve(
         self,
         effort: SolverLimits,
-        on_order: Callable[[tuple[int, ...]], None],
+        on_order: Callable[[tuple[int, ...]], object],
         on_bound: Callable[[float], None],
-    ) -> SolverAnswer:
+    ) -> tuple[int, ...]:
         """Run CP-SAT."""
         cp, ops = self.cp, self.starts[: self.question.num_ops]
 
@@ -159,13 +146,10 @@ class _Model:
         solver.parameters.random_seed = 0
         solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
         status = solver.solve(self.model, _OnSolution())
-        if status == cp.INFEASIBLE:
-            return SolverAnswer(is_impossible=True)
         if status not in (cp.OPTIMAL, cp.FEASIBLE):
-            return SolverAnswer()
+            return ()
         on_bound(solver.best_objective_bound * self.unit_bytes)
-        starts = tuple(solver.value(start) for start in ops)
-        return SolverAnswer(starts, is_best=status == cp.OPTIMAL)
+        return tuple(solver.value(start) for start in ops)
 
     def _take_turns(self) -> None:
         """Let each resource run one task at a time."""

@@ -18,7 +18,6 @@ from hocket.planner.search.bound import bound_s
 from hocket.planner.search.holdings import Holding, always_bytes, holdings
 from hocket.planner.search.memory_waits import memory_waits
 from hocket.planner.search.model import (
-    SolverAnswer,
     SolverLimits,
     SolverQuery,
     ask,
@@ -141,8 +140,8 @@ class _Search:
         while True:
             question = self._question(limit, counts_queues=counts_queues)
             effort = SolverLimits(until_s - perf_counter(), num_threads)
-            answer = ask(question, effort, self._better_schedule, on_bound)
-            missing = self._keep_if_best(self._order(answer)) if answer.starts else 0
+            starts = ask(question, effort, self._better_schedule, on_bound)
+            missing = self._better_schedule(starts) if starts else 0
             is_late = perf_counter() >= until_s
             if limit is None or not missing or is_late or self._is_proved_best():
                 break
@@ -157,11 +156,8 @@ class _Search:
         if effort.time_limit_s > 0:
             ask(question, effort, self._better_schedule, _nothing)
 
-    def _better_schedule(self, starts: tuple[int, ...]) -> None:
-        self._keep_if_best(self._order(SolverAnswer(starts)))
-
-    def _order(self, answer: SolverAnswer) -> Schedule:
-        return schedule_at(self.problem, answer.starts)
+    def _better_schedule(self, starts: tuple[int, ...]) -> int:
+        return self._keep_if_best(schedule_at(self.problem, starts))
 
     def _keep_if_best(self, schedule: Schedule) -> int:
         """Simulate an order and keep it if it is the best; return missing bytes."""

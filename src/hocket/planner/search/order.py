@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from hocket.core.costs import Costs
-from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
+from hocket.core.op import MESSAGES, SPLIT_BACKWARD, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
@@ -16,7 +16,7 @@ from hocket.errors import PlanError
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.passes.split_backward import split_backward as split
 from hocket.planner.search.paths import in_order
-from hocket.planner.search.problem import HALVES, Problem
+from hocket.planner.search.problem import Problem
 from hocket.schedules import SCHEDULES, Shape
 
 
@@ -91,7 +91,7 @@ def one_by_one(problem: Problem) -> Schedule:
 
 
 def _place(op: Op) -> tuple[float, ...]:
-    is_back = op.kind in BACKWARDS or op.kind in HALVES
+    is_back = op.kind in WHOLE_OR_SPLIT_BACKWARD
     microbatch = inf if op.microbatch is None else op.microbatch
     depth = -op.stage if is_back else op.stage
     return op.step, microbatch, is_back, depth, op.kind is Kind.BACKWARD_WEIGHT
@@ -133,7 +133,7 @@ def _published(
     Messages are left out.
     """
     shape = _shape(program)
-    refused = MESSAGES if split_backward else MESSAGES | {*HALVES}
+    refused = MESSAGES if split_backward else MESSAGES | {*SPLIT_BACKWARD}
     for entry in SCHEDULES.values() if shape else ():
         options = {name: x for name, x in given.items() if name in entry.options}
         try:

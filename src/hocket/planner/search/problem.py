@@ -13,17 +13,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from hocket.core.costs import Costs
 from hocket.core.dataflow import due_ops
-from hocket.core.op import Kind, Op
+from hocket.core.op import SPLIT_BACKWARD, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulator.needs import LOCAL
 from hocket.core.simulator.work import Work, prepare
-
-HALVES: Final = (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 class TimedTask(NamedTuple):
@@ -134,7 +132,7 @@ def split_backward_ops(op: Op) -> tuple[Op, ...]:
     """Return a whole backward as I and W; any other op as it is."""
     if op.kind is not Kind.BACKWARD:
         return (op,)
-    return tuple(replace(op, kind=kind) for kind in HALVES)
+    return tuple(replace(op, kind=kind) for kind in SPLIT_BACKWARD)
 
 
 def _tasks_and_waits(

@@ -18,30 +18,22 @@ from hocket.options import (
     freezing_faults,
 )
 from hocket.recipes.config.data_settings import (
-    CifarSettings,
     DataFunctionSettings,
-    FlowersSettings,
-    GlueSettings,
-    ImageFolderSettings,
-    MaskedTextSettings,
-    SquadSettings,
+    ImageSettings,
     Stl10Settings,
     TextSettings,
+    WordPieceSettings,
     side_of,
 )
 from hocket.recipes.config.freeze_settings import FreezeSettings
 from hocket.recipes.config.model_settings import (
     BertSettings,
-    DensenetSettings,
+    ColourNetSettings,
     FfnnSettings,
     GptSettings,
-    MobilenetSettings,
     ModelFunctionSettings,
-    NasnetSettings,
     ResnetSettings,
-    ResnextSettings,
     RnnSettings,
-    TorchvisionSettings,
     VitSettings,
 )
 from hocket.recipes.config.teacher_checks import teacher_faults
@@ -79,26 +71,11 @@ def _strangers(recipe: Recipe) -> Iterator[str]:
         case (
             (ModelFunctionSettings(), _)
             | (GptSettings() | RnnSettings(), TextSettings())
-            | (BertSettings(), GlueSettings() | SquadSettings() | MaskedTextSettings())
+            | (BertSettings(), WordPieceSettings())
+            | (ColourNetSettings(), ImageSettings())
         ):
             pass
         case ResnetSettings() | FfnnSettings(), data if side_of(data):
-            pass
-        case (
-            (
-                ResnextSettings()
-                | DensenetSettings()
-                | MobilenetSettings()
-                | NasnetSettings()
-                | TorchvisionSettings()
-            ),
-            (
-                CifarSettings()
-                | Stl10Settings()
-                | ImageFolderSettings()
-                | FlowersSettings()
-            ),
-        ):
             pass
         case model, data:
             yield f"a model of kind {model.kind!r} does not read {data.kind!r}"

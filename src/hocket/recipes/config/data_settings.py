@@ -47,18 +47,33 @@ class FileSettings(Settings):
     max_samples: Count | None = None
 
 
-class CifarSettings(FileSettings):
-    """CIFAR's colour images (`hocket.recipes.data.images.cifar`).
+class ImageSettings(FileSettings):
+    """Colour images with a class each.
+
+    Args:
+        side: pixels; every image is scaled to a square of this side.
+    """
+
+    side: Count = 224
+
+
+class VariedImageSettings(ImageSettings):
+    """Small images that are moved and mirrored at random, and scaled then.
 
     Args:
         shift_pixels: how far a training image is moved at most, in both directions.
         flip: whether every second training image is mirrored.
-        side: pixels that images are scaled to then, for models of larger ones.
     """
 
-    shift_pixels: NaturalNumber = 4
+    shift_pixels: NaturalNumber
     flip: bool = True
+
+
+class CifarSettings(VariedImageSettings):
+    """CIFAR's colour images (`hocket.recipes.data.images.cifar`)."""
+
     side: Count = 32
+    shift_pixels: NaturalNumber = 4
 
 
 class Cifar10Settings(CifarSettings):
@@ -78,50 +93,42 @@ class Cifar100Settings(CifarSettings):
     coarse: bool = False
 
 
-class Stl10Settings(FileSettings):
+class Stl10Settings(VariedImageSettings):
     """STL-10's colour images of ten classes (`hocket.recipes.data.images.stl10`).
 
     Args:
         unlabeled: train on the images without a label; evaluation is on those for test
             either way.
-        shift_pixels: how far a training image is moved at most, in both directions.
-        flip: whether every second training image is mirrored.
-        side: pixels that images are scaled to then, for models of other ones.
     """
 
     kind: Literal["stl10"]
-    unlabeled: bool = False
-    shift_pixels: NaturalNumber = 12
-    flip: bool = True
     side: Count = 96
+    shift_pixels: NaturalNumber = 12
+    unlabeled: bool = False
 
 
-class ImageFolderSettings(FileSettings):
+class ImageFolderSettings(ImageSettings):
     """Images in folders, one per class (`hocket.recipes.data.images.image_folder`).
 
     Args:
-        side: pixels; every image is scaled and cut to a square of this side.
         training: the name of the folder to train on.
         validation: the name of the folder to evaluate on.
     """
 
     kind: Literal["image-folder"]
-    side: Count = 224
     training: str = "train"
     validation: str = "val"
 
 
-class FlowersSettings(FileSettings):
+class FlowersSettings(ImageSettings):
     """Oxford's 102 kinds of flowers (`hocket.recipes.data.images.flowers`).
 
     Args:
-        side: pixels; every image is scaled and cut to a square of this side.
         with_validation: train on the images for validation, too. Evaluation is on those
             for test either way.
     """
 
     kind: Literal["flowers102"]
-    side: Count = 224
     with_validation: bool = True
 
 
@@ -234,12 +241,7 @@ def side_of(data: DataSettings) -> int | None:
     match data:
         case DigitsSettings():
             return 8
-        case (
-            CifarSettings()
-            | Stl10Settings()
-            | ImageFolderSettings()
-            | FlowersSettings()
-        ):
+        case ImageSettings():
             return data.side
         case _:
             return None

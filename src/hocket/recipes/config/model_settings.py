@@ -98,7 +98,11 @@ class ResnetSettings(Settings):
     num_blocks: Count = 3
 
 
-class ResnextSettings(Settings):
+class ColourNetSettings(Settings):
+    """Classifiers of colour images of many sizes."""
+
+
+class ResnextSettings(ColourNetSettings):
     """torchvision's ResNeXt by depth, with a head for as many classes as the data have.
 
     One group of 64 channels makes it the ResNet of that depth.
@@ -128,7 +132,7 @@ class ResnextSettings(Settings):
         return depth
 
 
-class DensenetSettings(Settings):
+class DensenetSettings(ColourNetSettings):
     """torchvision's DenseNet (`hocket.recipes.models.torchvision_nets`).
 
     Args:
@@ -141,7 +145,7 @@ class DensenetSettings(Settings):
     growth_rate: Count = 32
 
 
-class MobilenetSettings(Settings):
+class MobilenetSettings(ColourNetSettings):
     """torchvision's MobileNetV3-Large (`hocket.recipes.models.torchvision_nets`).
 
     Args:
@@ -153,7 +157,7 @@ class MobilenetSettings(Settings):
     width_multiplier: Annotated[float, Field(ge=0.1, le=4.0)] = 1.0
 
 
-class NasnetSettings(Settings):
+class NasnetSettings(ColourNetSettings):
     """NASNet-A (`hocket.recipes.models.nasnet`).
 
     Args:
@@ -166,7 +170,7 @@ class NasnetSettings(Settings):
     num_cells: Count = 4
 
 
-class TorchvisionSettings(Settings):
+class TorchvisionSettings(ColourNetSettings):
     """Any of torchvision's classifiers, at its own size, with random weights.
 
     Args:

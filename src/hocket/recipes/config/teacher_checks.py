@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hocket.recipes.config.data_settings import (
-    CifarSettings,
-    FlowersSettings,
-    ImageFolderSettings,
+    ImageSettings,
     MaskedTextSettings,
     SquadSettings,
-    Stl10Settings,
 )
 from hocket.recipes.config.model_settings import (
     ResnetSettings,
@@ -74,13 +71,7 @@ def _pipeline_faults(recipe: Recipe) -> Iterator[str]:
 def _two_view_faults(recipe: Recipe, teacher: TwoViewSettings) -> Iterator[str]:
     """Check that there are images and features for a loss of two views."""
     match recipe.model, recipe.data:
-        case (
-            VitSettings() | ResnetSettings() | ResnextSettings(),
-            CifarSettings()
-            | Stl10Settings()
-            | ImageFolderSettings()
-            | FlowersSettings(),
-        ):
+        case VitSettings() | ResnetSettings() | ResnextSettings(), ImageSettings():
             pass
         case model, data:
             yield (

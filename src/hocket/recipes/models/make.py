@@ -20,16 +20,13 @@ from hocket.recipes.config.data_settings import (
 )
 from hocket.recipes.config.model_settings import (
     BertSettings,
-    DensenetSettings,
+    ColourNetSettings,
     FfnnSettings,
     GptSettings,
-    MobilenetSettings,
     ModelFunctionSettings,
     NasnetSettings,
     ResnetSettings,
-    ResnextSettings,
     RnnSettings,
-    TorchvisionSettings,
     TransformerSettings,
     VitSettings,
 )
@@ -46,7 +43,6 @@ from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.masked_bert import MaskedBert
 from hocket.recipes.models.nasnet import NasNet
 from hocket.recipes.models.resnet import ResNet
-from hocket.recipes.models.resnext import make_resnext
 from hocket.recipes.models.rnn import Rnn
 from hocket.recipes.models.torchvision_nets import make_torchvision_net
 from hocket.recipes.models.transformer import Blocks
@@ -73,16 +69,7 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
     torch.manual_seed(recipe.training.seed)
     whole = training.samples if isinstance(training, FirstSamples) else training
     match recipe.model:
-        case (
-            VitSettings()
-            | ResnetSettings()
-            | ResnextSettings()
-            | DensenetSettings()
-            | MobilenetSettings()
-            | NasnetSettings()
-            | TorchvisionSettings()
-            | FfnnSettings()
-        ):
+        case VitSettings() | ResnetSettings() | ColourNetSettings() | FfnnSettings():
             return _classifier(recipe.model, _images(recipe, whole))
         case GptSettings() as gpt:
             assert isinstance(recipe.data, TextSettings), "the recipe is valid"
@@ -124,14 +111,7 @@ def _images(recipe: Recipe, samples: Samples) -> _Images:
 
 
 def _classifier(
-    settings: VitSettings
-    | ResnetSettings
-    | ResnextSettings
-    | DensenetSettings
-    | MobilenetSettings
-    | NasnetSettings
-    | TorchvisionSettings
-    | FfnnSettings,
+    settings: VitSettings | ResnetSettings | ColourNetSettings | FfnnSettings,
     images: _Images,
 ) -> nn.Module:
     match settings:
@@ -154,8 +134,6 @@ def _classifier(
                 width=settings.width,
                 num_blocks=settings.num_blocks,
             )
-        case ResnextSettings():
-            return make_resnext(settings, images.num_classes)
         case NasnetSettings():
             sizes = settings.num_features, settings.num_cells
             return NasNet(images.num_classes, *sizes)

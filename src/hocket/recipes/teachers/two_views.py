@@ -34,8 +34,9 @@ def two_view_samples(samples: Samples, settings: TwoViewSettings) -> TwoViewSamp
     """
     whole = samples.samples if isinstance(samples, FirstSamples) else samples
     assert isinstance(whole, Cifar | Stl10 | ImageFolder), "the recipe is valid"
+    side = whole.side if isinstance(whole, ImageFolder) else whole.variation.side
     views = TwoViews(
-        whole.side,
+        side,
         least_area=settings.least_area,
         mean=whole.colours.mean,
         std=whole.colours.std,

@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, nan
 
 from hocket.core.costs import Costs
-from hocket.core.op import Kind
+from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Table
 from hocket.recipes.training.records import EpochRecord
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
-
-_BACKWARDS = (Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 @dataclass(slots=True)
@@ -126,7 +124,7 @@ class _Step:
         is_reduced = program.num_replicas > 1
         return cls(
             seconds(Kind.FORWARD),
-            seconds(*_BACKWARDS),
+            seconds(*WHOLE_OR_SPLIT_BACKWARD),
             seconds(Kind.REDUCE),
             len(reduced) * is_reduced // program.num_steps,
             sum(reduced) * is_reduced // program.num_steps,

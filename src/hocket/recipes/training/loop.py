@@ -23,8 +23,8 @@ from hocket.recipes.training.records import (
 from hocket.recipes.training.saving import Totals
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
+from hocket.run.callbacks.early_stop import EarlyStop
 from hocket.run.data.metrics import EvaluationResult
-from hocket.run.early_stop import EarlyStop
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline

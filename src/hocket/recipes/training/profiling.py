@@ -25,8 +25,8 @@ def main(run_dir: str, is_again: bool) -> dict[str, Any]:
         is_again: measure even if there is a saved profile, and replace it.
 
     Returns:
-        As JSON: the profile, its path, whether it was there before, the number of each
-        stage's first layer, and the predicted step.
+        As JSON: the profile, its path if it is kept, whether it was there before, the
+        number of each stage's first layer, and the predicted step.
     """
     recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
     task = make_task(recipe)
@@ -38,15 +38,16 @@ def main(run_dir: str, is_again: bool) -> dict[str, Any]:
         task, layout, Path(run_dir), profile_dir=profile_dir
     ) as pipeline:
         plan = pipeline.plan
-        path = path_of(folder, plan.profile.conditions)
-        if is_again and pipeline.is_main:
+        conditions = plan.profile.conditions
+        path = path_of(folder, conditions) if conditions["code"] else None
+        if is_again and pipeline.is_main and path is not None:
             plan.profile.save(path)
         predicted = plan.predicted
         return {
             "recipe": recipe.run.name,
             "profile": plan.profile.to_json(),
-            "path": str(path),
-            "was_kept": path.name in kept and not is_again,
+            "path": path and str(path),
+            "was_kept": path is not None and path.name in kept and not is_again,
             "stages": [0, *plan.boundaries],
             "step_s": predicted.step_s,
             "bubble_fraction": predicted.bubble_fraction,

@@ -19,7 +19,7 @@ from hocket.run.data.batch import call_arguments, on_device
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.sharing.running.job import Job, JobContext
 
-_HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_HALF_PRECISIONS: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def recipe_job(recipe: Recipe, job: Job) -> Job:
@@ -57,18 +57,25 @@ def train_recipe(text: str, context: JobContext) -> tuple[Any, Iterator[Any]]:
 
 def _refuse(recipe: Recipe) -> None:
     training = recipe.training
+    freezes = recipe.freeze is not None and recipe.freeze.policy != "none"
     asked = {
-        "training.ema_decay": training.ema_decay is not None,
-        "training.stop_patience": training.stop_patience is not None,
-        "[teacher]": recipe.teacher is not None,
-        "[checkpoint]": bool(
-            recipe.checkpoint.every_steps or recipe.checkpoint.every_epochs
-        ),
+        "training.ema_decay=": training.ema_decay is not None,
+        "training.stop_patience=": training.stop_patience is not None,
+        "checkpoint.every_steps=": recipe.checkpoint.every_steps is not None,
+        "checkpoint.every_epochs=": recipe.checkpoint.every_epochs is not None,
+        "freeze.policy=none": freezes,
     }
-    if found := [name for name, is_asked in asked.items() if is_asked]:
+    found = [f"--set {setting}" for setting, is_asked in asked.items() if is_asked]
+    if found:
         raise RecipeError(
-            f"hocket share trains recipes without {', '.join(found)}; leave it out "
-            "with --set, or write the loop as a hocket.Job"
+            "hocket share trains recipes by a plain loop, which saves no checkpoints, "
+            f"averages no weights and freezes no layers: give {' '.join(found)}, or "
+            "write the loop as a hocket.Job"
+        )
+    if recipe.teacher is not None:
+        raise RecipeError(
+            "hocket share trains recipes without a [teacher]; write the loop as a "
+            "hocket.Job"
         )
 
 
@@ -87,7 +94,10 @@ class _Loop:
         self.model, self.loss, self.context = model, loss, context
         self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
         self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
-        kind, half = context.device.type, _HALVES.get(recipe.training.precision)
+        kind, half = (
+            context.device.type,
+            _HALF_PRECISIONS.get(recipe.training.precision),
+        )
         # torch's cache of casts is one for all threads, and any of them empties it.
         self.autocast = partial(
             torch.autocast,

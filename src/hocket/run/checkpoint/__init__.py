@@ -17,18 +17,19 @@
 
 The way of a save:
 
-    collect.py      what this worker holds and must write: names and live tensors
-    snapshot.py     copied to the host, if it is written in the background
-    commit.py       written, synced, confirmed by all workers, renamed, pointed to
-    retention.py    older ones removed
+    collect.py        what this worker holds and must write: names and live tensors
+    snapshot.py       copied to the host, if it is written in the background
+    commit.py         written, synced, confirmed by all workers, renamed, pointed to
+    format/retention.py  older ones removed
 
 and of a load, on all workers together (`load.py`):
 
-    folder.py       which one
-    opened.py       manifest and parts, checked against their hashes
-    match.py        is it of this model? which tensors does this worker need?
-    read.py         their bytes, checked against their hashes, before anything changes
-    restore.py      put in place
+    format/folder.py  which one
+    format/opened.py  manifest and parts, checked against their hashes
+    match.py          is it of this model? which tensors does this worker need?
+    format/read.py    their bytes, checked against their hashes, before anything changes
+    restore.py        put in place
 
 Nothing in a checkpoint is code, and reading one runs none.
+Imports `run.engine` and what is before it. Begin with `manager.py`.
 """

@@ -319,8 +319,7 @@ def _spare(
         run: the saved run's record.
         used: the locations that delayed stages take.
     """
-    tensors = outline.state.tensors.items()
-    trained = {names[name] for name, x in tensors if x.requires_grad}
+    trained = {names[name] for name in outline.state.trained}
     taken: set[str] = set()
     if not run.weights_only:
         for part in opened.parts:

@@ -50,7 +50,7 @@ def num_wanted(plan: Plan, outline: Outline, step: int) -> dict[str, int]:
     """
     state = outline.state
     parameters = set(filter(state.is_parameter, state.tensors))
-    trained = {name for name in parameters if state.tensors[name].requires_grad}
+    trained = parameters & state.trained.keys()
     stages = plan.schedule.program.stages
     wanted: dict[str, int] = {}
     for stage, names in zip(stages, plan.state_names, strict=True):

@@ -200,11 +200,6 @@ class GroupMaker:
         self._made: dict[tuple[int, ...], list[WorkerGroup | None]] = {}
         self._num_given: Counter[tuple[int, ...]] = Counter()
 
-    @property
-    def num_made(self) -> int:
-        """The groups of all workers that were made."""
-        return sum(map(len, self._made.values()))
-
     def again(self) -> None:
         """From now on, hand out the groups that there are, before making others.
 

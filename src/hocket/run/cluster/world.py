@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,8 +38,15 @@ from hocket.run.cluster.host import (
 )
 from hocket.run.cluster.rendezvous import Rendezvous, join_rendezvous
 from hocket.run.cluster.store.deadline_store import DeadlineStore
+from hocket.run.cluster.store.job_store import (
+    JOIN_TIMEOUT_S,
+    job_prefix,
+    shared_store,
+    store_address,
+    with_deadline,
+)
 from hocket.run.cluster.store.store_exchange import StoreExchange
-from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
+from hocket.run.diagnostics.job_folder import Json
 
 
 class Backend(Enum):
@@ -48,9 +54,6 @@ class Backend(Enum):
 
     GLOO = "gloo"
     NCCL = "nccl"
-
-
-JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +165,12 @@ def join_world(
     local_rank = env.LOCAL_RANK.integer()
     own_device, carrier = _device_and_backend(device, backend, local_rank)
     _set_up_memory(own_device)
-    shared = _shared_store(rank, world_size)
+    shared = shared_store(rank, world_size)
     rendezvous = _rendezvous(shared, rank, world_size)
-    own = dist.PrefixStore(f"{_job_prefix()}/{rendezvous.name}", shared)
-    store = _with_deadline(own)
+    own = dist.PrefixStore(f"{job_prefix()}/{rendezvous.name}", shared)
+    store = with_deadline(own)
     # With torchrun's launchers, the first of them may host the store.
-    holds_store = bool(_store_address()) and env.AGENT_STORE.text() != "True"
+    holds_store = bool(store_address()) and env.AGENT_STORE.text() != "True"
     exchange = StoreExchange(store, rank, world_size, timeout_s, holds_store)
     hosts, address = _hosts_and_address(exchange)
     if world_size > 1:
@@ -308,50 +311,13 @@ def choose_backend(
     return Backend(backend)
 
 
-def _shared_store(rank: int, world_size: int) -> dist.Store:
-    """Return the store in which the workers rendezvous, over all attempts."""
-    if env.JOB_DIR.is_set:
-        job = Path(env.JOB_DIR.text())
-        path = store_path(attempt_dir(job, env.ATTEMPT.integer()))
-        return dist.FileStore(str(path), -1)
-    if world_size == 1 and not env.MASTER_ADDR.is_set:
-        return dist.HashStore()
-    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
-    try:
-        store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
-    except dist.DistError as error:
-        raise WaitError(
-            f"rank {rank} cannot reach the store at {_store_address()} (MASTER_ADDR, "
-            f"MASTER_PORT): {error}. `hocket doctor` on this host and on that one says "
-            "what is wrong with names, ports and the way between them"
-        ) from error
-    return store
-
-
-def _store_address() -> str:
-    """Return the store's address; empty if it is on no network."""
-    if env.JOB_DIR.is_set or not env.MASTER_ADDR.is_set:
-        return ""
-    return f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
-
-
-def _job_prefix() -> str:
-    return f"hocket/{env.RUN_ID.text()}"
-
-
-def _with_deadline(store: dist.Store) -> dist.Store:
-    """Add a deadline for answers to a store that is reached over a network."""
-    address = _store_address()
-    return DeadlineStore(store, address) if address else store
-
-
 def _rendezvous(shared: dist.Store, rank: int, world_size: int) -> Rendezvous:
     """Find the workers of this attempt, and return its store and number."""
     restarts = env.ATTEMPT.integer()
-    if not _store_address():  # the store is new for each attempt, not for each pipeline
-        times = shared.add(f"{_job_prefix()}/{restarts}/joined/{rank}", 1)
+    if not store_address():  # the store is new for each attempt, not for each pipeline
+        times = shared.add(f"{job_prefix()}/{restarts}/joined/{rank}", 1)
         return Rendezvous(f"{restarts}/{times}", restarts)
-    store = _with_deadline(dist.PrefixStore(f"{_job_prefix()}/meeting", shared))
+    store = with_deadline(dist.PrefixStore(f"{job_prefix()}/rendezvous", shared))
     return join_rendezvous(store, rank, world_size, restarts, JOIN_TIMEOUT_S)
 
 
@@ -363,7 +329,7 @@ def _hosts_and_address(exchange: StoreExchange) -> tuple[tuple[str, ...], str]:
         timeout_s=max(JOIN_TIMEOUT_S, exchange.timeout_s),
     )
     master = env.MASTER_ADDR.text()
-    towards_store = address_towards(master) if _store_address() else ""
+    towards_store = address_towards(master) if store_address() else ""
     gathered = joining.gather("hosts", [identity(), towards_store])
     hosts = tuple(str(host) for host, _ in gathered)
     others = [str(at) for host, at in gathered if host != hosts[exchange.rank]]

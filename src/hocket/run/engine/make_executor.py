@@ -17,7 +17,7 @@ from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Wiring
-from hocket.run.engine.make_runner import make_runner
+from hocket.run.engine.make_runners import make_runners
 from hocket.run.engine.programs.add_batch_losses import add_batch_losses
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
@@ -92,20 +92,9 @@ def make_executor(
                 for number, module in zip(numbers, net.modules, strict=True)
             }
             refuse_joint_steps(net.settings, parts)
-    runners = {
-        stage: make_runner(
-            stage,
-            modules[stage],
-            by_net[program.stages[stage].net],
-            program,
-            settings,
-            context,
-            wiring,
-            seed=seed,
-            recomputes=stage in recomputes,
-        )
-        for stage in program.stages_on[layout.device]
-    }
+    runners = make_runners(
+        program, nets, settings, context, wiring, seed=seed, recomputes=recomputes
+    )
     replicas = context.with_replicas()
     groups_of = ReductionGroups(schedule, context, replicas)
     shared = _shared(nets, schedule)

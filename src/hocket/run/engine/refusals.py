@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import nn
 
 from hocket.core.gates import describe, early_updates, flushes, gates_of
-from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_HALF_BACKWARD, Kind, Op
+from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
 from hocket.run.weights.settings import TrainingConfig
@@ -128,7 +128,7 @@ def _in_order(op: Op, owner: int) -> Iterator[tuple[Op, Op]]:
     """Yield ops that must come one before the other, of a shared weight's holders."""
     if op.kind is Kind.FORWARD and op.step:
         yield Op(Kind.UPDATE, owner, None, op.step - 1), op
-    elif op.kind in WHOLE_OR_HALF_BACKWARD:
+    elif op.kind in WHOLE_OR_SPLIT_BACKWARD:
         for kind in STEP_ENDS:
             yield op, Op(kind, owner, None, op.step)
 

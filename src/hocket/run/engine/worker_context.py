@@ -57,16 +57,13 @@ class WorkerContext:
         """The workers of this one's device in all replicas; every worker must call."""
         return replica_group(self.layout, self.groups)
 
-    def with_everyone(self, what: str = "norms") -> AllSum | None:
-        """Add up over all workers of all replicas; every worker must call this.
-
-        Args:
-            what: is added up; another word each time.
+    def with_everyone(self) -> AllSum | None:
+        """Add up norms over all workers of all replicas; every worker must call this.
 
         Returns:
             The sum; None where this worker is alone.
         """
-        return self.with_devices(range(self.layout.num_devices), what)
+        return self.with_devices(range(self.layout.num_devices), "norms")
 
     def with_devices(self, devices: Sequence[int], what: str) -> AllSum | None:
         """Add up over some devices, of all replicas; every worker must call this.

@@ -5,5 +5,5 @@
     play/         plays an order in the lanes of a device, and frees what it made
 
 Weight gradients, which no other gradient waits for, run beside the critical path.
-Begin with `compile_step.py`.
+Imports `engine` and what is before it. Begin with `compile_step.py`.
 """

@@ -375,7 +375,9 @@ class StageRunner:
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss.function is None:
             return self._saved_outputs(leaves, out)
-        outputs = out, *rebuilt(inputs[self._num_own :], self._others, microbatch)
+        outputs: tuple[Any, ...] = (out,)
+        if self._others:
+            outputs += (*rebuilt(inputs[self._num_own :], self._others, microbatch),)
         total = self.loss.total(outputs, microbatch, now, counts=bool(weight))
         if self._has_backward and not total.requires_grad:
             raise ModelError(

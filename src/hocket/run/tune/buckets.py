@@ -19,7 +19,6 @@ from typing import Any, Final
 from hocket.core.costs import Costs, Link, with_recompute
 from hocket.core.schedule import Schedule
 from hocket.errors import FitError, ShapeError
-from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import boundaries_from_names
 from hocket.planner.replicas.buckets import (
@@ -30,7 +29,6 @@ from hocket.planner.replicas.buckets import (
 )
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
-from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
@@ -41,7 +39,6 @@ from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.profile_workers import update_s_per_byte
 from hocket.run.tune.trial_runs import measure_ring
-from hocket.run.weights.settings import Parameters
 
 _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 NUM_LAYERS: Final = 12  # into which a model is divided at least
@@ -141,15 +138,12 @@ def _searches(
 ) -> list[BucketSearch]:
     """Measure, and return what to try in turn. Every worker must call this."""
     world, captured = context.world, known.captured
-    trained = {n: x for n, x in captured.state.tensors.items() if x.requires_grad}
-    make = config.make_optimizer
-    states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
-    own_rate = update_s_per_byte(captured, make, states, world.device)
+    states = config.state_bytes(captured.state.trained)
+    own_rate = update_s_per_byte(captured, config.make_optimizer, states, world.device)
     rate = median(world.gather_json(own_rate, "update"))
     num_samples = config.microbatches()[0].num_samples
     profiles = {num_samples: known.profile}
     work = measured_work(captured, profiles, states, update_s_per_byte=rate)
-    most = config.memory_bytes
     cut = config.cut
     layers = work.layers(num_samples)
     stages_of = partial(stage_costs, layers, update_s_per_byte=rate)
@@ -161,7 +155,7 @@ def _searches(
             costs,
             context.layout.num_replicas,
             config.num_microbatches,
-            memory_bytes(world) if most is None else most,
+            config.memory_of(world),
             given=None if cut is None else tuple(boundaries_from_names(captured, cut)),
         )
         for recomputes in _RECOMPUTE[config.recompute]

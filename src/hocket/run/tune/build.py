@@ -25,7 +25,6 @@ from hocket.run.data.batch import (
     count_samples,
     split_batch,
 )
-from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Wiring, wire, wire_one_net
@@ -108,7 +107,7 @@ def build_plan(
             "compile": str(config.compile),
         }
         folder = None if found.teachers else config.profile_dir
-        costs = kept_costs(folder, found.known.profile, depends_on, world, in_place)
+        costs = kept_costs(folder, found.known, depends_on, world, in_place)
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
     plan = Plan(
@@ -211,7 +210,5 @@ def _nets(
 def _recomputing(
     costs: Costs, order: Schedule, config: PipelineConfig, world: World
 ) -> Costs:
-    most = config.memory_bytes
-    if config.recompute == "auto" and most is None:
-        most = memory_bytes(world)
+    most = config.memory_of(world) if config.recompute == "auto" else None
     return recomputing(config.recompute, order, costs, most)

@@ -15,7 +15,6 @@ from typing import Final
 
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
-from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.profile.work import measured_work
 from hocket.planner.candidate import REVERSE_FIRST_K, Outcome
 from hocket.planner.cluster import Cluster
@@ -24,14 +23,12 @@ from hocket.planner.ranking.ranking import Ranking
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.device.memory import memory_bytes
 from hocket.run.tune.buckets import NUM_LAYERS
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
 from hocket.run.weights.correction.cost import correction_cost
-from hocket.run.weights.settings import Parameters
 from hocket.schedules import SCHEDULES
 
 _ACTIVITY: Final = "choosing the order"
@@ -60,8 +57,7 @@ def choose_order(
     """
     num_layers = NUM_LAYERS if may_reverse(config, layout) else 0
     known = profile_model(config, world, num_layers)
-    most = config.memory_bytes
-    most = memory_bytes(world) if most is None else most
+    most = config.memory_of(world)
 
     def decide() -> tuple[str, int]:
         cluster = usual_cluster(world, most)
@@ -83,15 +79,12 @@ def _best(
         FitError: no order fits the memory.
         PlanError: no order takes the numbers.
     """
-    tensors = known.captured.state.tensors.items()
-    trained = {name: x for name, x in tensors if x.requires_grad}
-    make = config.make_optimizer
-    states = optimizer_bytes(trained, lambda named: make(Parameters(named)))
+    trained = known.captured.state.trained
     num_samples = config.microbatches()[0].num_samples
     work = measured_work(
         known.captured,
         {num_samples: known.profile},
-        states,
+        config.state_bytes(trained),
         update_s_per_byte=0.0,  # the same whatever the order
         correction=correction_cost(config, trained),
     )

@@ -25,6 +25,7 @@ from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
+from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.startup import StartupHook, StartupProgress
 from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.fill.settings import Fill, fill_faults
@@ -188,6 +189,13 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     def training(self) -> TrainingConfig:
         """How parameters are updated; holds no reference to the model."""
         return TrainingConfig(**values_of(TrainingConfig, self))
+
+    def memory_of(self, world: World) -> int:
+        """Return the bytes for tensors on each device: as asked, or as there are.
+
+        Every worker must call this, and gets the same number.
+        """
+        return self.memory_bytes or memory_bytes(world)
 
     def refuse_meta(self) -> None:
         """Refuse a model without weights; to plan for one is all right.

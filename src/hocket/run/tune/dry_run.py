@@ -38,6 +38,7 @@ from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.measure import restored_model
+from hocket.model.profile.precision import is_precise
 from hocket.passes.steps_as_one import steps_as_one
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
@@ -47,7 +48,7 @@ from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Wiring
-from hocket.run.engine.make_runner import make_runner
+from hocket.run.engine.make_runners import make_runners
 from hocket.run.engine.programs.net_setup import NetSetup, modules_of
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_context import WorkerContext
@@ -98,7 +99,18 @@ def dry_run(
     with ExitStack() as stack:
         for model in captured:
             stack.enter_context(restored_model(model, world.device, buffers))
-        runners = _runners(costs, order, nets, wiring, settings, context)
+        runners = make_runners(
+            order.program,
+            nets,
+            settings,
+            context,
+            wiring,
+            seed=0,
+            recomputes=[i for i, x in enumerate(costs.stages) if x.recomputes],
+            checks_loss=False,  # the first step does, and all workers hear of it
+        )
+        for runner in runners.values():
+            runner.train(mode=runner.training)
         watch = MemoryWatch(schedule, costs, world, device)
         player = Player(
             plan_to_play(order),
@@ -127,11 +139,16 @@ def _played(
     context: WorkerContext,
     least: int,
 ) -> list[Timeline]:
-    """Return the timelines of some rounds, the first to warm up, on every worker."""
+    """Return the timelines of some rounds, the first to warm up, on every worker.
+
+    They end when they have taken long enough, or differ little.
+    """
     batches = {_STEP: batch}
     rounds: list[Timeline] = []
     spent_s = 0.0
-    while len(rounds) <= least or spent_s < _ENOUGH_S:
+    while len(rounds) <= least or (
+        spent_s < _ENOUGH_S and not is_precise([[x.makespan_s for x in rounds[1:]]])
+    ):
         context.world.barrier("dry run")
         player.begin(batch)
         record = player.play(Portion.STEP, _STEP, batches)
@@ -157,36 +174,6 @@ def _batch(
         step = StepHeader(_STEP, 0, sum(sizes), sizes)
         found[net.name] = StepBatch(step, tuple(whole))
     return found
-
-
-def _runners(
-    costs: Costs,
-    schedule: Schedule,
-    nets: Sequence[NetSetup],
-    wiring: Wiring,
-    settings: TrainingConfig,
-    context: WorkerContext,
-) -> dict[int, StageRunner]:
-    program = schedule.program
-    modules, by_net = modules_of(program, nets), {net.name: net for net in nets}
-    runners = {
-        stage: make_runner(
-            stage,
-            modules[stage],
-            by_net[program.stages[stage].net],
-            program,
-            settings,
-            context,
-            wiring,
-            seed=0,
-            recomputes=costs.stages[stage].recomputes,
-            checks_loss=False,  # the first step does, and all workers hear of it
-        )
-        for stage in program.stages_on[context.layout.device]
-    }
-    for runner in runners.values():
-        runner.train(mode=runner.training)
-    return runners
 
 
 def _without_ends(schedule: Schedule) -> Schedule:

@@ -13,27 +13,26 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
-from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError, ScheduleError, ShapeError
 from hocket.passes.add_whole_batch_loss import add_whole_batch_loss
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.playable_order import playable_order
+from hocket.run.tune.config import PipelineConfig
 from hocket.schedules import SCHEDULES, make_schedule, options_of
 
-RUNS = frozenset(
-    {
-        Kind.FORWARD,
-        Kind.BACKWARD,
-        Kind.BACKWARD_INPUT,
-        Kind.BACKWARD_WEIGHT,
-        Kind.REDUCE,
-        Kind.UPDATE,
-        Kind.LOSS,
-        Kind.GATHER,
-    }
-)
+
+def configured_order(config: PipelineConfig, layout: Layout) -> Schedule:
+    """Make the order that a configuration asks for, for any costs; see `make_order`."""
+    return make_order(
+        config.schedule,
+        layout,
+        config.num_microbatches,
+        config.stages_per_device,
+        clips=config.clip_norm is not None,
+        whole_batch=config.whole_batch,
+    )
 
 
 def make_order(
@@ -158,10 +157,6 @@ def _faults(order: Schedule, *, whole_batch: bool) -> Iterator[str]:
             f"nets {names}: a pipeline trains one net; "
             "hocket.run.engine.program_run.ProgramRun runs several"
         )
-    kinds = {op.kind for lane in order.lanes for op in lane.ops} - RUNS
-    if kinds:
-        letters = ", ".join(sorted(kind.value for kind in kinds))
-        yield f"ops {letters}: the pipeline runs F, B, I, W, R, U, L and G"
     if order.program.loss_stages and not whole_batch:
         yield "op L needs a loss over the whole batch: loss=hocket.WholeBatch(loss)"
 

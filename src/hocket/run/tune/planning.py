@@ -14,8 +14,7 @@ from hocket import cuda
 from hocket.core.hardware import Hardware, load_catalogue
 from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
-from hocket.model.capture.captured import Captured, enough_layers
-from hocket.model.profile.optimizer_bytes import optimizer_bytes
+from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
 from hocket.options import CorrectionName, PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
@@ -30,7 +29,7 @@ from hocket.run.tune.config import model_fault
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.correction.cost import correction_cost
-from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingConfig
+from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.signatures import takes_fields_of
 
 
@@ -111,10 +110,8 @@ def plan(config: _Arguments) -> Ranking:
     args, kwargs = call_arguments(config.batch[0])
     num_samples = count_samples(config.batch)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
-    trained = _trained(captured)
-    states = optimizer_bytes(
-        trained, lambda named: settings.make_optimizer(Parameters(named))
-    )
+    trained = captured.state.trained
+    states = settings.state_bytes(trained)
     size = num_samples if config.batch_size is None else config.batch_size
     corrected = correction_cost(settings, trained)
     loss, targets = config.loss, config.batch[1]
@@ -223,10 +220,6 @@ def _check_world(config: _Arguments) -> None:
             f"{config.num_devices} devices: ask for num_devices={world.world_size}, or "
             "leave world away"
         )
-
-
-def _trained(captured: Captured) -> dict[str, Tensor]:
-    return {name: x for name, x in captured.state.tensors.items() if x.requires_grad}
 
 
 def _finish(

@@ -28,7 +28,6 @@ from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
-from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import bucketed_order
 from hocket.run.tune.config import PipelineConfig
@@ -120,8 +119,7 @@ def _for_costs(
     # Whatever its costs, it has these stages.
     first = make_order(name, *shape, whole_batch=config.whole_batch)
     found = cut_and_measure(config, first.program, context, known)
-    most = config.memory_bytes
-    most = memory_bytes(world) if most is None else most
+    most = config.memory_of(world)
 
     def decide() -> str:
         return str(order_for_costs(config, context.layout, first, found, most))

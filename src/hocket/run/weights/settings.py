@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.errors import ConfigError
+from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.options import StaleOptions, UpdateOptions, faults_of
 from hocket.run.stage.precision import Precision
 from hocket.signatures import function_fault
@@ -120,6 +121,12 @@ class TrainingConfig(UpdateOptions, StaleOptions):
                 "optimizer whose step() needs no closure"
             )
         return optimizer
+
+    def state_bytes(self, parameters: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the bytes of the optimizer's state for each of some parameters."""
+        return optimizer_bytes(
+            parameters, lambda named: self.make_optimizer(Parameters(named))
+        )
 
     def make_scheduler(
         self, optimizer: torch.optim.Optimizer

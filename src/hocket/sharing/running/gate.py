@@ -11,7 +11,7 @@ from typing import Final
 
 from hocket.sharing.board import Board, JobRecord
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.policy import RUNNING, WAITING, Mode, Point
+from hocket.sharing.policy import ADMITTING, RUNNING, WAITING, Mode, Point
 from hocket.sharing.running.gates import Gates, StoppedError
 
 LOOK_S: Final = 1.0  # how often hung jobs are looked for
@@ -32,6 +32,7 @@ class JobGates(Gates):
             without the lock: what takes long delays no job.
 
     Attributes:
+        lock: guards the board.
         ended: the records of jobs that have left, by name.
         hung: the names of jobs that were abandoned.
         stop_error: the error that ends all jobs.
@@ -43,99 +44,108 @@ class JobGates(Gates):
     on_abandon: Callable[[str], None] = lambda name: None
     keeps_memory: bool = True
     on_finish: Callable[[], Callable[[], None] | None] = lambda: None
-    condition: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.RLock = field(default_factory=threading.RLock)
     ended: dict[str, JobRecord] = field(default_factory=dict)
     hung: set[str] = field(default_factory=set)
     stop_error: BaseException | None = None
     all_made: threading.Event = field(default_factory=threading.Event)
     _later: Callable[[], None] | None = None
     _look_s: float = inf  # when those that wait look again
+    # To wake a thread takes the interpreter from the one that trains: so each job waits
+    # for its own condition, and the thread that waits for the end for another one.
+    _doors: dict[str, threading.Condition] = field(default_factory=dict)
+    _end: threading.Condition = field(init=False)
+
+    def __post_init__(self) -> None:
+        """All conditions have one lock."""
+        self._end = threading.Condition(self.lock)
 
     def join(
         self, name: str, weight: float, max_slowdown: float, timeout_s: float
     ) -> None:
         """Add a job."""
-        with self.condition:
+        with self.lock:
             self.timeouts_s[name] = timeout_s
+            self._doors[name] = threading.Condition(self.lock)
             self.board.join(
                 name, perf_counter(), weight=weight, max_slowdown=max_slowdown
             )
 
     def begin(self) -> None:
         """Let the time begin in which jobs may hang: all are made."""
-        with self.condition:
+        with self.lock:
             for record in self.board.records.values():
                 record.state.come_to(Point.AWAY, perf_counter())
 
     def wait_for_others(self, name: str) -> None:
         """See `Gates`."""
         self.all_made.wait()
-        with self.condition:
+        with self.lock:
             self._check(name)
 
     def leave(self, name: str) -> None:
         """See `Gates`."""
-        with self.condition:
+        with self.lock:
             if name not in self.board.records:
                 return
             self.ended[name] = self.board.records[name]
             self.board.leave(name, perf_counter())
             self._open()
-            self.condition.notify_all()
+            self.wake_all()
 
     def pass_through(self, name: str, point: Point) -> None:
         """See `Gates`."""
-        with self.condition:
+        with self.lock:
             self._check(name)
+            state, door = self.board.records[name].state, self._doors[name]
             self.board.wait(name, point, perf_counter())
-            while True:
-                look_s = self._open()
+            look_s = self._open()
+            while state.point not in RUNNING:
+                door.wait(min(max(look_s - perf_counter(), 0.0), LOOK_S))
                 self._check(name)
-                if self.board.records[name].state.point in RUNNING:
-                    return
-                self.condition.wait(min(max(look_s - perf_counter(), 0.0), LOOK_S))
-                self.abandon_hung()
-                self._check(name)
+                if state.point not in RUNNING:
+                    self.abandon_hung()
+                    look_s = self._open()
 
     def begin_backward(self, name: str) -> None:
         """See `Gates`."""
-        with self.condition:
+        with self.lock:
             self._check(name)
             self.board.begin_backward(name, perf_counter())
-            self._open()
+            if self.mode is not Mode.TURNS:  # its memory shrinks from now on
+                self._open()
 
     def pause(self, name: str) -> None:
         """See `Gates`."""
-        with self.condition:
+        with self.lock:
             self._check(name)
             self.board.wait(name, Point.AWAY, perf_counter())
             self._open()
 
     def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> None:
         """See `Gates`."""
-        with self.condition:
+        with self.lock:
             self._check(name)
             self.board.finish(name, perf_counter())
             if not is_watched:
                 self.board.retime(name)
             self._later = self.on_finish() or self._later
             if self._later is not None:
-                self.condition.notify_all()
+                self._end.notify()
             if not goes_on:
                 self._open()
 
     def must_watch(self, name: str) -> bool:
         """See `Gates`: where the forecast did not hold, or is old."""
-        with self.condition:
-            self._check(name)
-            record = self.board.records[name]
-            is_old = len(record.iterations) - record.num_seen >= _WATCH_EVERY
-            admits = self.mode in {Mode.LAG, Mode.BUDGET}
-            return not record.memory_held or (is_old and admits)
+        record = self.board.records.get(name)
+        if record is None or self.mode not in ADMITTING:
+            return record is not None and not record.memory_held
+        is_old = len(record.iterations) - record.num_seen >= _WATCH_EVERY
+        return is_old or not record.memory_held
 
     def observe(self, name: str, seen: Forecast, left_bytes: float) -> float:
         """See `Gates`."""
-        with self.condition:
+        with self.lock:
             self._check(name)
             state = self.board.records[name].state
             static = left_bytes if state.forecast is None else state.static_bytes
@@ -144,18 +154,23 @@ class JobGates(Gates):
 
     def stop(self, error: BaseException) -> None:
         """End all jobs at their next gate."""
-        with self.condition:
+        with self.lock:
             self.stop_error = self.stop_error or error
             self.all_made.set()
-            self.condition.notify_all()
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Let all that wait look again; call it with the lock held."""
+        for condition in (self._end, *self._doors.values()):
+            condition.notify()
 
     def wait_for_end(self) -> None:
         """Wait until all jobs have left, or hang."""
         while True:
-            with self.condition:
+            with self.lock:
                 if not self.board.records:
                     return
-                self.condition.wait(LOOK_S)
+                self._end.wait(LOOK_S)
                 self.abandon_hung()
                 later, self._later = self._later, None
             if later is not None:
@@ -166,14 +181,10 @@ class JobGates(Gates):
             raise StoppedError
 
     def _open(self) -> float:
-        """Open gates; return when to look again.
-
-        Those that wait are woken only for that: to wake a thread takes the interpreter
-        from the one that trains.
-        """
+        """Open gates; return when to look again."""
         opened, look_s = self.board.open_gates(perf_counter())
-        if opened or look_s < self._look_s:
-            self.condition.notify_all()
+        for name in self._doors if look_s < self._look_s else opened:
+            self._doors[name].notify()
         self._look_s = look_s
         return look_s
 
@@ -195,7 +206,7 @@ class JobGates(Gates):
                 self.board.leave(name, now_s, keeps_memory=self.keeps_memory)
                 self.on_abandon(name)
                 self._open()
-                self.condition.notify_all()
+                self.wake_all()
 
     @property
     def mode(self) -> Mode:

@@ -49,9 +49,11 @@ class Job:
         make: makes the model and all else, given a `JobContext`; returns `step(batch)`,
             which trains one iteration and may return its loss, and the batches. Within
             `step`, `with job.forward():` and `with job.backward():` mark where it is.
-        weight: its share of the device's time, relative to the other jobs'.
+        weight: its share of the device's time, relative to the other jobs'; in modes
+            `turns`, `budget` and `auto`.
         memory_bytes: the most that this job may hold; None for no limit of its own.
-        max_slowdown: how much longer its iterations may take than alone.
+        max_slowdown: how much longer its iterations may take than alone, without the
+            time in which it loads data; in all modes but `tick-tock` and `free`.
         seed: what torch's default generators are seeded with before `make`; each job
             draws its own numbers, as if it were alone.
         draws: whether it draws random numbers from torch's default generators; None if
@@ -75,20 +77,21 @@ class Job:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if not self.weight > 0:
+        if not 0 < self.weight < inf:
             raise ConfigError(
-                f"job {self.name!r}: weight={self.weight} gives it no time at all; "
-                "weights are shares of the device's time, and above 0"
+                f"job {self.name!r}: weight={self.weight} gives it or the others no "
+                "time at all; weights are shares of the device's time: finite numbers "
+                "above 0"
             )
-        if self.max_slowdown < 1:
+        if not self.max_slowdown >= 1:
             raise ConfigError(
                 f"job {self.name!r}: max_slowdown={self.max_slowdown} would be faster "
                 "than alone; give at least 1"
             )
-        if not self.timeout_s > 0:
-            raise ConfigError(
-                f"job {self.name!r}: timeout_s={self.timeout_s} is not > 0"
-            )
+        for name in ("timeout_s", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"job {self.name!r}: {name}={value} is not above 0")
 
 
 def check_jobs(jobs: list[Job]) -> None:

@@ -1,25 +1,40 @@
-"""Counts what one job's thread allocates, as the allocator does, over an iteration.
+"""Counts what one job's thread allocates over an iteration, with the time of each.
 
-torch's profiler records each block that a thread allocates or frees, with its time. It
-knows the sizes only of blocks that were allocated while it ran: a log begins one whole
-iteration before the one that is read.
+torch's profiler records each block that the allocator gives to a thread or takes back.
+It knows the sizes only of blocks that were allocated while it ran: a log begins one
+whole iteration before the one that is read.
+
+CUDA's own allocator (cudaMallocAsync) tells the profiler nothing. There each operator's
+new storages are counted, until they are freed: all but the operators' workspaces.
 """
 
 from __future__ import annotations
 
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from time import perf_counter
+from typing import Any, Final, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.profiler import record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hocket import cuda
 from hocket.model.profile.allocations import profiler_config
+from hocket.model.trace.observe import storage_of
 from hocket.sharing.forecast import Forecast
 
 _BEGIN: Final = "hocket: an iteration begins"
 _BACKWARD: Final = "hocket: a backward begins"
 _END: Final = "hocket: an iteration ends"
+_BLOCK: Final = 512  # bytes; an allocator of a GPU gives multiples of it
+Event: TypeAlias = tuple[float, str | int]  # seconds; a mark, or a change of the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,76 +52,155 @@ class Watched:
     peak_bytes: int
 
 
-class MemoryLog:
-    """A log of the calling thread's allocations on a device.
+class MemoryLog(ABC):
+    """A log of the calling thread's allocations on a device."""
+
+    def begin(self) -> None:
+        """Mark the begin of an iteration."""
+        self._mark(_BEGIN)
+
+    def backward(self) -> None:
+        """Mark the begin of its backward."""
+        self._mark(_BACKWARD)
+
+    def end(self) -> None:
+        """Mark the end of the iteration."""
+        self._mark(_END)
+
+    def close(self) -> Watched:
+        """End the log; at least one whole iteration was marked."""
+        return _watched(self._stop())
+
+    def discard(self) -> None:
+        """End the log, and read nothing."""
+        self._stop()
+
+    @abstractmethod
+    def _mark(self, name: str) -> None:
+        """Mark a moment."""
+
+    @abstractmethod
+    def _stop(self) -> Iterable[Event]:
+        """End the log; return what it has seen, in order."""
+
+
+def open_log(device: torch.device) -> MemoryLog:
+    """Begin a log of the calling thread's allocations on a device."""
+    is_cuda = device.type == "cuda"
+    if is_cuda and cuda.allocator_backend() != cuda.NATIVE_ALLOCATOR:
+        return StorageLog(device)
+    return _ProfilerLog(is_cuda=is_cuda)
+
+
+class _ProfilerLog(MemoryLog):
+    """Asks torch's profiler."""
+
+    def __init__(self, *, is_cuda: bool) -> None:
+        self._is_cuda = is_cuda
+        # The other profiler writes a line to stderr whenever it starts or stops.
+        _enable_profiler_legacy(profiler_config())
+
+    def _mark(self, name: str) -> None:
+        with record_function(name):
+            pass
+
+    def _stop(self) -> Iterator[Event]:
+        records = [x for own in _disable_profiler_legacy() for x in own]
+        return (
+            (records[0].cpu_elapsed_us(x) / 1e6, self._event(x))
+            for x in records
+            if x.kind() in ("memory_alloc", "push")
+        )
+
+    def _event(self, record: Any) -> str | int:
+        if record.kind() == "push":
+            return str(record.name())
+        usage = record.cuda_memory_usage if self._is_cuda else record.cpu_memory_usage
+        return int(usage())
+
+
+class StorageLog(MemoryLog, TorchDispatchMode):
+    """Counts the storages that operators make.
+
+    Each operator of a watched iteration ends before the next one is launched, so that
+    storages live as long as the device needs them, and not the host.
 
     Args:
         device: the device.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._is_cuda = device.type == "cuda"
-        # The other profiler writes a line to stderr whenever it starts or stops.
-        _enable_profiler_legacy(profiler_config())
+        super().__init__()
+        self._device = device
+        self._events: list[Event] = []
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self.__enter__()
 
-    def begin(self) -> None:
-        """Mark the begin of an iteration."""
-        _mark(_BEGIN)
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not import torch's compiler, which takes seconds."""
+        return False
 
-    def backward(self) -> None:
-        """Mark the begin of its backward."""
-        _mark(_BACKWARD)
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call the operator, and note what it makes."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self._device.type == "cuda":
+            cuda.finish_stream(self._device)
+        given = {storage_of(x) for x in self._tensors((args, kwargs))}
+        for tensor in self._tensors(result):
+            key = storage_of(tensor)
+            if key not in given and key not in self._alive:
+                storage = tensor.untyped_storage()
+                size = -(-storage.nbytes() // _BLOCK) * _BLOCK
+                freed = partial(self._freed, key, size)
+                self._alive[key] = weakref.ref(storage, freed)
+                self._events.append((perf_counter(), size))
+        return result
 
-    def end(self) -> None:
-        """Mark the end of the iteration."""
-        _mark(_END)
+    def _tensors(self, values: Any) -> Iterator[Tensor]:
+        for x in tree_leaves(values):
+            if isinstance(x, Tensor) and x.device.type == self._device.type:
+                yield x
 
-    def discard(self) -> None:
-        """End the log, and read nothing."""
-        _disable_profiler_legacy()
+    def _freed(self, key: int, size: int, _: object) -> None:
+        if self._alive.pop(key, None) is not None:
+            self._events.append((perf_counter(), -size))
 
-    def close(self) -> Watched:
-        """End the log; at least one whole iteration was marked."""
-        held = peak = begin_bytes = 0
-        began: Any = None
-        middle_s = end_s = 0.0
-        times: list[float] = []
-        changes: list[float] = []
-        for record in (x for own in _disable_profiler_legacy() for x in own):
-            match record.kind(), record.name():
-                case "memory_alloc", _:
-                    change = self._bytes(record)
-                    held, peak = held + change, max(peak, held + change)
-                    if began is not None:
-                        times.append(_seconds(began, record))
-                        changes.append(change)
-                case "push", name if name == _BEGIN:
-                    began, begin_bytes, middle_s = record, held, 0.0
-                    times, changes = [], []
-                case "push", name if name == _BACKWARD and not middle_s:
-                    middle_s = _seconds(began, record)
-                case "push", name if name == _END:
-                    end_s = _seconds(began, record)
-        # Above what it leaves behind, such as gradients that the next one replaces.
-        forecast = Forecast.of_changes(
-            middle_s or end_s,
-            end_s - (middle_s or end_s),
-            [0.0, *times],
-            [begin_bytes - held, *changes],
-        )
-        return Watched(forecast, held, peak)
+    def _mark(self, name: str) -> None:
+        self._events.append((perf_counter(), name))
 
-    def _bytes(self, record: Any) -> int:
-        usage = (
-            record.cuda_memory_usage() if self._is_cuda else record.cpu_memory_usage()
-        )
-        return int(usage)
+    def _stop(self) -> list[Event]:
+        self.__exit__(None, None, None)
+        self._alive.clear()
+        return self._events
 
 
-def _seconds(began: Any, record: Any) -> float:
-    return float(began.cpu_elapsed_us(record)) / 1e6
-
-
-def _mark(name: str) -> None:
-    with record_function(name):
-        pass
+def _watched(events: Iterable[Event]) -> Watched:
+    """Read the last iteration out of a log."""
+    held = peak = begin_bytes = 0
+    begin_s = middle_s = end_s = 0.0
+    times: list[float] = []
+    changes: list[int] = []
+    for at_s, what in events:
+        if isinstance(what, int):
+            held, peak = held + what, max(peak, held + what)
+            times.append(at_s - begin_s)
+            changes.append(what)
+        elif what == _BEGIN:
+            begin_s, begin_bytes, middle_s = at_s, held, 0.0
+            times, changes = [], []
+        elif what == _BACKWARD and not middle_s:
+            middle_s = at_s - begin_s
+        elif what == _END:
+            end_s = at_s - begin_s
+    # Above what it leaves behind, such as gradients that the next one replaces.
+    forecast = Forecast.of_changes(
+        middle_s or end_s,
+        end_s - (middle_s or end_s),
+        [0.0, *times],
+        [begin_bytes - held, *changes],
+    )
+    return Watched(forecast, held, peak)

@@ -80,10 +80,10 @@ class SharePlan:
     def _choose(self, measured: Sequence[SimulatedJob]) -> None:
         assert self.gate is not None
         self.choice = choose(measured, self.budget_bytes)
-        with self.gate.condition:
+        with self.gate.lock:
             self.board.switch(self.choice.mode)
             self.first_shared = _counts(self.board.records)
-            self.gate.condition.notify_all()
+            self.gate.wake_all()
 
     def _have_run(self, number: int, since: dict[str, int]) -> bool:
         return all(

@@ -24,14 +24,15 @@ from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, NoMemoryError
 from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
-from hocket.sharing.policy import Mode, Point
+from hocket.sharing.policy import ADMITTING, Mode, Point
 from hocket.sharing.running.gates import Gates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step
-from hocket.sharing.running.memory_log import MemoryLog
+from hocket.sharing.running.memory_log import MemoryLog, open_log
 from hocket.sharing.running.random_state import DrawGuard, JobRandom, UnguardedDrawCheck
 from hocket.sharing.running.settings import Settings, check_settings
 
 NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on
+_LIMIT_EVERY: Final = 50  # iterations after which a job's own limit is checked again
 _END: Final[Any] = object()
 T = TypeVar("T")
 
@@ -86,6 +87,9 @@ class JobRunner(JobContext):
         self._lanes = device
         self._log: MemoryLog | None = None
         self._num_logged = 0
+        self._last_logged = 0  # iterations before the log's end
+        # A host runs ahead of its device: the middle of an iteration is the device's.
+        self._has_middle = shared.mode in {*ADMITTING, Mode.AUTO}
         self._is_guarded = job.draws is not False and shared.unguarded is not None
         self._num_forwards = 0
         self._waves = False  # whether forward and backward have gates
@@ -118,6 +122,8 @@ class JobRunner(JobContext):
     @contextmanager
     def backward(self) -> Iterator[None]:
         """See `JobContext.backward`."""
+        if self._has_middle:
+            self._finish_device()
         if self._log is not None:
             self._log.backward()
         if self._waves:
@@ -152,7 +158,7 @@ class JobRunner(JobContext):
 
     def _make(self) -> tuple[Step, Iterable[Any]]:
         """Make the job; no other one runs meanwhile."""
-        self._log = MemoryLog(self.device)
+        self._log = open_log(self.device)
         self.random.set_state()
         step, batches = self._on_lane(lambda: self._job.make(self), "make")
         self.random.save_state()
@@ -169,8 +175,8 @@ class JobRunner(JobContext):
             if in_turns:
                 self._gate.pass_through(self.name, Point.WAITS)
                 self.random.set_state()
+            self._begin_log()
             with guard:
-                self._begin_log()
                 if loader is None:
                     loader = self._on_lane(lambda: iter(batches), "load")
                 batch = self._on_lane(lambda: next(loader, _END), "load")  # noqa: B023
@@ -227,13 +233,15 @@ class JobRunner(JobContext):
 
     def _begin_log(self) -> None:
         """Begin to watch memory, where the forecast did not hold or is old."""
-        if self._log is None and self._gate.must_watch(self.name):
-            self._log, self._num_logged = MemoryLog(self.device), 0
+        has_limit = self._job.memory_bytes is not None
+        is_due = has_limit and len(self.losses) >= self._last_logged + _LIMIT_EVERY
+        if self._log is None and (is_due or self._gate.must_watch(self.name)):
+            self._log, self._num_logged = open_log(self.device), 0
 
     def _read_log(self, log: MemoryLog) -> None:
         """End a log, and let the board judge the job's forecast."""
         watched = log.close()
-        self._log = None
+        self._log, self._last_logged = None, len(self.losses)
         static = self._gate.observe(self.name, watched.forecast, watched.left_bytes)
         peak = static + watched.forecast.curve.peak
         if self._job.memory_bytes is not None and peak > self._job.memory_bytes:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from math import inf
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -14,7 +13,7 @@ from hocket import cuda, env
 from hocket.errors import ConfigError
 from hocket.nearest import nearest
 from hocket.run.device.open import open_device
-from hocket.sharing.policy import Mode
+from hocket.sharing.policy import WITH_SHARES, WITH_SLOWDOWNS, Mode
 from hocket.sharing.report import ShareReport
 from hocket.sharing.running.gate import LOOK_S, JobGates
 from hocket.sharing.running.job import Job, check_jobs
@@ -29,8 +28,6 @@ from hocket.sharing.running.random_state import (
 )
 from hocket.sharing.running.runner import JobRunner, Shared
 from hocket.sharing.running.settings import read_settings
-
-_NATIVE: Final = "native"
 
 
 def share(
@@ -69,13 +66,17 @@ def share(
         What happened. `report.check()` raises an error if a job has failed.
 
     Raises:
-        ConfigError: jobs, mode or the allocator cannot be used so.
+        ConfigError: jobs, mode or the allocator cannot be used so; or the mode does not
+            look at what a job asks for.
         FitError: the memory is less than turns need; names what is needed.
         WaitError: a job's process does not start.
     """
     jobs = list(jobs)
     check_jobs(jobs)
     wanted, notes = _mode_of(mode), list[str]()
+    refuse_without_effect(jobs, wanted)
+    if num_iterations is not None and num_iterations < 1:
+        raise ConfigError(f"num_iterations is {num_iterations}: at least 1")
     torch_device = _device_of(device)
     is_gpu = torch_device.type == "cuda"
     if is_gpu and processes:
@@ -201,7 +202,7 @@ def _make(runner: JobRunner | JobProcess, gate: JobGates) -> None:
     gate.begin()
     runner.thread.start()
     while not runner.made.wait(LOOK_S):
-        with gate.condition:
+        with gate.lock:
             gate.abandon_hung(only=runner.name)
             if runner.name in gate.hung:
                 return
@@ -222,6 +223,29 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda", 0) if cuda.is_available() else torch.device("cpu")
 
 
+def refuse_without_effect(jobs: Sequence[Job], wanted: Mode) -> None:
+    """Refuse weights and limits that a mode does not look at.
+
+    Raises:
+        ConfigError: says in which modes they have an effect.
+    """
+    weights = [job.weight for job in jobs]
+    if wanted not in WITH_SHARES and len(set(weights)) > 1:
+        raise ConfigError(
+            f'mode="{wanted.value}" gives the jobs no shares: in lag and tick-tock all '
+            "start equally often, and in free nobody waits. The weights "
+            f"{', '.join(f'{x:g}' for x in weights)} have no effect: use "
+            'mode="budget", "turns" or "auto", or give all jobs one weight'
+        )
+    for job in jobs:
+        if wanted not in WITH_SLOWDOWNS and job.max_slowdown < inf:
+            raise ConfigError(
+                f"job {job.name!r}: max_slowdown={job.max_slowdown:g} has no effect in "
+                f'mode="{wanted.value}", which does not look at it: use '
+                'mode="budget", "lag", "turns" or "auto", or leave it out'
+            )
+
+
 def allowed_mode(wanted: Mode, backend: str, notes: list[str]) -> Mode:
     """Return the mode that CUDA's allocator allows.
 
@@ -235,7 +259,7 @@ def allowed_mode(wanted: Mode, backend: str, notes: list[str]) -> Mode:
     Raises:
         ConfigError: the mode shares memory, and the allocator does not.
     """
-    if backend != _NATIVE or wanted is Mode.TURNS:
+    if backend != cuda.NATIVE_ALLOCATOR or wanted is Mode.TURNS:
         return wanted
     advice = (
         "torch's native allocator keeps freed memory for the stream that freed it, so "

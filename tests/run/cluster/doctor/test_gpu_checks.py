@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 import torch
 
-from hocket.run.cluster.doctor.finding import Verdict
+from hocket.run.cluster.doctor.finding import Severity
 from hocket.run.cluster.doctor.gpu import (
     Gpu,
     HostGpus,
@@ -28,43 +28,43 @@ TWO: Final = HostGpus("550.54", "2.13.0", "12.6", "", (A100, A100), ())
 
 def test_no_gpu_is_said_plainly() -> None:
     """Nothing is wrong with it, whatever torch was built for."""
-    check(judge_gpus(NONE, 2), Verdict.OK, "no GPU", "runs on the CPU")
-    check(judge_gpus(replace(NONE, cuda="12.6"), 2), Verdict.OK, "no GPU")
-    check(judge_peer_access(NONE), Verdict.OK, "no two GPUs")
+    check(judge_gpus(NONE, 2), Severity.OK, "no GPU", "runs on the CPU")
+    check(judge_gpus(replace(NONE, cuda="12.6"), 2), Severity.OK, "no GPU")
+    check(judge_peer_access(NONE), Severity.OK, "no two GPUs")
 
 
 def test_a_driver_and_a_torch_that_do_not_fit() -> None:
     """A build without CUDA only wastes the GPU; one that cannot use it is broken."""
     idle = replace(NONE, driver="550.54")
-    check(judge_gpus(idle, 1), Verdict.WARN, "driver 550.54", "2.13.0+cpu was built")
+    check(judge_gpus(idle, 1), Severity.WARN, "driver 550.54", "2.13.0+cpu was built")
     old = replace(
         idle, cuda="13.0", error="The NVIDIA driver on your system is too old"
     )
     told = ["for CUDA 13.0 cannot use it: The NVIDIA driver", "--gpus all"]
-    check(judge_gpus(old, 1), Verdict.FAIL, *told)
+    check(judge_gpus(old, 1), Severity.FAIL, *told)
 
 
 def test_gpus_for_all_workers() -> None:
     """One each."""
     found = "2 x NVIDIA A100-SXM4-80GB with 80 GiB, driver 550.54"
-    check(judge_gpus(TWO, 2), Verdict.OK, found)
+    check(judge_gpus(TWO, 2), Severity.OK, found)
     told = ["3 workers", "--nproc-per-node 2"]
-    check(judge_gpus(TWO, 3), Verdict.FAIL, *told, "HOCKET_BACKEND=gloo")
-    check(judge_gpus(TWO, 3, "gloo"), Verdict.WARN, *told, "share a GPU")
+    check(judge_gpus(TWO, 3), Severity.FAIL, *told, "HOCKET_BACKEND=gloo")
+    check(judge_gpus(TWO, 3, "gloo"), Severity.WARN, *told, "share a GPU")
 
 
 def test_peer_access() -> None:
     """Each pair that has none is named."""
-    check(judge_peer_access(TWO), Verdict.OK, "each of 2 GPUs")
+    check(judge_peer_access(TWO), Severity.OK, "each of 2 GPUs")
     apart = replace(TWO, apart=((0, 1), (1, 0)))
-    check(judge_peer_access(apart), Verdict.WARN, "0 of 1, 1 of 0", "nvidia-smi topo")
+    check(judge_peer_access(apart), Severity.WARN, "0 of 1, 1 of 0", "nvidia-smi topo")
 
 
 def test_nccl() -> None:
     """Several GPUs need it to exchange messages."""
-    check(judge_nccl(replace(TWO, nccl="2.28.9")), Verdict.OK, "NCCL 2.28.9")
-    check(judge_nccl(TWO), Verdict.FAIL, "2 GPUs cannot exchange messages")
-    check(judge_nccl(replace(TWO, devices=(A100,))), Verdict.OK, "one GPU needs none")
+    check(judge_nccl(replace(TWO, nccl="2.28.9")), Severity.OK, "NCCL 2.28.9")
+    check(judge_nccl(TWO), Severity.FAIL, "2 GPUs cannot exchange messages")
+    check(judge_nccl(replace(TWO, devices=(A100,))), Severity.OK, "one GPU needs none")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 
 import hocket
 from hocket.run.cluster.doctor.cores import Cores, judge_cores, judge_load, probe_cores
-from hocket.run.cluster.doctor.finding import Finding, Verdict, worst
+from hocket.run.cluster.doctor.finding import Finding, Severity, worst
 from hocket.run.cluster.doctor.host_name import Naming, judge_name, probe_name
 from hocket.run.cluster.doctor.limits import (
     Limits,
@@ -55,22 +55,22 @@ GIB: Final = 2**30
 MIB: Final = 2**20
 
 
-def check(finding: Finding, verdict: Verdict, *told: str) -> None:
-    """The verdict, words that must be in the text, and a way out where one is due."""
-    assert finding.verdict is verdict, finding
+def check(finding: Finding, severity: Severity, *told: str) -> None:
+    """The severity, words that must be in the text, and a way out where one is due."""
+    assert finding.severity is severity, finding
     for words in told:
         assert words in f"{finding.found} | {finding.mend}"
-    assert bool(finding.mend) == (verdict is not Verdict.OK)
+    assert bool(finding.mend) == (severity is not Severity.OK)
 
 
 def test_findings_travel_as_json() -> None:
     """From the workers to the one that tells."""
-    finding = Finding("disk", Verdict.WARN, "little", "delete", {"free": 3}, "node-a")
+    finding = Finding("disk", Severity.WARN, "little", "delete", {"free": 3}, "node-a")
     assert Finding.from_json(finding.to_json()) == finding
-    good = Finding("load", Verdict.OK, "none")
-    assert worst([good]) is Verdict.OK
-    assert worst([good, finding]) is Verdict.WARN
-    assert worst([finding, Finding("a", Verdict.FAIL, ""), good]) is Verdict.FAIL
+    good = Finding("load", Severity.OK, "none")
+    assert worst([good]) is Severity.OK
+    assert worst([good, finding]) is Severity.WARN
+    assert worst([finding, Finding("a", Severity.FAIL, ""), good]) is Severity.FAIL
 
 
 # ------------------------------------------------------------------- the host's name
@@ -80,14 +80,14 @@ NAMING: Final = Naming("node-a", ("10.0.0.1",), "", ("127.0.0.1", "10.0.0.1"), "
 
 def test_a_name_that_leads_here() -> None:
     """With or without a job."""
-    check(judge_name(NAMING), Verdict.OK, "node-a is 10.0.0.1")
-    check(judge_name(replace(NAMING, used="10.0.0.1")), Verdict.OK)
+    check(judge_name(NAMING), Severity.OK, "node-a is 10.0.0.1")
+    check(judge_name(replace(NAMING, used="10.0.0.1")), Severity.OK)
 
 
 def test_a_host_without_a_network() -> None:
     """Nobody looks for it, so that its name may lead nowhere else."""
     alone = replace(NAMING, resolved=("127.0.1.1",), own=("127.0.0.1", "::1"))
-    check(judge_name(alone), Verdict.OK)
+    check(judge_name(alone), Severity.OK)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_name_that_leads_elsewhere(
     """Each of the ways that stop several hosts, Debian's 127.0.1.1 among them."""
     naming = replace(NAMING, resolved=resolved, error=error, used="10.0.0.2")
     mend = "write `10.0.0.2 node-a` into /etc/hosts"
-    check(judge_name(naming), Verdict.WARN, told, mend, "--local-addr 10.0.0.2")
+    check(judge_name(naming), Severity.WARN, told, mend, "--local-addr 10.0.0.2")
 
 
 def test_the_name_is_looked_up() -> None:
@@ -123,23 +123,23 @@ LIMITS: Final = Limits(65536, 65536, -1, has_infiniband=False)
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "num_workers", "verdict", "told"),
+    ("soft", "hard", "num_workers", "severity", "told"),
     [
-        (65536, 65536, 2, Verdict.OK, "65,536 files"),
-        (-1, -1, 512, Verdict.OK, ""),
-        (1024, 4096, 2, Verdict.WARN, "`ulimit -n 4096`"),
-        (1024, -1, 2, Verdict.WARN, "`ulimit -n 65536`"),
-        (1024, 1024, 2, Verdict.WARN, "raise the hard limit (1,024)"),
-        (100, 1024, 2, Verdict.FAIL, "each of 2 workers needs about 144"),
-        (1024, 1024, 256, Verdict.FAIL, "each of 256 workers needs about 2,176"),
+        (65536, 65536, 2, Severity.OK, "65,536 files"),
+        (-1, -1, 512, Severity.OK, ""),
+        (1024, 4096, 2, Severity.WARN, "`ulimit -n 4096`"),
+        (1024, -1, 2, Severity.WARN, "`ulimit -n 65536`"),
+        (1024, 1024, 2, Severity.WARN, "raise the hard limit (1,024)"),
+        (100, 1024, 2, Severity.FAIL, "each of 2 workers needs about 144"),
+        (1024, 1024, 256, Severity.FAIL, "each of 256 workers needs about 2,176"),
     ],
 )
 def test_open_files(
-    soft: int, hard: int, num_workers: int, verdict: Verdict, told: str
+    soft: int, hard: int, num_workers: int, severity: Severity, told: str
 ) -> None:
     """The more workers, the more sockets."""
     limits = replace(LIMITS, open_files=soft, most_open_files=hard)
-    check(judge_open_files(limits, num_workers), verdict, told)
+    check(judge_open_files(limits, num_workers), severity, told)
 
 
 def test_the_limits_are_this_process_s() -> None:
@@ -164,56 +164,56 @@ def test_the_limits_are_this_process_s() -> None:
 
 def test_locked_memory() -> None:
     """Only adapters that write into memory by themselves need it."""
-    check(judge_locked_memory(LIMITS), Verdict.OK, "any amount")
+    check(judge_locked_memory(LIMITS), Severity.OK, "any amount")
     few = replace(LIMITS, locked_bytes=8 * MIB)
-    check(judge_locked_memory(few), Verdict.OK, "8 MiB may be locked")
+    check(judge_locked_memory(few), Severity.OK, "8 MiB may be locked")
     few = replace(few, has_infiniband=True)
-    check(judge_locked_memory(few), Verdict.WARN, "8 MiB", "ulimit -l unlimited")
+    check(judge_locked_memory(few), Severity.WARN, "8 MiB", "ulimit -l unlimited")
 
 
 # ----------------------------------------------------------------------------- room
 
 
 @pytest.mark.parametrize(
-    ("free_bytes", "verdict"),
-    [(8 * GIB, Verdict.OK), (64 * MIB, Verdict.WARN), (MIB, Verdict.FAIL)],
+    ("free_bytes", "severity"),
+    [(8 * GIB, Severity.OK), (64 * MIB, Severity.WARN), (MIB, Severity.FAIL)],
 )
-def test_shared_memory(free_bytes: int, verdict: Verdict) -> None:
+def test_shared_memory(free_bytes: int, severity: Severity) -> None:
     """What docker gives is too little for a data loader of images."""
     space = DiskSpace("/dev/shm", 16 * GIB, free_bytes, -1)
-    told = ["of 16 GiB free"] + ["--shm-size=8g"] * (verdict is not Verdict.OK)
-    check(judge_shared_memory(space), verdict, *told)
+    told = ["of 16 GiB free"] + ["--shm-size=8g"] * (severity is not Severity.OK)
+    check(judge_shared_memory(space), severity, *told)
 
 
 @pytest.mark.parametrize(
-    ("space", "verdict", "told"),
+    ("space", "severity", "told"),
     [
-        (DiskSpace("/data", GIB, 100 * GIB, 5), Verdict.OK, "100 GiB free in /data"),
-        (DiskSpace("/data", GIB, 5 * GIB, 5), Verdict.WARN, "old checkpoints"),
-        (DiskSpace("/data", GIB, 100 * MIB, 5), Verdict.FAIL, "100 MiB free"),
-        (DiskSpace("/data", GIB, 100 * GIB, 0), Verdict.FAIL, "no file can be made"),
-        (DiskSpace("/data", GIB, 100 * GIB, -1), Verdict.OK, "100 GiB"),
+        (DiskSpace("/data", GIB, 100 * GIB, 5), Severity.OK, "100 GiB free in /data"),
+        (DiskSpace("/data", GIB, 5 * GIB, 5), Severity.WARN, "old checkpoints"),
+        (DiskSpace("/data", GIB, 100 * MIB, 5), Severity.FAIL, "100 MiB free"),
+        (DiskSpace("/data", GIB, 100 * GIB, 0), Severity.FAIL, "no file can be made"),
+        (DiskSpace("/data", GIB, 100 * GIB, -1), Severity.OK, "100 GiB"),
         (
             DiskSpace("/data", GIB, 100 * GIB, 5, "Read-only file system"),
-            Verdict.FAIL,
+            Severity.FAIL,
             "nothing can be written: Read-only file system",
         ),
     ],
 )
-def test_disk(space: DiskSpace, verdict: Verdict, told: str) -> None:
+def test_disk(space: DiskSpace, severity: Severity, told: str) -> None:
     """Bytes, files, and the right to write."""
-    check(judge_disk(space), verdict, told)
+    check(judge_disk(space), severity, told)
 
 
 def test_memory() -> None:
     """Shared among the workers of the host."""
     check(
         judge_memory(HostMemory(16 * GIB), 4),
-        Verdict.OK,
+        Severity.OK,
         "4 GiB for each of 4 workers",
     )
-    check(judge_memory(HostMemory(4 * GIB), 4), Verdict.WARN, "1 GiB for each")
-    check(judge_memory(HostMemory(GIB), 4), Verdict.FAIL, "256 MiB for each")
+    check(judge_memory(HostMemory(4 * GIB), 4), Severity.WARN, "1 GiB for each")
+    check(judge_memory(HostMemory(GIB), 4), Severity.FAIL, "256 MiB for each")
 
 
 def test_room_is_looked_for(tmp_path: Path) -> None:
@@ -230,30 +230,32 @@ def test_room_is_looked_for(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_to() -> None:
     """Not even by root."""
-    check(judge_disk(probe_disk(Path("/proc"))), Verdict.FAIL, "nothing can be written")
+    check(
+        judge_disk(probe_disk(Path("/proc"))), Severity.FAIL, "nothing can be written"
+    )
 
 
 # ---------------------------------------------------------------------------- cores
 
 
 @pytest.mark.parametrize(
-    ("cores", "verdict", "told"),
+    ("cores", "severity", "told"),
     [
-        (Cores(8, 2, 4, 0.0), Verdict.OK, "2 workers x 4 threads on 8 cores"),
-        (Cores(8, 4, 8, 0.0), Verdict.WARN, "OMP_NUM_THREADS=2"),
-        (Cores(1.5, 1, 8, 0.0), Verdict.WARN, "OMP_NUM_THREADS=1"),
-        (Cores(2, 4, 1, 0.0), Verdict.WARN, "start fewer workers"),
+        (Cores(8, 2, 4, 0.0), Severity.OK, "2 workers x 4 threads on 8 cores"),
+        (Cores(8, 4, 8, 0.0), Severity.WARN, "OMP_NUM_THREADS=2"),
+        (Cores(1.5, 1, 8, 0.0), Severity.WARN, "OMP_NUM_THREADS=1"),
+        (Cores(2, 4, 1, 0.0), Severity.WARN, "start fewer workers"),
     ],
 )
-def test_cores(cores: Cores, verdict: Verdict, told: str) -> None:
+def test_cores(cores: Cores, severity: Severity, told: str) -> None:
     """Threads that wait for each other's cores are slower than none."""
-    check(judge_cores(cores), verdict, told)
+    check(judge_cores(cores), severity, told)
 
 
 def test_load() -> None:
     """Somebody else's work makes every profile wrong."""
-    check(judge_load(Cores(4, 1, 1, 0.5)), Verdict.OK)
-    check(judge_load(Cores(4, 1, 1, 5.25)), Verdict.WARN, "5.2 on 4 cores")
+    check(judge_load(Cores(4, 1, 1, 0.5)), Severity.OK)
+    check(judge_load(Cores(4, 1, 1, 5.25)), Severity.WARN, "5.2 on 4 cores")
 
 
 def test_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,19 +270,19 @@ def test_cores_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_used", "verdict"),
-    [(100, Verdict.OK), (25_000, Verdict.WARN), (28_200, Verdict.FAIL)],
+    ("num_used", "severity"),
+    [(100, Severity.OK), (25_000, Severity.WARN), (28_200, Severity.FAIL)],
 )
-def test_free_ports(num_used: int, verdict: Verdict) -> None:
+def test_free_ports(num_used: int, severity: Severity) -> None:
     """A job of many workers needs hundreds."""
-    check(judge_free_ports(Ports(28_232, num_used, ())), verdict, "of 28,232 are free")
+    check(judge_free_ports(Ports(28_232, num_used, ())), severity, "of 28,232 are free")
 
 
 def test_default_port() -> None:
     """A second job of torchrun's on one host has to be told another."""
-    check(judge_default_port(Ports(28_232, 0, (80,))), Verdict.OK)
+    check(judge_default_port(Ports(28_232, 0, (80,))), Severity.OK)
     taken = judge_default_port(Ports(28_232, 0, (80, DEFAULT_PORT)))
-    check(taken, Verdict.WARN, "is taken", "--master-port")
+    check(taken, Severity.WARN, "is taken", "--master-port")
 
 
 def test_ports_are_read() -> None:
@@ -306,31 +308,31 @@ VERSIONS: Final = SoftwareVersions(
 
 def test_versions() -> None:
     """What is needed is there, and new enough; numbers, not letters, are compared."""
-    check(judge_versions(VERSIONS), Verdict.OK, "torch 2.13.0+cpu")
+    check(judge_versions(VERSIONS), Severity.OK, "torch 2.13.0+cpu")
     old = replace(VERSIONS, needed=(RequiredPackage("torch", "2.11", "2.9.1+cu128"),))
     told = "torch 2.9.1+cu128 (needs 2.11 or newer)"
-    check(judge_versions(old), Verdict.FAIL, told, "pip install")
+    check(judge_versions(old), Severity.FAIL, told, "pip install")
     none = replace(VERSIONS, needed=(RequiredPackage("typer", "", ""),))
-    check(judge_versions(none), Verdict.FAIL, "typer is missing")
+    check(judge_versions(none), Severity.FAIL, "typer is missing")
 
 
 def test_encoding() -> None:
     """A container without a locale reads text as ASCII."""
-    check(judge_encoding(VERSIONS), Verdict.OK)
-    check(judge_encoding(replace(VERSIONS, encoding="utf8")), Verdict.OK)
+    check(judge_encoding(VERSIONS), Severity.OK)
+    check(judge_encoding(replace(VERSIONS, encoding="utf8")), Severity.OK)
     ascii_only = replace(VERSIONS, encoding="ANSI_X3.4-1968")
-    check(judge_encoding(ascii_only), Verdict.WARN, "PYTHONUTF8=1")
+    check(judge_encoding(ascii_only), Severity.WARN, "PYTHONUTF8=1")
 
 
 def test_same_versions() -> None:
     """Of each worker; a patch release or a build is no difference."""
     same = {"hocket": "0.1.0", "torch": "2.13.0", "python": "3.11.4"}
     build = {**same, "torch": "2.13.1+cpu", "python": "3.11.9"}
-    check(judge_same_versions([same, build]), Verdict.OK, "all 2 workers")
+    check(judge_same_versions([same, build]), Severity.OK, "all 2 workers")
     other = judge_same_versions([same, {**same, "torch": "2.12.0"}])
-    check(other, Verdict.FAIL, "torch is 2.13.0 at rank 0 and 2.12.0 at rank 1")
+    check(other, Severity.FAIL, "torch is 2.13.0 at rank 0 and 2.12.0 at rank 1")
     other = judge_same_versions([same, same, {**same, "python": "3.12.1"}])
-    check(other, Verdict.WARN, "3.12.1 at rank 2")
+    check(other, Severity.WARN, "3.12.1 at rank 2")
 
 
 def test_versions_are_asked() -> None:
@@ -338,4 +340,4 @@ def test_versions_are_asked() -> None:
     found = probe_versions()
     assert (found.hocket, found.torch) == (hocket.__version__, torch.__version__)
     assert "torch" in {one.name for one in found.needed}
-    check(judge_versions(found), Verdict.OK)
+    check(judge_versions(found), Severity.OK)

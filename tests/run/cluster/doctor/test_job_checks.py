@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.job import (
     judge_clocks,
     judge_failed_rendezvous,
@@ -34,20 +34,20 @@ def test_links_that_are_equal() -> None:
     """The median of each kind is told."""
     near, far = links(2e9, 1.9e9, 2.1e9), links(1e9, same_host=False)
     told = ["3 pairs on one host at 1.863 GiB/s, 100 µs", "1 pair between hosts"]
-    check(judge_links([*near, *far], "gloo"), Verdict.OK, *told)
+    check(judge_links([*near, *far], "gloo"), Severity.OK, *told)
 
 
 def test_a_link_that_stands_out() -> None:
     """A third of what the others of its kind have; another kind is no measure."""
-    check(judge_links(links(2e9, 1.9e9, 1e8), "gloo"), Verdict.WARN, "slow: 0 and 3")
+    check(judge_links(links(2e9, 1.9e9, 1e8), "gloo"), Severity.WARN, "slow: 0 and 3")
     mixed = [*links(2e10, 2e10), *links(1e9, 1e9, same_host=False)]
-    check(judge_links(mixed, "gloo"), Verdict.OK)
+    check(judge_links(mixed, "gloo"), Severity.OK)
 
 
 def test_links_that_are_all_slow() -> None:
     """Below 100 Mb/s nobody trains."""
     slow = judge_links(links(5e6, 5e6, same_host=False), "gloo")
-    check(slow, Verdict.WARN, "slow: 0 and 1, 0 and 2, at worst 4.768 MiB/s")
+    check(slow, Severity.WARN, "slow: 0 and 1, 0 and 2, at worst 4.768 MiB/s")
 
 
 def test_a_link_that_is_broken() -> None:
@@ -57,7 +57,7 @@ def test_a_link_that_is_broken() -> None:
         MeasuredLink((2, 5), False, 0.0, 0.0, "timed out connecting"),
     ]
     told = ["1 of 2 pairs cannot: ranks 2 and 5: timed out", "firewall"]
-    check(judge_links(broken, "NCCL"), Verdict.FAIL, *told)
+    check(judge_links(broken, "NCCL"), Severity.FAIL, *told)
 
 
 @pytest.mark.parametrize("num_hosts", [1, 3, 40])
@@ -76,19 +76,19 @@ def test_pairs(num_hosts: int, per_host: int) -> None:
 
 def test_clocks() -> None:
     """The one that is behind is named."""
-    check(judge_clocks(ONE, [0.0, 0.0]), Verdict.OK, "one clock")
-    check(judge_clocks(TWO, [0.0, 0.0, 0.01, 0.012]), Verdict.OK, "12 ms apart")
+    check(judge_clocks(ONE, [0.0, 0.0]), Severity.OK, "one clock")
+    check(judge_clocks(TWO, [0.0, 0.0, 0.01, 0.012]), Severity.OK, "12 ms apart")
     behind = judge_clocks(TWO, [0.0, 0.0, 3.5, 3.4])
-    check(behind, Verdict.WARN, "3.5 s apart (rank 2 is the last)", "chrony")
+    check(behind, Severity.WARN, "3.5 s apart (rank 2 is the last)", "chrony")
 
 
-def test_meeting() -> None:
+def test_rendezvous() -> None:
     """Over what, and why not."""
     met = judge_rendezvous(TWO, ["eth0 (10.0.0.1)"] * 2 + ["ib0 (10.0.0.2)"] * 2)
     told = "4 workers on 2 hosts met, over eth0 (10.0.0.1), ib0 (10.0.0.2)"
-    check(met, Verdict.OK, told)
+    check(met, Severity.OK, told)
     check(
-        judge_failed_rendezvous(WaitError("nobody came")), Verdict.FAIL, "nobody came"
+        judge_failed_rendezvous(WaitError("nobody came")), Severity.FAIL, "nobody came"
     )
 
 
@@ -107,10 +107,10 @@ def test_workers_examine_their_job(tmp_path: Path) -> None:
     told: list[Any] = outcome.results[0]
     found = {one["check"]: Finding.from_json(one) for one in told}
     assert len(found) == len(told)
-    assert found["meeting"].found == "2 workers on 1 host met, over lo"
-    assert found["same versions"].verdict is Verdict.OK
+    assert found["rendezvous"].found == "2 workers on 1 host met, over lo"
+    assert found["same versions"].severity is Severity.OK
     gloo = found["all-reduce, gloo"]
-    assert gloo.verdict is not Verdict.FAIL
+    assert gloo.severity is not Severity.FAIL
     [link] = _links_in(gloo)
     assert link["ranks"] == [0, 1]
     assert link["bytes_per_s"] > 1e6

@@ -14,7 +14,7 @@ from hocket.run.cluster.doctor.cuda_settings import (
     judge_cuda_settings,
     probe_cuda_settings,
 )
-from hocket.run.cluster.doctor.finding import Verdict
+from hocket.run.cluster.doctor.finding import Severity
 from hocket.run.cluster.doctor.gpu_state import judge_clocks, judge_gpu_memory
 from hocket.run.cluster.doctor.nvidia_smi import (
     ClockLimit,
@@ -94,20 +94,20 @@ def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert probe_gpu_states() == ()
     told = ["`nvidia-smi` is missing", "NVIDIA_DRIVER_CAPABILITIES"]
-    check(judge_gpu_memory(()), Verdict.WARN, *told)
-    check(judge_clocks(()), Verdict.WARN, *told)
+    check(judge_gpu_memory(()), Severity.WARN, *told)
+    check(judge_clocks(()), Severity.WARN, *told)
 
 
 def test_memory_that_others_hold() -> None:
     """Who holds it is named, but not this process itself."""
-    check(judge_gpu_memory([FREE]), Verdict.OK, "at least 79.11 GiB free")
+    check(judge_gpu_memory([FREE]), Severity.OK, "at least 79.11 GiB free")
     _, full = parse_gpu_states(STATES, LIMITS, PROCESSES)
     told = ["GPU 1 has 612 MiB of 79.65 GiB free", "python3 (process 4242, 69.34 GiB)"]
-    check(judge_gpu_memory([FREE, full]), Verdict.FAIL, *told, "kill PID")
+    check(judge_gpu_memory([FREE, full]), Severity.FAIL, *told, "kill PID")
     own = GpuProcess(os.getpid(), "python", GIB)
     half = replace(FREE, free_bytes=40 * GIB, processes=(own,))
     told = ["40 GiB of 79.65 GiB free", "no process that can be seen"]
-    check(judge_gpu_memory([half]), Verdict.WARN, *told)
+    check(judge_gpu_memory([half]), Severity.WARN, *told)
 
 
 @pytest.mark.parametrize(
@@ -121,28 +121,28 @@ def test_memory_that_others_hold() -> None:
 )
 def test_lowered_clocks(limits: ClockLimit, told: tuple[str, ...]) -> None:
     """One GPU that is slower than the others slows down the pipeline."""
-    check(judge_clocks([FREE]), Verdict.OK, "at most 1980 MHz")
+    check(judge_clocks([FREE]), Severity.OK, "at most 1980 MHz")
     slow = replace(FREE, limits=limits)
-    check(judge_clocks([FREE, slow]), Verdict.WARN, "GPU 0 at", *told)
+    check(judge_clocks([FREE, slow]), Severity.WARN, "GPU 0 at", *told)
 
 
 def test_settings_that_let_kernels_wait_for_messages() -> None:
     """With several GPUs; one GPU receives nothing."""
     unset, eager = CudaSettings("", "", ""), CudaSettings("EAGER", "32", "0")
     lazy = replace(unset, module_loading="LAZY")
-    check(judge_cuda_settings(eager, 8), Verdict.OK, "need not wait")
-    check(judge_cuda_settings(unset, 8), Verdict.OK, "need not wait")
-    check(judge_cuda_settings(lazy, 1), Verdict.OK, "need not wait")
+    check(judge_cuda_settings(eager, 8), Severity.OK, "need not wait")
+    check(judge_cuda_settings(unset, 8), Severity.OK, "need not wait")
+    check(judge_cuda_settings(lazy, 1), Severity.OK, "need not wait")
     told = ["CUDA_MODULE_LOADING is LAZY", "unset CUDA_MODULE_LOADING"]
-    check(judge_cuda_settings(lazy, 2), Verdict.WARN, *told)
+    check(judge_cuda_settings(lazy, 2), Severity.WARN, *told)
     one = replace(eager, max_connections="1")
     told = ["CUDA_DEVICE_MAX_CONNECTIONS=1: with so few", "unset CUDA_DEVICE_MAX"]
-    check(judge_cuda_settings(one, 1), Verdict.WARN, *told)
+    check(judge_cuda_settings(one, 1), Severity.WARN, *told)
     for wrong in ("0", "33", "many"):
         found = judge_cuda_settings(replace(eager, max_connections=wrong), 1)
-        check(found, Verdict.WARN, f"={wrong} is not 1 to 32")
+        check(found, Severity.WARN, f"={wrong} is not 1 to 32")
     blocking = replace(eager, launch_blocking="1")
-    check(judge_cuda_settings(blocking, 1), Verdict.WARN, "unset CUDA_LAUNCH_BLOCKING")
+    check(judge_cuda_settings(blocking, 1), Severity.WARN, "unset CUDA_LAUNCH_BLOCKING")
 
 
 def test_settings_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ from hocket.errors import ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.run.data.batch import Microbatch
-from hocket.run.stage.compiled.capture import RequiredGraphs
+from hocket.run.stage.compiled.capture import CannotCompileError, RequiredGraphs
+from hocket.run.stage.compiled.trial import check_close
 from hocket.run.stage.runner import StageRunner
 from tests.run.stage.compiled.compiling import CPU, compile_one, function_of
 from tests.run.stage.split.test_runner import grads_of
@@ -147,3 +148,17 @@ def test_one_tensor_that_is_several_outputs(splits: bool) -> None:
         assert actual is not None
         assert expected is not None
         assert difference(actual, expected) < 1e-5
+
+
+def test_integers_must_be_equal_and_numbers_nearly_so() -> None:
+    """An index that is off by one among large ones is no rounding."""
+    indices = torch.tensor([1_000_000_000, 7])
+    check_close(indices.clone(), indices)
+    with pytest.raises(CannotCompileError, match="1 of 2 values differ"):
+        check_close(indices + torch.tensor([1, 0]), indices)
+    with pytest.raises(CannotCompileError, match="1 of 2 values differ"):
+        check_close(torch.tensor([True, False]), torch.tensor([True, True]))
+    numbers = indices.double()
+    check_close(numbers + torch.tensor([1.0, 0.0]), numbers)
+    with pytest.raises(CannotCompileError, match=r"off by 0\.5"):
+        check_close(torch.tensor([1.5]), torch.tensor([1.0]))

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hocket.errors import DataError
 from hocket.recipes.data.images.cifar_files import (
@@ -34,7 +33,7 @@ from hocket.recipes.data.images.cifar_files import (
     read_images,
     read_labels,
 )
-from hocket.recipes.data.images.image_tensors import Colours, vary_images
+from hocket.recipes.data.images.image_tensors import Colours, Variation
 from hocket.run.data.samples import EpochRandom
 
 
@@ -45,9 +44,7 @@ class Cifar:
         paths: the files, in order.
         layout: their keys and classes.
         class_names: the classes' names, by label.
-        shift_pixels: the largest shift of a training image, in both directions.
-        flip: whether half of the training images are mirrored.
-        side: the pixels that images are scaled to, after that.
+        variation: what images become.
 
     Attributes:
         labels: (N,), int64.
@@ -62,15 +59,10 @@ class Cifar:
         paths: tuple[Path, ...],
         layout: CifarLayout,
         class_names: tuple[str, ...],
-        *,
-        shift_pixels: int,
-        flip: bool,
-        side: int,
+        variation: Variation,
     ) -> None:
         self.class_names = class_names
-        self.shift_pixels = shift_pixels
-        self.flip = flip
-        self.side = side
+        self.variation = variation
         self._paths = paths
         self._layout = layout
         self._digests: list[int] = []
@@ -134,16 +126,7 @@ class Cifar:
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised; moved and mirrored by the draw."""
         images = self.colours.normalised(self.images(rows))
-        if draw is not None:
-            images = vary_images(
-                images,
-                draw.uniform(rows, 3),
-                shift_pixels=self.shift_pixels,
-                flip=self.flip,
-            )
-        if self.side == SIDE:
-            return images
-        return functional.interpolate(images, self.side, mode="bilinear")
+        return self.variation.of(images, rows, draw)
 
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B,), int64."""
@@ -166,7 +149,7 @@ def load_cifar10(
         DataError: a file is missing or malformed, or a label is out of range; names
             the file, the record, and where to get the official ones.
     """
-    return _load(folder, CIFAR10, shift_pixels, flip, side)
+    return _load(folder, CIFAR10, Variation(shift_pixels, flip, side))
 
 
 def load_cifar100(
@@ -190,11 +173,11 @@ def load_cifar100(
         DataError: as `load_cifar10`.
     """
     layout = CIFAR100_COARSE if coarse else CIFAR100
-    return _load(folder, layout, shift_pixels, flip, side)
+    return _load(folder, layout, Variation(shift_pixels, flip, side))
 
 
 def _load(
-    folder: Path, layout: CifarLayout, shift_pixels: int, flip: bool, side: int
+    folder: Path, layout: CifarLayout, variation: Variation
 ) -> tuple[Cifar, Cifar]:
     names = read_class_names(layout.origin.find(folder, layout.meta), layout)
     training, test = (
@@ -202,9 +185,7 @@ def _load(
             tuple(layout.origin.find(folder, name) for name in part),
             layout,
             names,
-            shift_pixels=shift_pixels,
-            flip=flip,
-            side=side,
+            variation,
         )
         for part in (layout.training, layout.test)
     )

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hocket.run.data.samples import EpochRandom
+
 
 @dataclass(frozen=True, slots=True)
 class Colours:
@@ -21,6 +23,40 @@ class Colours:
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         std = torch.tensor(self.std).view(-1, 1, 1)
         return (image_BCSS.float() / 255 - mean) / std
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """What small images become: moved and mirrored at random, and scaled then.
+
+    Args:
+        shift_pixels: the largest shift of a training image, in both directions.
+        flip: whether half of the training images are mirrored.
+        side: the pixels that all images are scaled to, after that.
+    """
+
+    shift_pixels: int
+    flip: bool
+    side: int
+
+    def of(self, image_BCSS: Tensor, rows: Tensor, draw: EpochRandom | None) -> Tensor:
+        """(B, C, side, side), float32.
+
+        Args:
+            image_BCSS: normalised images.
+            rows: their numbers in the data set.
+            draw: draws how each is moved; None where nothing is.
+        """
+        if draw is not None:
+            image_BCSS = vary_images(
+                image_BCSS,
+                draw.uniform(rows, 3),
+                shift_pixels=self.shift_pixels,
+                flip=self.flip,
+            )
+        if image_BCSS.shape[-1] == self.side:
+            return image_BCSS
+        return functional.interpolate(image_BCSS, self.side, mode="bilinear")
 
 
 def vary_images(

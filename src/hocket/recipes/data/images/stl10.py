@@ -25,10 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.recipes.data.images.image_tensors import Colours, vary_images
+from hocket.recipes.data.images.image_tensors import Colours, Variation
 from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
 
@@ -57,18 +56,14 @@ class Stl10:
         labels: (N,), int64, from 0; -1 without a label.
         class_names: the classes' names, by label.
         fingerprint: the CRC-32 of the labels and of some images.
-        shift_pixels: the largest shift of a training image, in both directions.
-        flip: whether half of the training images are mirrored.
-        side: the pixels that images are scaled to, after that.
+        variation: what images become.
     """
 
     path: Path
     labels: Tensor
     class_names: tuple[str, ...]
     fingerprint: int
-    shift_pixels: int = 12
-    flip: bool = True
-    side: int = SIDE
+    variation: Variation
 
     @property
     def num_samples(self) -> int:
@@ -93,16 +88,7 @@ class Stl10:
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, 3, side, side), float32, normalised; moved and mirrored by the draw."""
         images = self.colours.normalised(self.images(rows))
-        if draw is not None:
-            images = vary_images(
-                images,
-                draw.uniform(rows, 3),
-                shift_pixels=self.shift_pixels,
-                flip=self.flip,
-            )
-        if self.side == SIDE:
-            return images
-        return functional.interpolate(images, self.side, mode="bilinear")
+        return self.variation.of(images, rows, draw)
 
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B,), int64."""
@@ -137,6 +123,7 @@ def load_stl10(
             f"{folder / 'class_names.txt'} names {len(names)} classes where "
             f"{_NUM_CLASSES} are due: {_ORIGIN.advice}"
         )
+    variation = Variation(shift_pixels, flip, side)
     found = []
     for part in ("unlabeled" if unlabeled else "train", "test"):
         path = _ORIGIN.find(folder, f"{part}_X.bin")
@@ -145,7 +132,7 @@ def load_stl10(
         if part != "unlabeled":
             labels = _read_labels(_ORIGIN.find(folder, f"{part}_y.bin"), num_images)
         digest = _digest(path, labels)
-        found.append(Stl10(path, labels, names, digest, shift_pixels, flip, side))
+        found.append(Stl10(path, labels, names, digest, variation))
     training, test = found
     return training, test
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hocket import env
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ def judge_cores(cores: Cores) -> Finding:
         f"{cores.num_cores:g} cores"
     )
     if wanted <= cores.num_cores:
-        return Finding("cores", Verdict.OK, found, numbers=asdict(cores))
+        return Finding("cores", Severity.OK, found, numbers=asdict(cores))
     fair = max(1, int(cores.num_cores) // cores.num_workers)
     few = cores.num_workers > cores.num_cores
     return Finding(
         "cores",
-        Verdict.WARN,
+        Severity.WARN,
         f"{found}: they wait for each other",
         "start fewer workers" if few else f"OMP_NUM_THREADS={fair}",
         asdict(cores),
@@ -66,10 +66,10 @@ def judge_load(cores: Cores) -> Finding:
     """Check that other programs leave the cores free."""
     found = f"a load of {cores.load:.1f} on {cores.num_cores:g} cores"
     if cores.load <= cores.num_cores:
-        return Finding("load", Verdict.OK, found, numbers=asdict(cores))
+        return Finding("load", Severity.OK, found, numbers=asdict(cores))
     return Finding(
         "load",
-        Verdict.WARN,
+        Severity.WARN,
         f"{found}: a profile measured now will be wrong",
         "end what else runs here (`top` shows it), or wait for it",
         asdict(cores),

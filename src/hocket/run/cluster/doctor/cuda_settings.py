@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from hocket import env
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 _DEFAULT_CONNECTIONS: Final = 8
 _MOST_CONNECTIONS: Final = 32  # CUDA C++ programming guide, "Environment variables"
@@ -62,10 +62,10 @@ def judge_cuda_settings(settings: CudaSettings, num_gpus: int) -> Finding:
     ]
     if not faults:
         found = "kernels need not wait for messages"
-        return Finding("CUDA settings", Verdict.OK, found, numbers=asdict(settings))
+        return Finding("CUDA settings", Severity.OK, found, numbers=asdict(settings))
     return Finding(
         "CUDA settings",
-        Verdict.WARN,
+        Severity.WARN,
         "; ".join(found for found, _ in faults),
         ", ".join(mend for _, mend in faults),
         asdict(settings),

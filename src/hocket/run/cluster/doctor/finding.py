@@ -16,8 +16,8 @@ from typing import Any
 from hocket.run.diagnostics.job_folder import Json
 
 
-class Verdict(Enum):
-    """The severity of a finding."""
+class Severity(Enum):
+    """How much a finding matters for training."""
 
     OK = "ok"
     WARN = "warn"  # training will run, slower than it could, or not everywhere
@@ -30,7 +30,7 @@ class Finding:
 
     Args:
         check: the check's name.
-        verdict: its severity.
+        severity: whether training suffers from it.
         found: the observation, with the numbers, in one sentence.
         mend: the way to fix it; empty if nothing is wrong.
         numbers: the same as data.
@@ -38,7 +38,7 @@ class Finding:
     """
 
     check: str
-    verdict: Verdict
+    severity: Severity
     found: str
     mend: str = ""
     numbers: Mapping[str, Json] = field(default_factory=dict)
@@ -46,19 +46,19 @@ class Finding:
 
     def to_json(self) -> dict[str, Json]:
         """Return the finding as JSON can hold it."""
-        return asdict(self) | {"verdict": self.verdict.value}
+        return asdict(self) | {"severity": self.severity.value}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Finding:
         """Read what `to_json` returned."""
-        return cls(**{**fields, "verdict": Verdict(fields["verdict"])})
+        return cls(**{**fields, "severity": Severity(fields["severity"])})
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the most severe verdict among findings.
+def worst(findings: Iterable[Finding]) -> Severity:
+    """Return the highest severity among findings.
 
-    >>> worst([Finding("disk", Verdict.WARN, ""), Finding("load", Verdict.OK, "")])
-    <Verdict.WARN: 'warn'>
+    >>> worst([Finding("disk", Severity.WARN, ""), Finding("load", Severity.OK, "")])
+    <Severity.WARN: 'warn'>
     """
-    order = list(Verdict)
-    return max((finding.verdict for finding in findings), key=order.index)
+    order = list(Severity)
+    return max((finding.severity for finding in findings), key=order.index)

@@ -11,7 +11,7 @@ from torch.distributed import is_nccl_available
 
 from hocket import cuda
 from hocket.draw.quantity import byte_size
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +96,31 @@ def judge_gpus(gpus: HostGpus, num_workers: int, backend: str = "") -> Finding:
         f"{gpus.driver or 'unknown'}, torch for CUDA {gpus.cuda}"
     )
     if num_workers <= len(gpus.devices):
-        return Finding("GPU", Verdict.OK, found, numbers=numbers)
+        return Finding("GPU", Severity.OK, found, numbers=numbers)
     found += f"; but {num_workers} workers on this host"
     mend = f"--nproc-per-node {len(gpus.devices)}"
     if backend == "gloo":
         found += ": those that share a GPU wait for each other"
-        return Finding("GPU", Verdict.WARN, found, mend, numbers)
+        return Finding("GPU", Severity.WARN, found, mend, numbers)
     mend += (
         ", HOCKET_BACKEND=gloo to share GPUs by way of the host, or HOCKET_DEVICE=cpu"
     )
-    return Finding("GPU", Verdict.FAIL, found, mend, numbers)
+    return Finding("GPU", Severity.FAIL, found, mend, numbers)
 
 
 def judge_peer_access(gpus: HostGpus) -> Finding:
     """Check that GPUs of one host can read each other's memory."""
     check = "peer access"
     if len(gpus.devices) < 2:
-        return Finding(check, Verdict.OK, "no two GPUs on this host")
+        return Finding(check, Severity.OK, "no two GPUs on this host")
     if not gpus.apart:
         found = f"each of {len(gpus.devices)} GPUs reads the others' memory"
-        return Finding(check, Verdict.OK, found)
+        return Finding(check, Severity.OK, found)
     pairs = ", ".join(f"{a} of {b}" for a, b in gpus.apart[:6])
     more = " ..." if len(gpus.apart) > 6 else ""
     return Finding(
         check,
-        Verdict.WARN,
+        Severity.WARN,
         f"these GPUs cannot read the memory of others: {pairs}{more}; their messages "
         "go through the host's memory",
         "`nvidia-smi topo -m` shows how they are connected; PCIe access control "
@@ -131,13 +131,13 @@ def judge_peer_access(gpus: HostGpus) -> Finding:
 def judge_nccl(gpus: HostGpus) -> Finding:
     """Check that GPUs can exchange messages."""
     if gpus.nccl:
-        return Finding("NCCL", Verdict.OK, f"NCCL {gpus.nccl}")
+        return Finding("NCCL", Severity.OK, f"NCCL {gpus.nccl}")
     found = f"torch {gpus.torch} was built without NCCL"
     if len(gpus.devices) < 2:
-        return Finding("NCCL", Verdict.OK, f"{found}; one GPU needs none")
+        return Finding("NCCL", Severity.OK, f"{found}; one GPU needs none")
     return Finding(
         "NCCL",
-        Verdict.FAIL,
+        Severity.FAIL,
         f"{found}: {len(gpus.devices)} GPUs cannot exchange messages",
         "install the build of torch for CUDA on Linux (pytorch.org shows the command)",
     )
@@ -148,11 +148,11 @@ def _judge_none(gpus: HostGpus) -> Finding:
     numbers = asdict(gpus)
     if not gpus.driver:
         found = "no GPU: no driver is loaded, so training runs on the CPU"
-        return Finding("GPU", Verdict.OK, found, numbers=numbers)
+        return Finding("GPU", Severity.OK, found, numbers=numbers)
     if not gpus.cuda:
         return Finding(
             "GPU",
-            Verdict.WARN,
+            Severity.WARN,
             f"driver {gpus.driver} is loaded, but torch {gpus.torch} was built without "
             "CUDA: training runs on the CPU",
             "install the build of torch for CUDA (pytorch.org shows the command)",
@@ -160,7 +160,7 @@ def _judge_none(gpus: HostGpus) -> Finding:
         )
     return Finding(
         "GPU",
-        Verdict.FAIL,
+        Severity.FAIL,
         f"driver {gpus.driver} is loaded, but torch {gpus.torch} for CUDA {gpus.cuda} "
         f"cannot use it: {gpus.error or 'it sees no device'}",
         f"a driver that is new enough for CUDA {gpus.cuda}, or a torch for an older "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hocket.draw.quantity import byte_size
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.nvidia_smi import ClockLimit, GpuState
 from hocket.run.diagnostics.job_folder import Json
 
@@ -35,7 +35,7 @@ def judge_gpu_memory(states: Sequence[GpuState]) -> Finding:
     """
     check = "GPU memory"
     if not states:
-        return Finding(check, Verdict.WARN, f"unknown: {_NO_STATE}", _GET_STATE)
+        return Finding(check, Severity.WARN, f"unknown: {_NO_STATE}", _GET_STATE)
     numbers: dict[str, Json] = {
         str(state.index): [state.free_bytes, state.total_bytes] for state in states
     }
@@ -43,11 +43,11 @@ def judge_gpu_memory(states: Sequence[GpuState]) -> Finding:
     if not used:
         least_bytes = min(state.free_bytes for state in states)
         found = f"at least {byte_size(least_bytes)} free on each"
-        return Finding(check, Verdict.OK, found, numbers=numbers)
+        return Finding(check, Severity.OK, found, numbers=numbers)
     full = any(state.free_bytes < _FEW_FREE_BYTES for state in used)
     return Finding(
         check,
-        Verdict.FAIL if full else Verdict.WARN,
+        Severity.FAIL if full else Severity.WARN,
         "; ".join(map(_holders, used)),
         "end these processes (`kill PID`; `nvidia-smi` shows them), or choose other "
         "GPUs with CUDA_VISIBLE_DEVICES",
@@ -63,7 +63,7 @@ def judge_clocks(states: Sequence[GpuState]) -> Finding:
     """
     check = "GPU clocks"
     if not states:
-        return Finding(check, Verdict.WARN, f"unknown: {_NO_STATE}", _GET_STATE)
+        return Finding(check, Severity.WARN, f"unknown: {_NO_STATE}", _GET_STATE)
     numbers: dict[str, Json] = {
         str(state.index): [state.sm_mhz, state.max_sm_mhz] for state in states
     }
@@ -71,7 +71,7 @@ def judge_clocks(states: Sequence[GpuState]) -> Finding:
     if not slow:
         highest = sorted({state.max_sm_mhz for state in states})
         found = f"nothing lowers them; at most {' or '.join(map(str, highest))} MHz"
-        return Finding(check, Verdict.OK, found, numbers=numbers)
+        return Finding(check, Severity.OK, found, numbers=numbers)
     lowered = "; ".join(
         f"GPU {state.index} at {state.sm_mhz} of {state.max_sm_mhz} MHz, lowered by "
         + " and ".join(dict.fromkeys(_REASONS[limit] for limit in state.limits))
@@ -84,7 +84,7 @@ def judge_clocks(states: Sequence[GpuState]) -> Finding:
         mend += "check cooling and power: a stage on a slow GPU slows down all others"
     return Finding(
         check,
-        Verdict.WARN,
+        Severity.WARN,
         f"{lowered}: a profile measured now will be wrong",
         mend,
         numbers,

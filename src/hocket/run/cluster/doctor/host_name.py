@@ -6,7 +6,7 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.host import address_towards, interfaces, is_loopback
 
 _ELSEWHERE: Final = "192.0.2.1"  # kept free for documentation (RFC 5737)
@@ -55,11 +55,11 @@ def judge_name(naming: Naming) -> Finding:
     fault = _fault(naming)
     leads_to = f"{naming.name} is {', '.join(naming.resolved) or 'nowhere'}"
     if not fault:
-        return Finding("host name", Verdict.OK, leads_to, numbers=asdict(naming))
+        return Finding("host name", Severity.OK, leads_to, numbers=asdict(naming))
     address = naming.used or "ADDRESS"
     return Finding(
         "host name",
-        Verdict.WARN,
+        Severity.WARN,
         f"{leads_to}: {fault}",
         f"on several hosts, write `{address} {naming.name}` into /etc/hosts of each in "
         f"place of what is there, or give torchrun --local-addr {address}",

@@ -12,7 +12,7 @@ import torch
 from hocket import env
 from hocket.draw.quantity import seconds
 from hocket.run.cluster.clock import clock_offset_s
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.links import judge_links, measure_links
 from hocket.run.cluster.doctor.versions import judge_same_versions, probe_versions
 from hocket.run.cluster.world import World
@@ -56,14 +56,14 @@ def judge_rendezvous(hosts: Sequence[str], interfaces: Sequence[str]) -> Finding
         f"{len(hosts)} workers on {num_hosts} host{'s' * (num_hosts > 1)} met, over "
         f"{kinds}"
     )
-    return Finding("meeting", Verdict.OK, found)
+    return Finding("rendezvous", Severity.OK, found)
 
 
 def judge_failed_rendezvous(error: Exception) -> Finding:
     """Report why the workers did not find each other."""
     return Finding(
-        "meeting",
-        Verdict.FAIL,
+        "rendezvous",
+        Severity.FAIL,
         str(error),
         "the same --rdzv-endpoint (or --master-addr and --master-port) on every host, "
         "an address that all of them reach (`nc -vz ADDRESS PORT`), no firewall "
@@ -80,14 +80,14 @@ def judge_clocks(hosts: Sequence[str], skews_s: Sequence[float]) -> Finding:
     """
     numbers = {"skews_s": list(skews_s)}
     if len(set(hosts)) == 1:
-        return Finding("clocks", Verdict.OK, "one host has one clock", numbers=numbers)
+        return Finding("clocks", Severity.OK, "one host has one clock", numbers=numbers)
     spread_s = max(skews_s) - min(skews_s)
     found = f"the hosts' clocks are {seconds(spread_s)} apart"
     if spread_s <= _SKEW_S:
-        return Finding("clocks", Verdict.OK, found, numbers=numbers)
+        return Finding("clocks", Severity.OK, found, numbers=numbers)
     return Finding(
         "clocks",
-        Verdict.WARN,
+        Severity.WARN,
         f"{found} (rank {skews_s.index(max(skews_s))} is the last): the order of "
         "failures on different hosts will be reported wrong",
         "run chrony or systemd-timesyncd on every host (`timedatectl` shows whether)",

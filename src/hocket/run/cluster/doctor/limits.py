@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hocket.draw.quantity import byte_size
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 # torch alone opens 60; a DataLoader's worker or a batch it sends takes a few each.
 _FEW_FILES: Final = 128
@@ -58,12 +58,12 @@ def judge_open_files(limits: Limits, num_workers: int) -> Finding:
     allowed = limits.open_files
     found = f"{allowed:,} files may be open at a time"
     if allowed == _UNLIMITED or allowed >= max(needed, _ENOUGH_FILES):
-        return Finding("open files", Verdict.OK, found, numbers=asdict(limits))
+        return Finding("open files", Severity.OK, found, numbers=asdict(limits))
     if allowed < needed:
         found += f"; each of {num_workers} workers needs about {needed:,}"
     return Finding(
         "open files",
-        Verdict.FAIL if allowed < needed else Verdict.WARN,
+        Severity.FAIL if allowed < needed else Severity.WARN,
         f"{found}; data loaders with workers may end in 'Too many open files'",
         _mend_open_files(limits.most_open_files),
         asdict(limits),
@@ -86,10 +86,10 @@ def judge_locked_memory(limits: Limits) -> Finding:
     found = f"{amount} may be locked"
     if not is_limited or not limits.has_infiniband:
         found += ", and no InfiniBand adapter needs more" if is_limited else ""
-        return Finding("locked memory", Verdict.OK, found, numbers=asdict(limits))
+        return Finding("locked memory", Severity.OK, found, numbers=asdict(limits))
     return Finding(
         "locked memory",
-        Verdict.WARN,
+        Severity.WARN,
         f"{found}; NCCL over InfiniBand needs all that it registers",
         "`ulimit -l unlimited`, or `* - memlock unlimited` in "
         "/etc/security/limits.conf, or `docker run --ulimit memlock=-1`",

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from hocket.draw.quantity import byte_size, seconds
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.world import World
 
 _MAX_PAIRS: Final = 64  # 12 workers, each with each; a pair takes half a second at most
@@ -91,7 +91,7 @@ def judge_links(links: Sequence[MeasuredLink], backend: str) -> Finding:
         first = broken[0]
         return Finding(
             check,
-            Verdict.FAIL,
+            Severity.FAIL,
             f"{len(broken)} of {len(links)} pairs cannot: ranks {_both(first)}: "
             f"{first.error}",
             "look for a firewall between the hosts, and set GLOO_SOCKET_IFNAME and "
@@ -105,11 +105,11 @@ def judge_links(links: Sequence[MeasuredLink], backend: str) -> Finding:
     found = "; ".join(_summary(kind, ls) for kind, ls in kinds.items() if ls)
     slow = [link for ls in kinds.values() for link in _slow(ls)]
     if not slow:
-        return Finding(check, Verdict.OK, found, numbers=numbers)
+        return Finding(check, Severity.OK, found, numbers=numbers)
     worst = min(slow, key=lambda link: link.bytes_per_s)
     return Finding(
         check,
-        Verdict.WARN,
+        Severity.WARN,
         f"{found}; slow: {', '.join(_both(link) for link in slow[:6])}, at worst "
         f"{byte_size(worst.bytes_per_s)}/s",
         "compare with what the network should give; `ethtool` shows the link's speed, "

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 DEFAULT_PORT: Final = 29500  # of torchrun
 _LISTENS: Final = "0A"  # as /proc/net/tcp writes the state
@@ -54,10 +54,10 @@ def judge_free_ports(ports: Ports) -> Finding:
     found = f"{num_free:,} of {ports.num_ports:,} are free"
     numbers = asdict(ports)
     if num_free >= max(_FEW_FREE, _ENOUGH_FREE_SHARE * ports.num_ports):
-        return Finding("free ports", Verdict.OK, found, numbers=numbers)
+        return Finding("free ports", Severity.OK, found, numbers=numbers)
     return Finding(
         "free ports",
-        Verdict.FAIL if num_free < _FEW_FREE else Verdict.WARN,
+        Severity.FAIL if num_free < _FEW_FREE else Severity.WARN,
         f"{found}; every two workers on different hosts need some",
         "`ss -tan` shows who has them; closed ones come back after a minute; "
         '`sysctl net.ipv4.ip_local_port_range="15000 65000"` gives more',
@@ -69,10 +69,10 @@ def judge_default_port(ports: Ports) -> Finding:
     """Check that torchrun can listen on its default port."""
     check = f"port {DEFAULT_PORT}"
     if DEFAULT_PORT not in ports.listening:
-        return Finding(check, Verdict.OK, "torchrun's default is free")
+        return Finding(check, Severity.OK, "torchrun's default is free")
     return Finding(
         check,
-        Verdict.WARN,
+        Severity.WARN,
         "torchrun's default is taken: another job runs here, or is left from before",
         f"`ss -tlnp 'sport = {DEFAULT_PORT}'` shows whose it is; else give torchrun "
         "another --master-port, or --standalone on one host",

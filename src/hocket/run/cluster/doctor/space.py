@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from hocket.draw.quantity import byte_size
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
@@ -85,13 +85,13 @@ def probe_memory() -> HostMemory:
 
 def judge_shared_memory(space: DiskSpace) -> Finding:
     """Check that data loaders and NCCL have shared memory for their batches."""
-    verdict = _verdict(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
+    severity = _severity(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
     found = f"{byte_size(space.free_bytes)} of {byte_size(space.total_bytes)} free"
-    if verdict is Verdict.OK:
-        return Finding("shared memory", verdict, found, numbers=asdict(space))
+    if severity is Severity.OK:
+        return Finding("shared memory", severity, found, numbers=asdict(space))
     return Finding(
         "shared memory",
-        verdict,
+        severity,
         f"{found} in {space.path}; workers of data loaders end with a bus error where "
         "it is full, NCCL does not start",
         "`docker run --shm-size=8g`; elsewhere `mount -o remount,size=50% /dev/shm`, "
@@ -102,17 +102,17 @@ def judge_shared_memory(space: DiskSpace) -> Finding:
 
 def judge_disk(space: DiskSpace) -> Finding:
     """Check that a run can write its files."""
-    verdict = _verdict(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
+    severity = _severity(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
     found = f"{byte_size(space.free_bytes)} free in {space.path}"
     mend = "delete old checkpoints, keep fewer of them, or choose another folder"
     if space.error:
-        verdict = Verdict.FAIL
+        severity = Severity.FAIL
         found += f", but nothing can be written: {space.error}"
         mend = "choose a folder that this user may write to (--folder, --run-dir)"
     elif space.num_free_files == 0:
-        verdict, found = Verdict.FAIL, f"{found}, but no file can be made (inodes)"
-    mend = "" if verdict is Verdict.OK else mend
-    return Finding("disk", verdict, found, mend, asdict(space))
+        severity, found = Severity.FAIL, f"{found}, but no file can be made (inodes)"
+    mend = "" if severity is Severity.OK else mend
+    return Finding("disk", severity, found, mend, asdict(space))
 
 
 def judge_memory(memory: HostMemory, num_workers: int) -> Finding:
@@ -123,21 +123,21 @@ def judge_memory(memory: HostMemory, num_workers: int) -> Finding:
         num_workers: workers on this host.
     """
     share_bytes = memory.available_bytes // num_workers
-    verdict = _verdict(share_bytes, _WORKER_BYTES, _ENOUGH_WORKER_BYTES)
+    severity = _severity(share_bytes, _WORKER_BYTES, _ENOUGH_WORKER_BYTES)
     found = f"{byte_size(memory.available_bytes)} available"
     if num_workers > 1:
         found += f", {byte_size(share_bytes)} for each of {num_workers} workers"
     mend = ""
-    if verdict is not Verdict.OK:
+    if severity is not Severity.OK:
         found += f"; torch alone takes about {byte_size(_WORKER_BYTES)} in each"
         mend = "end other programs, start fewer workers, or give the container more"
-    return Finding("memory", verdict, found, mend, asdict(memory))
+    return Finding("memory", severity, found, mend, asdict(memory))
 
 
-def _verdict(has: int, few: int, enough: int) -> Verdict:
+def _severity(has: int, few: int, enough: int) -> Severity:
     if has < few:
-        return Verdict.FAIL
-    return Verdict.WARN if has < enough else Verdict.OK
+        return Severity.FAIL
+    return Severity.WARN if has < enough else Severity.OK
 
 
 def _space(path: Path, error: str = "") -> DiskSpace:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hocket import __version__
-from hocket.run.cluster.doctor.finding import Finding, Verdict
+from hocket.run.cluster.doctor.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ def judge_versions(versions: SoftwareVersions) -> Finding:
         if not one.installed or _numbers(one.installed) < _numbers(one.least)
     ]
     if not faults:
-        return Finding("versions", Verdict.OK, found, numbers=asdict(versions))
+        return Finding("versions", Severity.OK, found, numbers=asdict(versions))
     return Finding(
         "versions",
-        Verdict.FAIL,
+        Severity.FAIL,
         f"{found}; {', '.join(faults)}",
         "`pip install --upgrade hocket` into the environment that runs",
         asdict(versions),
@@ -87,10 +87,10 @@ def judge_encoding(versions: SoftwareVersions) -> Finding:
     """Check that text is read as UTF-8."""
     found = f"text files are {versions.encoding}"
     if versions.encoding.replace("-", "").lower() == "utf8":
-        return Finding("encoding", Verdict.OK, found)
+        return Finding("encoding", Severity.OK, found)
     return Finding(
         "encoding",
-        Verdict.WARN,
+        Severity.WARN,
         f"{found}; recipes, data and reports are UTF-8",
         "PYTHONUTF8=1, or LANG=C.UTF-8",
     )
@@ -108,12 +108,12 @@ def judge_same_versions(by_rank: Sequence[Mapping[str, Any]]) -> Finding:
             if _numbers(str(other[what]))[:2] != _numbers(str(first[what]))[:2]:
                 return Finding(
                     check,
-                    Verdict.WARN if what == "python" else Verdict.FAIL,
+                    Severity.WARN if what == "python" else Severity.FAIL,
                     f"{what} is {first[what]} at rank 0 and {other[what]} at rank "
                     f"{rank}: messages and results may differ",
                     f"install the same {what} on every host",
                 )
-    return Finding(check, Verdict.OK, f"all {len(by_rank)} workers run the same")
+    return Finding(check, Severity.OK, f"all {len(by_rank)} workers run the same")
 
 
 def _needed() -> list[RequiredPackage]:

@@ -2,4 +2,5 @@
 
 `transport.py` is gloo's, and `wire.py` moves one message there. `ordered.py` is NCCL's,
 and `pair_wires.py` moves a group of messages. Imports `run.comm` and what is before it.
+Begin with `transport.py`.
 """

@@ -28,7 +28,7 @@ from hocket.run.data.step_batch import Batches, NetBatches
 
 # What a message's shapes follow from: numbers of samples.
 Signature: TypeAlias = int | tuple[int, ...]
-Place: TypeAlias = tuple[int, int]  # the step (within a portion) and microbatch
+MicrobatchKey: TypeAlias = tuple[int, int]  # the step (within a portion) and microbatch
 
 _HEADER: Final = -1  # as microbatch and signature: what comes before all of a step
 _PAUSE_S: Final = 5e-5  # while there is something to do meanwhile
@@ -208,7 +208,9 @@ class Incoming:
         """Expect a header before the first message of a step."""
         self._headers.add(step.key)
 
-    def expect(self, places: Iterable[Place], first: int, batches: Batches) -> None:
+    def expect(
+        self, places: Iterable[MicrobatchKey], first: int, batches: Batches
+    ) -> None:
         """Have buffers ready for a portion's messages, as far as shapes are agreed.
 
         Args:
@@ -361,7 +363,11 @@ class LaneChannels:
         self._of: dict[tuple[int, int], Incoming] = {}  # each message's, until released
 
     def expect(
-        self, channel: Incoming, places: Iterable[Place], first: int, batches: Batches
+        self,
+        channel: Incoming,
+        places: Iterable[MicrobatchKey],
+        first: int,
+        batches: Batches,
     ) -> None:
         """Note which channel a portion's messages use; see `Incoming.expect`."""
         for relative, microbatch in places:

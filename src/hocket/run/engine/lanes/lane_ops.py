@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hocket.core.dataflow import Value
 from hocket.core.op import Op
-from hocket.run.data.step_batch import NetBatches
-from hocket.run.device.stopwatch import Stopwatch
+from hocket.run.data.step_batch import NetBatches, StepBatch
+from hocket.run.device.stopwatch import Seconds, Stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +48,27 @@ class LaneOps:
     ops: list[LaneOp]
     watch: Stopwatch
     computes: NDArray[np.bool_]
+
+    def busy_s(self, start_s: Seconds, end_s: Seconds) -> float:
+        """Return how long the lane itself worked, in seconds.
+
+        Args:
+            start_s: when each op began.
+            end_s: when each op ended.
+        """
+        return float((end_s - start_s)[self.computes].sum())
+
+
+class Countdown:
+    """Counts the microbatches of each stage's batches down to the last one."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, tuple[int, int]], int] = {}
+
+    def is_last(self, stage: int, work: StepBatch) -> bool:
+        """Count one microbatch of a stage's batch; return whether it was the last."""
+        key = stage, work.step.key
+        num_left = self._left.pop(key, len(work.microbatches)) - 1
+        if num_left:
+            self._left[key] = num_left
+        return not num_left

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,12 +23,12 @@ import torch
 from hocket.core.op import ASYNCHRONOUS, STEP_ENDS, Kind, Op
 from hocket.core.plans.lane_plan import OpPlan
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
+from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.concurrent_lanes import ConcurrentLanes
-from hocket.run.engine.lanes.lane_ops import LaneOp, LaneOps
+from hocket.run.engine.lanes.lane_ops import Countdown, LaneOp, LaneOps
 from hocket.run.engine.lanes.op_times import OpTimer, OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -240,11 +241,8 @@ class Player:
 
     def busy_s(self, portion: Portion, record: OpTimes) -> float:
         """Return how long a lane itself worked, in seconds; the mean over lanes."""
-        lanes = self._parts[portion]
-        times = zip(lanes, record.start_s, record.end_s, strict=True)
-        return sum(float((b - a)[lane.computes].sum()) for lane, a, b in times) / len(
-            lanes
-        )
+        times = zip(self._parts[portion], record.start_s, record.end_s, strict=True)
+        return fmean(lane.busy_s(start_s, end_s) for lane, start_s, end_s in times)
 
     def _play_lane(self, lane: LaneOps, first: int, batches: Batches) -> None:
         recorder, end = self._recorder, self._end
@@ -397,18 +395,3 @@ class Player:
     def _gather(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         assert ops.gather is not None
         ops.gather.play(batch, timer)
-
-
-class Countdown:
-    """Counts the microbatches of each stage's batches down to the last one."""
-
-    def __init__(self) -> None:
-        self._left: dict[tuple[int, tuple[int, int]], int] = {}
-
-    def is_last(self, stage: int, work: StepBatch) -> bool:
-        """Count one microbatch of a stage's batch; return whether it was the last."""
-        key = stage, work.step.key
-        num_left = self._left.pop(key, len(work.microbatches)) - 1
-        if num_left:
-            self._left[key] = num_left
-        return not num_left

@@ -34,8 +34,8 @@ from hocket.run.device.device import Device
 from hocket.run.engine.lanes.channel_ends import (
     Incoming,
     LaneChannels,
+    MicrobatchKey,
     Outgoing,
-    Place,
     Schemas,
     SharedReceivers,
     Signature,
@@ -58,8 +58,8 @@ class Orders(NamedTuple):
             U.
     """
 
-    arrivals: dict[Source, list[Place]]
-    groups: list[list[tuple[Message, Place]]]
+    arrivals: dict[Source, list[MicrobatchKey]]
+    groups: list[list[tuple[Message, MicrobatchKey]]]
 
 
 WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per step
@@ -154,7 +154,7 @@ class PointToPoint:
         Args:
             part: the portion; its messages go through channels that are there.
         """
-        found: dict[Source, list[Place]] = {key: [] for key in self._in}
+        found: dict[Source, list[MicrobatchKey]] = {key: [] for key in self._in}
         for lane in part.lanes:
             for op in lane:
                 for message in op.sends:
@@ -263,7 +263,7 @@ class PointToPoint:
             outgoing.flush(self._timeout_s)
 
 
-def _place(message: Message, part: PortionPlan) -> Place:
+def _place(message: Message, part: PortionPlan) -> MicrobatchKey:
     value = message.value
     microbatch = WHOLE_BATCH if value.microbatch is None else value.microbatch
     return value.step - part.shift, microbatch

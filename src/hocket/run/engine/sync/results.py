@@ -191,10 +191,10 @@ class Results:
         assert self._receiver is not None
         if not self._names:
             what = "the names of the losses"
-            told = wait_for_value(
+            message = wait_for_value(
                 self._store, self._channel, self._key, what, self._timeout_s
             )
-            self._names, self._warning = json.loads(told)
+            self._names, self._warning = json.loads(message)
         schema = self._made_schema()
         tag = message_tag(schema, step, 0)
         self._receiver.expect([tag], schema)

@@ -21,7 +21,7 @@ from hocket.run.outoforder.capture.code import (
     step_code,
 )
 from hocket.run.outoforder.capture.lstm import has_lstm, is_fused
-from hocket.run.outoforder.capture.regions import Place, Regions, cut_into_regions
+from hocket.run.outoforder.capture.regions import RegionKey, Regions, cut_into_regions
 from hocket.run.outoforder.capture.trace import trace_step
 from hocket.run.outoforder.capture.update import (
     Optimizer,
@@ -56,7 +56,7 @@ class CapturedStep:
     kernels: str = "plain"
 
     @property
-    def written(self) -> dict[Place, frozenset[str]]:
+    def written(self) -> dict[RegionKey, frozenset[str]]:
         """The given tensors that each region changes in place."""
         step, written = self.regions.step, {}
         buffers = {step.buffers[name].name for name in step.new_buffers}

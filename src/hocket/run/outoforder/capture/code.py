@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.footprint import Footprint
 from hocket.core.op import Kind
-from hocket.run.outoforder.capture.regions import Place, Regions
+from hocket.run.outoforder.capture.regions import RegionKey, Regions
 from hocket.run.outoforder.capture.trace import StepGraph
 from hocket.run.outoforder.capture.update import UpdateGraph
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph
@@ -55,7 +55,7 @@ class StepCode:
         constants: the graph's constants, by name.
     """
 
-    regions: Mapping[Place, RegionCode]
+    regions: Mapping[RegionKey, RegionCode]
     footprint: Footprint
     block_of: Mapping[str, int]
     constants: Mapping[str, Tensor]
@@ -80,13 +80,13 @@ def step_code(regions: Regions, updates: Mapping[int, UpdateGraph]) -> StepCode:
     """
     step = regions.step
     blocks, ends = _Blocks(step.graph), RegionEnds(step)
-    codes: dict[Place, RegionCode] = {}
+    codes: dict[RegionKey, RegionCode] = {}
     events: dict[tuple[Kind, int], tuple[int, ...]] = {}
     for place, nodes in regions.nodes.items():
         codes[place] = _region(step.module, ends, nodes)
         events[place] = tuple(blocks.events(nodes))
     for unit, update in updates.items():
-        place = Place(Kind.UPDATE, unit)
+        place = RegionKey(Kind.UPDATE, unit)
         gradients = [step.gradients[name] for name in update.names]
         codes[place] = _update(update, gradients, step.parameters)
         events[place] = tuple(blocks.update_events(update, gradients))

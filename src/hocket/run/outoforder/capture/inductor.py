@@ -24,7 +24,7 @@ from hocket.model.trace.observe import is_random
 from hocket.run.outoforder.capture.captured_step import CapturedStep
 from hocket.run.outoforder.capture.code import RegionCode, RegionEnds, StepCode
 from hocket.run.outoforder.capture.lstm import FUSED_LSTM
-from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.regions import RegionKey
 from hocket.run.stage.compiled.graph.graphs import value_of
 from hocket.run.stage.compiled.lower import Lowered, lowered, settings
 
@@ -111,7 +111,7 @@ class RegionCompiler:
         self._ends = RegionEnds(step.regions.step)
         self._known: dict[str, Lowered] = {}
 
-    def compiled(self, place: Place) -> CompiledRegion | None:
+    def compiled(self, place: RegionKey) -> CompiledRegion | None:
         """Compile a region; return None if there is nothing in it for Inductor.
 
         Regions that draw random numbers stay as they are, since only torch's kernels
@@ -145,7 +145,9 @@ class RegionCompiler:
         return self._known[text]
 
 
-def with_compiled(code: StepCode, compiled: Mapping[Place, CompiledRegion]) -> StepCode:
+def with_compiled(
+    code: StepCode, compiled: Mapping[RegionKey, CompiledRegion]
+) -> StepCode:
     """Return a step's functions, some of which are compiled."""
     regions = {place: region.code() for place, region in compiled.items()}
     events = dict(code.footprint.events)

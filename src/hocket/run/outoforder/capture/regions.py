@@ -36,14 +36,14 @@ from hocket.run.outoforder.capture.units import Units, find_units
 from hocket.run.stage.compiled.graph.graphs import needed
 
 
-class Place(NamedTuple):
+class RegionKey(NamedTuple):
     """The name of a region: the kind of the op that runs it, and its unit."""
 
     kind: Kind
     unit: int
 
 
-Places: TypeAlias = Mapping[fx.Node, Place]
+RegionOfNode: TypeAlias = Mapping[fx.Node, RegionKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Regions:
 
     step: StepGraph
     program: Program
-    nodes: Mapping[Place, tuple[fx.Node, ...]]
+    nodes: Mapping[RegionKey, tuple[fx.Node, ...]]
     weights: tuple[tuple[str, ...], ...]
 
 
@@ -74,7 +74,7 @@ def cut_into_regions(step: StepGraph) -> Regions:
     """
     units = find_units(step)
     places = _Assignment(step, units).places
-    nodes: defaultdict[Place, list[fx.Node]] = defaultdict(list)
+    nodes: defaultdict[RegionKey, list[fx.Node]] = defaultdict(list)
     for node in step.graph.nodes:
         if node in places:
             nodes[places[node]].append(node)
@@ -104,8 +104,8 @@ class _Assignment:
         self._step, self._units = step, units
         self._backward = _reached_from(step.start)
         self._reach = self._gradients_reached()
-        self.places: dict[fx.Node, Place] = {
-            node: Place(Kind.FORWARD, unit) for node, unit in units.of.items()
+        self.places: dict[fx.Node, RegionKey] = {
+            node: RegionKey(Kind.FORWARD, unit) for node, unit in units.of.items()
         }
         for node in step.graph.nodes:
             if node in self._backward:
@@ -131,7 +131,7 @@ class _Assignment:
                 reach[node] = frozenset(names[node]).union(*users)
         return reach
 
-    def _backward_place(self, node: fx.Node) -> Place:
+    def _backward_place(self, node: fx.Node) -> RegionKey:
         owner, read = self._units.owner, self._units.weights_read[node]
         reached = {owner[name] for name in self._reach[node]}
         reading = {owner[name] for name in read}
@@ -139,9 +139,9 @@ class _Assignment:
             (unit,) = reached
             early = self._early_unit(node, unit)
             if early is None:
-                return Place(Kind.BACKWARD_WEIGHT, unit)
-            return Place(Kind.BACKWARD_INPUT, early)
-        return Place(Kind.BACKWARD_INPUT, max(reached | reading))
+                return RegionKey(Kind.BACKWARD_WEIGHT, unit)
+            return RegionKey(Kind.BACKWARD_INPUT, early)
+        return RegionKey(Kind.BACKWARD_INPUT, max(reached | reading))
 
     def _early_unit(self, node: fx.Node, unit: int) -> int | None:
         """Return the unit in whose I a part of a shared weight's gradient is computed.
@@ -183,7 +183,7 @@ def _reached_from(start: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _first_needed(users: list[Place], read: set[int]) -> Place:
+def _first_needed(users: list[RegionKey], read: set[int]) -> RegionKey:
     """Return the region in which an operator is run early enough for all its readers.
 
     Args:
@@ -196,18 +196,20 @@ def _first_needed(users: list[Place], read: set[int]) -> Place:
         place.kind is not Kind.BACKWARD_WEIGHT or read <= {place.unit}
     ):
         return place
-    return Place(Kind.BACKWARD_INPUT, max(x.unit for x in users))
+    return RegionKey(Kind.BACKWARD_INPUT, max(x.unit for x in users))
 
 
-def _flows(step: StepGraph, units: Units, places: Places) -> Iterator[tuple[int, int]]:
+def _flows(
+    step: StepGraph, units: Units, places: RegionOfNode
+) -> Iterator[tuple[int, int]]:
     """Yield a flow for each pair of units of which one needs something of the other."""
-    for one, other in _meetings(step, units, places):
+    for one, other in _linked_units(step, units, places):
         if one != other:
             yield min(one, other), max(one, other)
 
 
-def _meetings(
-    step: StepGraph, units: Units, places: Places
+def _linked_units(
+    step: StepGraph, units: Units, places: RegionOfNode
 ) -> Iterator[tuple[int, int]]:
     name_of = {node: name for name, node in step.buffers.items()}
     writer = {name: places[node].unit for name, node in step.new_buffers.items()}
@@ -226,7 +228,7 @@ def _meetings(
     yield from _random_order(places)
 
 
-def _check_reads_early(place: Place, name: str | None) -> None:
+def _check_reads_early(place: RegionKey, name: str | None) -> None:
     if place.kind is not Kind.FORWARD:
         raise CaptureError(
             f"the backward reads the buffer {name!r}, which the forward overwrites: "
@@ -234,7 +236,7 @@ def _check_reads_early(place: Place, name: str | None) -> None:
         )
 
 
-def _random_order(places: Places) -> Iterator[tuple[int, int]]:
+def _random_order(places: RegionOfNode) -> Iterator[tuple[int, int]]:
     """Keep the order in which forwards draw random numbers from one generator."""
     last = None
     for node, place in places.items():
@@ -279,7 +281,7 @@ def check_order(regions: Regions, units: Units) -> None:
             )
 
 
-def _is_before(maker: Place, reader: Place) -> bool:
+def _is_before(maker: RegionKey, reader: RegionKey) -> bool:
     """Return whether a region comes before another in every order with their flow."""
     if maker.kind is Kind.BACKWARD_WEIGHT:
         return False

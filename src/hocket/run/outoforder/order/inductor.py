@@ -26,7 +26,7 @@ from hocket.run.outoforder.capture.inductor import (
     RegionCompiler,
     with_compiled,
 )
-from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.regions import RegionKey
 from hocket.run.outoforder.order.measure import measured_costs
 from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.stage.compiled.capture import CannotCompileError
@@ -82,7 +82,7 @@ def with_inductor(
     return replace(step, code=with_compiled(step.code, faster), kernels=kernels)
 
 
-def _seconds(costs: Sequence[StageCost], place: Place) -> float:
+def _seconds(costs: Sequence[StageCost], place: RegionKey) -> float:
     cost = costs[place.unit]
     match place.kind:
         case Kind.FORWARD:
@@ -95,15 +95,15 @@ def _seconds(costs: Sequence[StageCost], place: Place) -> float:
 
 
 def _compiled(
-    compiler: RegionCompiler, places: Sequence[Place]
-) -> dict[Place, CompiledRegion]:
+    compiler: RegionCompiler, places: Sequence[RegionKey]
+) -> dict[RegionKey, CompiledRegion]:
     """Compile regions in this order, as long as there is time.
 
     Raises:
         HocketError: as the compiler does.
         torch.OutOfMemoryError: a kernel that Inductor tries finds no memory.
     """
-    found: dict[Place, CompiledRegion] = {}
+    found: dict[RegionKey, CompiledRegion] = {}
     begin_s = perf_counter()
     places = [place for place in places if place.kind is not Kind.UPDATE]
     for i, place in enumerate(places):
@@ -129,7 +129,7 @@ def _compiled(
     return found
 
 
-def _warn(place: Place, error: Exception) -> None:
+def _warn(place: RegionKey, error: Exception) -> None:
     log.debug("%s is not compiled", place, exc_info=error)
     text = f"{type(error).__name__}: {error}"
     if "InvalidCxxCompiler" in text:
@@ -160,8 +160,8 @@ class _Measure:
         return measured_costs(player, ops, self._given, footprint, self._device).stages
 
     def matching(
-        self, compiled: Mapping[Place, CompiledRegion]
-    ) -> dict[Place, CompiledRegion]:
+        self, compiled: Mapping[RegionKey, CompiledRegion]
+    ) -> dict[RegionKey, CompiledRegion]:
         """Run each region as operators and compiled; return those that agree."""
         matching = dict(compiled)
         regions = dict(self._step.code.regions)
@@ -178,7 +178,7 @@ class _Measure:
 
 
 def _both(
-    place: Place, region: CompiledRegion, reject: Callable[[], object]
+    place: RegionKey, region: CompiledRegion, reject: Callable[[], object]
 ) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     plain = region.plain
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.footprint import Footprint, MemoryPlan
-from hocket.core.op import WHOLE_OR_HALF_BACKWARD, Kind, Op
+from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.profile.allocations import allocations
@@ -168,7 +168,7 @@ def _stage_costs(
     read = {
         -event
         for (kind, _), events in footprint.events.items()
-        if kind in WHOLE_OR_HALF_BACKWARD
+        if kind in WHOLE_OR_SPLIT_BACKWARD
         for event in events
     }
     return tuple(

@@ -23,7 +23,7 @@ from hocket.core.footprint import MemoryPlan, issue_order
 from hocket.core.op import Op
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.outoforder.capture.code import RegionCode, StepCode
-from hocket.run.outoforder.capture.regions import Place
+from hocket.run.outoforder.capture.regions import RegionKey
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 AroundOp: TypeAlias = Callable[[int, Op, Callable[[], None]], None]
@@ -65,7 +65,7 @@ class StepPlayer:
         self,
         code: StepCode,
         results: frozenset[str],
-        written: Mapping[Place, frozenset[str]],
+        written: Mapping[RegionKey, frozenset[str]],
         plan: MemoryPlan,
         device: Device,
     ) -> None:
@@ -168,7 +168,7 @@ class StepPlayer:
         is_old = op in plan.carried
         blocks = [block for block in before if block not in plan.kept]
         self._overwrite(self._taken(lane, op, blocks, store, is_old=is_old))
-        code = self._code.regions.get(Place(op.kind, op.stage))
+        code = self._code.regions.get(RegionKey(op.kind, op.stage))
         if code is None:
             return
         self._check_accesses(lane, op, code)
@@ -210,7 +210,7 @@ class StepPlayer:
         sanitizer = self._device.sanitizer
         if sanitizer is None:
             return
-        written = self._written.get(Place(op.kind, op.stage), frozenset())
+        written = self._written.get(RegionKey(op.kind, op.stage), frozenset())
         is_old = op in self._plan.carried
         for name in code.inputs:
             seen = self._seen_as(name, is_old)

@@ -12,12 +12,11 @@
 Each graph is compiled by Inductor, for the sizes of the example's microbatches.
 Other sizes (a smaller last microbatch) run uncompiled.
 
-    graphs.py       graphs of operators, and parts of them
+    graph/          graphs of operators, and how they are rewritten
     inputs.py       the tensors that a stage computes with
     trace.py        forward and backward in one graph
-    functional.py   that graph without side effects
     traceable.py    refuses modules whose own code may not be fixed in a graph
-    divide.py       divides operators that make both gradients at once
+    draws.py        the random numbers that a graph draws
     split_backward.py  the nodes of I and of W, and the values held between
     lower.py        Inductor
     products.py     gradients that are products, added up by these
@@ -27,4 +26,6 @@ Other sizes (a smaller last microbatch) run uncompiled.
     remainder.py    W, with the values that I holds for it
     splitter.py     splits a compiled stage's backwards, and chooses a stage's splitter
     (run/tune/compile_stages.py compiles all of a worker's stages)
+
+Imports `run.stage` and what is before it. Begin with `capture.py`.
 """

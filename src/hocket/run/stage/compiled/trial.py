@@ -26,7 +26,7 @@ from hocket.run.stage.seed import preserve_generators, seed_generators
 
 # Far more than rounding, far less than another random number makes.
 _TOLERANCES: Final = {torch.float64: 1e-8, torch.float32: 1e-3}
-_TOLERANCE: Final = 0.1  # for shorter types
+_TOLERANCE: Final = 0.1  # for shorter floating-point types
 
 
 def check_compiled(capture: CompiledCapture, fake_run: FakeRun) -> CompiledCapture:
@@ -149,6 +149,8 @@ def _compare_buffers(
 def check_close(actual: Tensor, expected: Tensor) -> None:
     """Check that a compiled result is the expected one, but for rounding.
 
+    Integers and booleans must be equal.
+
     Raises:
         CannotCompileError: its values, type or shape differ.
     """
@@ -157,6 +159,14 @@ def check_close(actual: Tensor, expected: Tensor) -> None:
             f"compiled, it makes {actual.dtype} of shape {tuple(actual.shape)}, not "
             f"{expected.dtype} of shape {tuple(expected.shape)}"
         )
+    if not (expected.is_floating_point() or expected.is_complex()):
+        if not torch.equal(actual, expected):
+            num_other = int((actual != expected).sum())
+            raise CannotCompileError(
+                f"compiled, it computes something else: {num_other} of "
+                f"{expected.numel()} values differ"
+            )
+        return
     tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
     a, b = (torch.nan_to_num(x.double()) for x in (actual, expected))
     if not a.numel():

@@ -20,4 +20,6 @@ own formula. All other parameters get their gradients in I, from autograd.
     routes.py        which operators they replace
     module_routes.py the same for modules that are run as they are
     by_layers.py     the splitter of a stage, from all of the above
+
+Imports `run.data` and what is before it. Begin with `by_layers.py`.
 """

@@ -105,7 +105,7 @@ def cut_and_measure(
         "transport": type(context.transport).__name__,
         "freezes": str(config.freeze is not None),
     }
-    costs = kept_costs(config.profile_dir, known.profile, depends_on, world, measure)
+    costs = kept_costs(config.profile_dir, known, depends_on, world, measure)
     return CutModel(known, tuple(boundaries), modules, costs)
 
 

@@ -16,26 +16,21 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from functools import partial
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any, Final
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from hocket.core.costs import Costs
 from hocket.core.formats.costs_json import from_json, to_json
 from hocket.errors import HocketError
-from hocket.model.profile.profile import Profile, key_of, write_whole
+from hocket.model.profile.profile import key_of, write_whole
 from hocket.run.cluster.world import World
 from hocket.run.engine.plan import short_hash
+from hocket.run.tune.cut.code_text import UnknownCodeError, code_text
+
+if TYPE_CHECKING:
+    from hocket.run.tune.cut.profiled_model import ProfiledModel
 
 log = logging.getLogger(__name__)
-
-_DEPTH: Final = 6  # counts every level: a function, its code, its constants, ...
-_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None), torch.dtype)
 
 
 def read_kept(path: Path, read: Callable[[Path], Any]) -> Any:
@@ -60,9 +55,22 @@ def keep(write: Callable[[], object]) -> None:
         log.warning("%s: the next start measures again", error)
 
 
+def code_digest(code: Iterable[object]) -> str:
+    """Return a digest of functions and modules, and of all that they reach.
+
+    Returns:
+        Empty if not all of it is known: then nothing that depends on it may be kept.
+    """
+    try:
+        return short_hash(code_text(*code))
+    except UnknownCodeError as error:
+        log.info("every start measures anew, as code cannot be compared: %s", error)
+        return ""
+
+
 def kept_costs(
     folder: str | Path | None,
-    profile: Profile,
+    known: ProfiledModel,
     depends_on: Mapping[str, str],
     world: World,
     measure: Callable[[], Costs],
@@ -70,23 +78,27 @@ def kept_costs(
     """Return the costs that rank 0 kept, or measure them. Every worker must call this.
 
     Args:
-        folder: the folder of kept files; None always measures.
-        profile: what the costs rest on, with its conditions.
+        folder: rank 0's folder of kept files; None always measures.
+        known: what the costs rest on.
         depends_on: all else that they depend on.
         world: all workers.
         measure: measures on all workers, and returns the same on each.
     """
-    if folder is None or profile.slowness:  # devices of several kinds: not kept
+    profile = known.profile
+    if profile.slowness:  # devices of several kinds: not kept
         return measure()
     document = json.dumps(profile.to_json(), sort_keys=True)
-    conditions = {**depends_on, "profile": short_hash(document)}
-    path = Path(folder) / f"costs-{key_of(conditions)}.json"
-    text = read_kept(path, _costs_text) if world.rank == 0 else None
+    code = "" if folder is None or world.rank else code_digest(known.code)
+    conditions = {**depends_on, "profile": short_hash(document), "code": code}
+    path = (
+        Path(folder) / f"costs-{key_of(conditions)}.json" if folder and code else None
+    )
+    text = None if path is None else read_kept(path, _costs_text)
     text = world.broadcast_json(text, name="costs found")
     if text is not None:
-        return from_json(str(text), path=str(path))
+        return from_json(str(text), path="costs of rank 0")
     costs = measure()
-    if world.rank == 0:
+    if path is not None:
         keep(lambda: write_whole(path, to_json(costs)))
     return costs
 
@@ -100,58 +112,3 @@ def _costs_text(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
     from_json(text, path=str(path))
     return text
-
-
-def code_text(value: object, depth: int = _DEPTH) -> str:
-    """Return text that changes when a function's code or its arguments do.
-
-    It is the same in every process. For a callable object only `__call__`'s code
-    counts, not its attributes. Globals count by name only: neither their values nor the
-    code of functions that are called.
-
-    Args:
-        value: a function, a module, or what they are made of.
-        depth: how many levels to look into.
-    """
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    if not depth:
-        return str(name)
-    texts = [code_text(part, depth - 1) for part in _parts(value)]
-    if isinstance(value, frozenset | set):
-        texts.sort()
-    return f"{name}({', '.join(texts)})"
-
-
-_PARTS: Final[Mapping[type, tuple[str, ...]]] = {
-    partial: ("func", "args", "keywords"),
-    MethodType: ("__func__", "__self__"),
-    FunctionType: ("__code__", "__defaults__", "__kwdefaults__", "__closure__"),
-    CodeType: ("co_code", "co_names", "co_consts"),
-    Tensor: ("shape", "dtype"),
-}
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """Return what an object is made of, as far as its code goes."""
-    if isinstance(value, tuple | list | frozenset | set):
-        return value
-    if isinstance(value, dict):
-        return value.items()
-    if isinstance(value, nn.Module):
-        own = (x for part in value.modules() for x in vars(part).items())
-        plain = sorted(f"{name}={x!r}" for name, x in own if isinstance(x, _PLAIN))
-        return repr(value), type(value).forward, plain
-    if isinstance(value, CellType):
-        try:
-            return [value.cell_contents]
-        except ValueError:  # its variable is not set yet
-            return []
-    names = next((x for kind, x in _PARTS.items() if isinstance(value, kind)), ())
-    if is_dataclass(value) and not isinstance(value, type):
-        names = tuple(field.name for field in fields(value))
-    if names:
-        return [getattr(value, name) for name in names]
-    kinds = (vars(kind) for kind in type(value).__mro__)
-    return [next((own["__call__"] for own in kinds if "__call__" in own), None)]

@@ -33,7 +33,7 @@ from hocket.run.engine.same_everywhere import (
 )
 from hocket.run.nets.freezable import freezable_modules
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.kept import code_text, keep, read_kept
+from hocket.run.tune.cut.kept import code_digest, keep, read_kept
 from hocket.run.tune.profile_workers import measured_together, profile_layers
 from hocket.run.weights.update_text import update_text
 
@@ -46,12 +46,14 @@ class ProfiledModel:
         captured: the captured model.
         profile: its layers' costs, the mean over the workers.
         updates: a digest of how its parameters are updated.
+        code: the functions and modules of the user's that costs depend on.
         frozen_s: see `Plan`.
     """
 
     captured: Captured
     profile: Profile
     updates: str
+    code: tuple[object, ...]
     frozen_s: tuple[float, ...] = ()
 
 
@@ -86,7 +88,7 @@ def profile_model(
         "model": captured.digest,
         "weights": f"{digest(dict(captured.state.tensors)):08x}",
         "seed": str(config.seed),
-        "updates": short_hash(_update_text(config, captured)),
+        "updates": short_hash(update_text(config, captured.state.trained)),
         "compile": str(config.compile),
     }
     refuse_differences(world, digests)
@@ -105,13 +107,15 @@ def profile_model(
         world,
     )
     depends_on = {
-        "loss": code_text(config.loss),
         "targets": _shapes(microbatch.targets),
         "teacher_outputs": _shapes(tuple(teacher_outputs)),
     }
-    profile = load_or_measure(captured, config, world, measure, depends_on)
+    loss = (config.loss,)
+    profile = load_or_measure(captured, config, world, measure, depends_on, loss)
+    updates = digests["updates"]
+    code = (config.optimizer, *loss, *_run_as_they_are(captured))
     if config.freeze is None:
-        return ProfiledModel(captured, profile, digests["updates"])
+        return ProfiledModel(captured, profile, updates, code)
     here = microbatch.on(world.device)
     forwards = partial(
         profile_forwards, captured, here.leaves, device=world.device, training=False
@@ -120,7 +124,7 @@ def profile_model(
     passes = {"passes": passes_of(training=False)}
     frozen = load_or_measure(captured, config, world, together, passes)
     frozen_s = tuple(layer.forward_s for layer in frozen.layers)
-    return ProfiledModel(captured, profile, digests["updates"], frozen_s)
+    return ProfiledModel(captured, profile, updates, code, frozen_s)
 
 
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
@@ -160,10 +164,16 @@ def _shapes(output: Any) -> str:
     return str(shapes)
 
 
-def _update_text(config: PipelineConfig, captured: Captured) -> str:
-    tensors = captured.state.tensors.items()
-    trained = {name: x for name, x in tensors if x.requires_grad}
-    return update_text(config, trained)
+def _run_as_they_are(captured: Captured) -> tuple[object, ...]:
+    """Return the modules whose code the captured graph does not show."""
+    flows = captured.training, captured.evaluation
+    found = {
+        str(node.target): flow.trace.objects[str(node.target)]
+        for flow in flows
+        for node in flow.trace.calls
+        if node.op == "call_module"
+    }
+    return tuple(found.values())
 
 
 def load_or_measure(
@@ -172,6 +182,7 @@ def load_or_measure(
     world: World,
     measure: Callable[[], Profile],
     depends_on: Mapping[str, str],
+    code: Sequence[object] = (),
 ) -> Profile:
     """Load a profile on rank 0, or measure it on all workers. Every worker must call.
 
@@ -181,6 +192,7 @@ def load_or_measure(
         world: all workers.
         measure: measures on all workers, and returns the mean.
         depends_on: what the numbers depend on beside the model and the workers.
+        code: functions that they depend on.
     """
     conditions = conditions_of(captured, world.device)
     here = [conditions[name] for name in ("device_name", "host", "num_threads")]
@@ -189,10 +201,12 @@ def load_or_measure(
         **depends_on,
         "precision": config.precision,
         "workers": str(workers),  # which share caches and memory
+        "code": code_digest((*code, *_run_as_they_are(captured))),
     }
     path = None
-    if config.profile_dir is not None and len({kind for kind, *_ in workers}) == 1:
-        path = path_of(Path(config.profile_dir), conditions)  # of one kind of device
+    is_alike = len({kind for kind, *_ in workers}) == 1  # all devices are of one kind
+    if config.profile_dir is not None and is_alike and conditions["code"]:
+        path = path_of(Path(config.profile_dir), conditions)
     names = [layer.name for layer in captured.layers]
 
     def read(path: Path) -> Json:

@@ -19,13 +19,11 @@ from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, ModelError, PlanError
 from hocket.model.profile.costs import UpdateCost, stage_costs
-from hocket.model.profile.optimizer_bytes import optimizer_bytes
 from hocket.model.stages.cut import cut
 from hocket.passes.fill_with import long_step_s
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
-from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.choose import search_of
 from hocket.run.tune.config import PipelineConfig
@@ -36,7 +34,6 @@ from hocket.run.tune.order import make_order
 from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries
 from hocket.run.tune.teachers.filled import JointNets, filled_order, joined
 from hocket.run.tune.teachers.stages import KnownTeacher
-from hocket.run.weights.settings import Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +74,7 @@ def choose_schedule(
         FitError: no order fits the memory.
         PlanError: no order takes the numbers.
     """
-    most = config.memory_bytes
-    most = memory_bytes(context.world) if most is None else most
+    most = config.memory_of(context.world)
 
     def decide() -> tuple[str, int]:
         found = _candidates(config, context, student, teachers)
@@ -135,11 +131,7 @@ def _candidate(
     program = order.program
     at = student_boundaries(config, program, context, student, teachers)
     modules = cut(student.captured, at, program.flows)
-    tensors = student.captured.state.tensors.items()
-    states = optimizer_bytes(
-        {name: x for name, x in tensors if x.requires_grad},
-        lambda named: config.make_optimizer(Parameters(named)),
-    )
+    states = config.state_bytes(student.captured.state.trained)
     costs = stage_costs(
         student.profile,
         at,

@@ -17,10 +17,8 @@ from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.run.cluster.broadcast import decide_on_rank_0
-from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import call_arguments, count_samples, digest, split_batch
-from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.net_setup import example_output
 from hocket.run.engine.same_everywhere import refuse_differences
@@ -28,7 +26,7 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
 from hocket.run.tune.cut.profiled_model import load_or_measure, profile_model
-from hocket.run.tune.order import make_order
+from hocket.run.tune.order import configured_order
 from hocket.run.tune.profile_workers import measured_together
 from hocket.run.tune.teachers.choose import choose_schedule
 from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries
@@ -71,7 +69,7 @@ def joint_order(
     named = config
     if is_chosen:  # for the number of its nets and stages
         named = replace(config, schedule="1f1b", stages_per_device=None)
-    student = _order_of(named, layout)
+    student = configured_order(named, layout)
     refuse_unfillable(config, student)
     for name, teacher in config.teachers.items():
         if teacher.moves:
@@ -94,7 +92,7 @@ def joint_order(
     profiled = profile_model(config, world, num_stages, outputs)
     if is_chosen:
         config = choose_schedule(config, context, profiled, teachers)
-        student = _order_of(config, layout)
+        student = configured_order(config, layout)
     boundaries = student_boundaries(
         config, student.program, context, profiled, teachers
     )
@@ -102,26 +100,13 @@ def joint_order(
     cuts = cut_teachers(teachers, found, student.program)
     update_s = measure_teacher_updates(cuts, context)
     nets = joined(config, student, found, cuts, update_s)
-    most = config.memory_bytes
-    most = memory_bytes(world) if most is None else most
+    most = config.memory_of(world)
 
     def decide() -> str:
         return str(filled_order(config, layout, student, nets, most))
 
     text = decide_on_rank_0(world, decide, "order with the teachers")
     return config, Schedule.parse(text), nets.model
-
-
-def _order_of(config: PipelineConfig, layout: Layout) -> Schedule:
-    """Make the student's order, for any costs."""
-    return make_order(
-        config.schedule,
-        layout,
-        config.num_microbatches,
-        config.stages_per_device,
-        clips=config.clip_norm is not None,
-        whole_batch=config.whole_batch,
-    )
 
 
 def _known(

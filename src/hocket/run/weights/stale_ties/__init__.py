@@ -13,4 +13,5 @@ most of a step.
 
 Stages on one device share the parameter itself: they read the old values that the first
 of them keeps, and their gradients add up by themselves.
+Imports what `run.weights` may. Begin with `stale_tie.py`.
 """

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DataError
+from hocket.run.callbacks.early_stop import EarlyStop, Goal
 from hocket.run.data.metrics import EvaluationResult
-from hocket.run.early_stop import EarlyStop, Goal
 from tests.run.support.step_results import step_result
 
 values = st.lists(st.floats(-10, 10), max_size=20)

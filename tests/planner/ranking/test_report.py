@@ -11,7 +11,7 @@ from hocket.errors import PlanError
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking.report import to_html
 from hocket.planner.ranking.scatter import to_svg
-from tests.planner.toys import MIB, cluster, ranked, work
+from tests.planner.toys import EVERYTHING, MIB, cluster, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
 
@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_every_candidate_is_a_point() -> None:
     """Circles are pipelines, squares data parallelism, and one ring is the best."""
-    ranking = ranked(work(8), cluster(4), 16, Search(is_exhaustive=True))
+    ranking = ranked(work(8), cluster(4), 16, EVERYTHING)
     picture = ElementTree.fromstring(to_svg(ranking))
     circles = [
         x for x in picture.iter(f"{SVG}circle") if x.find(f"{SVG}title") is not None
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_hollow_and_beyond_the_line() -> None:
         work(8, activation_bytes=64 * MIB),
         cluster(4, memory_bytes=900 * MIB),
         16,
-        Search(is_exhaustive=True),
+        EVERYTHING,
     )
     assert ranking.fitting
     assert ranking.too_large
@@ -76,14 +76,14 @@ def test_the_page_holds_the_choice_and_escapes_names() -> None:
 
 def test_columns_explain_themselves() -> None:
     """Those whose names are not plain; a pointer or a tap on the head shows it."""
-    page = to_html(ranked(work(8), cluster(4), 16, Search(is_exhaustive=True)))
+    page = to_html(ranked(work(8), cluster(4), 16, EVERYTHING))
     terms = re.findall(r'<th scope="col"><span class="term"[^>]*>([^<]*)<', page)
     assert {"layout", "microbatches", "bubble", "limited by", "gap"} <= set(terms)
 
 
 def test_a_notebook_shows_the_table_and_the_best() -> None:
     """The rows of the terminal's table, and a step; or why there is none."""
-    ranking = ranked(work(8), cluster(4), 16, Search(is_exhaustive=True))
+    ranking = ranked(work(8), cluster(4), 16, EVERYTHING)
     html = ranking._repr_html_()
     assert html.count("<tr>") == 1 + len(ranking.rows())
     assert "&gt; best: of all within 1 %" in html

@@ -1,18 +1,62 @@
-"""Make what runs one stage of a program."""
+"""Make what runs the stages of a program on one device."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 from hocket.core.program import Program
 from hocket.model.stages.stage import StageModule
 from hocket.run.engine.lanes.wiring import Wiring
-from hocket.run.engine.programs.net_setup import NetSetup, nets_of_batch
+from hocket.run.engine.programs.net_setup import NetSetup, modules_of, nets_of_batch
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.saved_forward import StageGradients
 from hocket.run.weights.settings import TrainingConfig
 
 
-def make_runner(
+def make_runners(
+    program: Program,
+    nets: Sequence[NetSetup],
+    settings: TrainingConfig,
+    context: WorkerContext,
+    wiring: Wiring,
+    *,
+    seed: int,
+    recomputes: Collection[int],
+    checks_loss: bool = True,
+) -> dict[int, StageRunner]:
+    """Make the runners of this worker's stages, by number.
+
+    Args:
+        program: all nets.
+        nets: how each of them is set up.
+        settings: the precision, and the batches of a step.
+        context: this worker's.
+        wiring: which values go along each flow.
+        seed: for random numbers.
+        recomputes: the stages that run their forward again in the backward.
+        checks_loss: whether the first step checks that each loss is a mean over
+            samples, if there are several microbatches.
+    """
+    modules, by_net = modules_of(program, nets), {net.name: net for net in nets}
+    return {
+        stage: _runner(
+            stage,
+            modules[stage],
+            by_net[program.stages[stage].net],
+            program,
+            settings,
+            context,
+            wiring,
+            seed=seed,
+            recomputes=stage in recomputes,
+            checks_loss=checks_loss,
+        )
+        for stage in program.stages_on[context.layout.device]
+    }
+
+
+def _runner(
     stage: int,
     module: StageModule,
     net: NetSetup,
@@ -23,23 +67,8 @@ def make_runner(
     *,
     seed: int,
     recomputes: bool,
-    checks_loss: bool = True,
+    checks_loss: bool,
 ) -> StageRunner:
-    """Make the runner of one stage, on this worker's device.
-
-    Args:
-        stage: its number in the program.
-        module: the stage.
-        net: its net.
-        program: all nets.
-        settings: the precision, and the batches of a step.
-        context: this worker's.
-        wiring: which values go along each flow.
-        seed: for random numbers in the forward.
-        recomputes: whether it runs its forward again in the backward.
-        checks_loss: whether its first step checks that the loss is a mean over samples,
-            if there are several microbatches.
-    """
     layout, device = context.layout, context.world.device
     nets = nets_of_batch(program, net.name)
     counts = {x.name: x.num_microbatches for x in program.nets}

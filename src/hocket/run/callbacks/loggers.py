@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
 from hocket.errors import MissingPackageError
-from hocket.run.callbacks import Callback
+from hocket.run.callbacks.callbacks import Callback
 from hocket.run.cluster.world import World
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult

@@ -1,0 +1,58 @@
+"""What a log of one thread's memory sees, by torch's profiler and by storages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hocket.sharing.running.memory_log import (
+    MemoryLog,
+    StorageLog,
+    Watched,
+    open_log,
+)
+
+CPU = torch.device("cpu")
+
+
+def watched(log: MemoryLog, *, made_before: bool) -> Watched:
+    """Two iterations of a perceptron under a log, with weights from before or within.
+
+    The log that is given has begun. Operators have no workspaces here, and gradients
+    are made anew by each backward.
+    """
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    x, y = torch.randn(128, 64), torch.randn(128, 64)
+    if made_before:
+        log.discard()
+        log = type(log)(CPU) if isinstance(log, StorageLog) else open_log(CPU)
+    for _ in range(2):
+        log.begin()
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x).relu(), y)
+        log.backward()
+        loss.backward()
+        optimizer.step()
+        del loss
+        log.end()
+    return log.close()
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_storages_are_the_allocators_blocks(*, made_before: bool) -> None:
+    """Where the allocator says nothing, operators' outputs are what it would say.
+
+    Also where the weights are older than the log: what changes them in place makes no
+    memory. The allocator has no blocks of less than 512 bytes, and these round up.
+    """
+    storages = watched(StorageLog(CPU), made_before=made_before)
+    blocks = watched(open_log(CPU), made_before=made_before)
+    expected = blocks.forecast.curve.peak
+    assert expected > 6 * 128 * 64 * 4
+    assert storages.forecast.curve.peak == pytest.approx(expected, rel=0.05)
+    assert storages.left_bytes == pytest.approx(blocks.left_bytes, rel=0.05)
+    assert storages.forecast.forward_s > 0
+    assert storages.forecast.backward_s > 0
