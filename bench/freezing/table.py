@@ -11,7 +11,7 @@ from bench.freezing.cases import BASE
 
 Row = dict[str, Any]
 _HEAD = (
-    *("case", "contestant", "stages x replicas : frozen layers, by epoch", "steps"),
+    *("case", "contestant", "stages x replicas : frozen, by epoch", "steps"),
     *("run", "fastest to slowest", "times as fast", "without transitions"),
     *("transitions", "accuracy", "cache hits"),
 )

@@ -60,8 +60,7 @@ _THIRD: Final = (
 )
 _MEASURED: Final = (
     "Ten epochs at alpha 1/5 on two CPU workers, GPipe's order. run: with changes of "
-    "the layout; times as fast: as GPipe without freezing. predicted: the simulated "
-    "steps, beside steps. See bench/freezing."
+    "the layout; times as fast: as GPipe without freezing. See bench/freezing."
 )
 _HEAD: Final[Row] = (
     *("task", "alpha", "modules", "published", "simulated", "hocket", "no cache"),

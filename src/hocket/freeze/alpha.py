@@ -55,5 +55,7 @@ def num_frozen_after(alpha: float, num_layers: int, num_decisions: int) -> int:
         num_layers: layers that may freeze.
         num_decisions: decisions so far.
     """
+    if num_layers * (1.0 - alpha) ** num_decisions < 0.5:
+        return num_layers  # less than one is left: no power of large numbers
     left = (1 - Fraction(alpha).limit_denominator(10_000)) ** num_decisions
     return ceil(num_layers * (1 - left))

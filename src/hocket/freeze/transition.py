@@ -17,7 +17,7 @@ from typing import Final
 from hocket.core.costs import Link
 from hocket.freeze.shapes import Frozen
 
-_FIRST_S: Final = 2.0  # until one was measured
+_FIRST_S: Final = 2.0  # to be earned by a first one
 
 
 @dataclass(slots=True)
@@ -35,9 +35,14 @@ class TransitionCosts:
         """Add a transition that was measured."""
         self._fixed_s.append(max(0.0, seconds - self.link.occupied_s(moved_bytes)))
 
-    def seconds(self, moved_bytes: int) -> float:
-        """Return the predicted seconds of a transition."""
-        fixed_s = mean(self._fixed_s) if self._fixed_s else _FIRST_S
+    def seconds(self, moved_bytes: int, unknown_s: float = _FIRST_S) -> float:
+        """Return the predicted seconds of a transition.
+
+        Args:
+            moved_bytes: the bytes that workers receive.
+            unknown_s: the fixed part until one was measured.
+        """
+        fixed_s = mean(self._fixed_s) if self._fixed_s else unknown_s
         return fixed_s + self.link.occupied_s(moved_bytes)
 
 

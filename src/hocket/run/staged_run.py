@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
@@ -176,10 +175,10 @@ class StagedRun(WorkerRun, ABC):
         if pace is None:
             return None
         if not self._ahead:
-            ahead: Iterable[Stretch] = [self._stretch]
+            self._ahead.append(self._stretch)
             if self._freezing is not None:
-                ahead = self._freezing.ahead(self._step, self._checkpoints.played)
-            self._ahead += takewhile(lambda x: x.begin < num_steps, ahead)
+                played = self._checkpoints.played
+                self._ahead[:] = self._freezing.ahead(self._step, num_steps, played)
         return rest_s(self._ahead, self._step, num_steps, pace)
 
     def _go_on_with(self, played: PlayedLayout) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -40,6 +39,19 @@ def test_the_steps_ahead_are_those_that_are_played(
         assert begins[latest] == pytest.approx(step_s), (step, begins, found)
 
 
+def test_nothing_changes_once_all_layers_are_frozen(tmp_path: Path) -> None:
+    """However many decisions there are to come; no change has taken time yet."""
+    policy = Alpha(1 / 2, every_steps=1)
+    with make_pipeline(tmp_path, freeze=policy) as pipeline:
+        pipeline.step(batch())
+        freezing = pipeline._freezing
+        assert freezing is not None
+        played = pipeline._checkpoints.played
+        found = [*freezing.ahead(1, 5_000, played)]
+    assert [x.begin for x in found] == [1, 1, 2, 3, 4]  # 2, 3, 4 frozen, and again 4
+    assert not any(x.change_s for x in found)
+
+
 def test_a_policy_that_measures_is_taken_to_freeze_no_more(tmp_path: Path) -> None:
     """There is one stretch."""
     with make_pipeline(tmp_path, freeze=Percentile(every_steps=1)) as pipeline:
@@ -60,5 +72,5 @@ def stretches(pipeline: hocket.Pipeline) -> list[Stretch]:
     """All that are predicted from the next step on."""
     freezing = pipeline._freezing
     assert freezing is not None
-    ahead = freezing.ahead(pipeline.num_steps, pipeline._checkpoints.played)
-    return [*takewhile(lambda x: x.begin < NUM_STEPS, ahead)]
+    played = pipeline._checkpoints.played
+    return [*freezing.ahead(pipeline.num_steps, NUM_STEPS, played)]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from itertools import count
+from itertools import count, takewhile
 from time import perf_counter
 from typing import Any
 
@@ -171,13 +171,15 @@ class Freezing:
             if not stages[stage].trainable and not skipped:
                 updater.average()
 
-    def ahead(self, step: int, now: PlayedLayout) -> Iterator[Stretch]:
+    def ahead(self, step: int, num_steps: int, now: PlayedLayout) -> Iterator[Stretch]:
         """Predict the layouts from a step on: what the policy will decide.
 
-        A policy that measures is taken to freeze nothing more.
+        A policy that measures is taken to freeze nothing more. Before a change of
+        layout was measured, none takes time beside its messages.
 
         Args:
             step: the number of the next step.
+            num_steps: the steps of the whole run.
             now: what is played.
         """
         shape = shape_of(now)
@@ -188,17 +190,18 @@ class Freezing:
         present = self._present(
             now, cache=None if self.cache is None else self.cache.costs
         )
-        for at in self._decisions(step):
+        for at in takewhile(lambda x: x < num_steps, self._decisions(step)):
             present = replace(present, steps_left=self._steps_left(at)[0])
             try:
-                wanted = decider.ask(at)
-                if (wanted, present.num_frozen, present.cache) == before:
+                asked = decider.ask(at), present.num_frozen, present.cache
+                decider.num_frozen = present.num_frozen
+                if asked == before:
                     continue  # nothing changes
-                before = wanted, present.num_frozen, present.cache
-                num, found = self._choice.with_most_frozen(wanted, present)
+                before = asked
+                num, found = self._choice.with_most_frozen(asked[0], present)
             except HocketError:  # raised again when it is decided
                 return
-            change_s = self._choice.transition_s(num, found, present)
+            change_s = self._choice.transition_s(num, found, present, unknown_s=0.0)
             yield Stretch(at, found.shape.num_replicas, found.step_s, change_s)
             decider.num_frozen, cache = num, present.cache
             if cache is not None and cache.boundary:

@@ -177,12 +177,20 @@ class ShapeChoice:
         self._costs.add(num_bytes, seconds)
 
     def transition_s(
-        self, num_frozen: int, option: Prediction, present: Present
+        self, num_frozen: int, option: Prediction, present: Present, **unknown: float
     ) -> float:
-        """Return the predicted seconds until a shape is taken."""
+        """Return the predicted seconds until a shape is taken.
+
+        Args:
+            num_frozen: the layers that are frozen then.
+            option: the shape.
+            present: what is played before.
+            **unknown: see `TransitionCosts.seconds`.
+        """
         if num_frozen == present.num_frozen and option.shape == present.shape:
             return 0.0
-        return self._costs.seconds(self.moved_bytes(num_frozen, option, present))
+        moved = self.moved_bytes(num_frozen, option, present)
+        return self._costs.seconds(moved, **unknown)
 
     def _candidates(self, num_frozen: int, present: Present) -> list[Prediction]:
         model, job = self._model(num_frozen, present), self._reshaper.job
