@@ -1,4 +1,4 @@
-"""An error in what only watches ends nothing, and a missed call is named."""
+"""All workers raise the errors of callbacks and metrics; a missed call is named."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     now ├ 2x1, 3 frozen ┤├ change ┤├ 1x2, 5 frozen ┤ ...
 
-Each stretch has a simulated step. What measured steps take longer than simulated ones,
-the later steps are predicted to take longer, too.
+Each stretch has a simulated step. Later steps are predicted to be slower than simulated
+by the factor measured so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from statistics import NormalDist, fmean, quantiles
 from typing import Final, NamedTuple
 
 _NORMAL: Final = NormalDist()
-_QUARTILES: Final = 2 * _NORMAL.inv_cdf(0.75)  # apart, in standard deviations
+# The quartiles of a normal are this many deviations apart.
+_QUARTILES: Final = 2 * _NORMAL.inv_cdf(0.75)
 _FEWEST: Final = 4  # steps of which quartiles say something
 _NUM_LATEST: Final = 50
 
@@ -38,7 +39,7 @@ class Stretch:
 
 
 class Pace(NamedTuple):
-    """What steps take beside what is simulated.
+    """What steps take relative to the simulation.
 
     Args:
         share: the seconds of one replica's step, for each simulated one.
@@ -87,7 +88,12 @@ class StepTimes:
     _before: Pace | None = None
 
     def add(self, measured_s: float, beside_s: float) -> None:
-        """Add a step: its seconds, and those outside of its order."""
+        """Add a step.
+
+        Args:
+            measured_s: the seconds in which its order was played, without `beside_s`.
+            beside_s: its seconds outside of its order, such as cutting its batches.
+        """
         self._measured.append((measured_s, beside_s))
 
     def pace(self, stretch: Stretch) -> Pace | None:
@@ -113,7 +119,7 @@ def rest_s(
         stretches: in order; the first has begun.
         step: the number of the next step.
         num_steps: the steps of the whole run.
-        pace: what measured steps take beside what is simulated.
+        pace: what measured steps take relative to the simulation.
     """
     ends = [*(x.begin for x in stretches[1:]), num_steps]
     total_s = 0.0

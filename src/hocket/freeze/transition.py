@@ -17,7 +17,7 @@ from typing import Final
 from hocket.core.costs import Link
 from hocket.freeze.shapes import Frozen
 
-_FIRST_S: Final = 2.0  # to be earned by a first one
+_FIRST_S: Final = 2.0  # assumed until one is measured
 
 
 @dataclass(slots=True)

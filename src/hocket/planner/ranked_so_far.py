@@ -9,8 +9,8 @@ from typing import Final
 
 from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
 
-_DIGITS: Final = 6  # of samples per second: what differs in more is a tie
-_ROUNDED: Final = 1 - 1e-5  # and a possible tie is never left out
+_DIGITS: Final = 6  # of samples per second that are compared; equal in all six is a tie
+_ROUNDED: Final = 1 - 1e-5  # slack: rounding never drops a candidate that could tie
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class RankedSoFar:
         outcomes: all of them.
         best_s: the shortest steps of those that fit, ascending.
         best_of: the shortest step that fits, by schedule.
-        num_beaten: candidates that cannot come in among the best.
+        num_beaten: candidates that cannot be among the best.
         num_too_long: candidates with too many ops.
     """
 
@@ -41,7 +41,7 @@ class RankedSoFar:
         return least_s > self.best_of.get(candidate.schedule, inf)
 
     def add(self, outcome: Outcome | None) -> None:
-        """Add an outcome; None if the schedule refused the numbers."""
+        """Add an outcome; None if the schedule refused these stages or microbatches."""
         if outcome is None:
             return
         self.outcomes.append(outcome)

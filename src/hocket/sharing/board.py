@@ -1,4 +1,4 @@
-"""What is known of each job while it runs; opens gates as `policy.decide` says.
+"""Keeps what is known of each running job, and opens gates as `policy.decide` says.
 
     join ▶ wait ▶ [go on] ▶ begin backward ▶ finish ▶ wait ▶ ... ▶ leave
 

@@ -56,7 +56,8 @@ class Point(Enum):
 
 
 _PATIENCE: Final = 2.0  # times as long as a job last loaded, others wait for it
-_LAST: Final = 0.02  # of an iteration: a late backward is placed so long before its end
+# Of an iteration: a late backward is assumed to have this share left.
+_LAST: Final = 0.02
 
 RUNNING: Final = (Point.FORWARD, Point.BACKWARD)
 WAITING: Final = (Point.WAITS, Point.WAITS_BACKWARD)
@@ -78,7 +79,7 @@ class JobState:
         num_starts: the iterations (in tick-tock: forwards) it started in this mode.
         num_backwards: the backwards it started in this mode.
         device_s: the device's time that it has used in this mode.
-        missed_s: its share, in `budget`, of what others used while it loaded data.
+        missed_s: in `budget`, time charged to it while it loaded data and others ran.
         static_bytes: what it holds between iterations.
         forecast: its next iteration; None if none has been seen.
         error_s: how far its last iterations were from their forecast durations.
@@ -126,7 +127,7 @@ class JobState:
 
     @property
     def back_s(self) -> float:
-        """Return until when others may wait for it; -inf if it is not on its way.
+        """Return until when others may wait for it; -inf if none may.
 
         One that loads for longer than it trains is not waited for.
         """
@@ -237,8 +238,8 @@ def _within_shares(
 ) -> Decision:
     """Admit jobs by their memory that are not too far ahead of others.
 
-    Others are those that run, wait, or are on their way: if only those counted that are
-    there, jobs would alternate whatever their weights, as in turns.
+    Jobs away but due soon count too; otherwise jobs would alternate whatever their
+    weights, as `_turn` says.
     """
     queue: list[tuple[JobState, float]] = []
     look_s = inf

@@ -1,4 +1,7 @@
-"""Numbers reach TensorBoard, JSON lines and any other logger; errors end nothing."""
+"""Numbers reach TensorBoard, JSON lines and any other logger.
+
+On one worker an error in a logger ends training, and the pipeline can go on.
+"""
 
 from __future__ import annotations
 

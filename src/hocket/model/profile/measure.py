@@ -53,7 +53,7 @@ from hocket.planner.work import HeldBytes
 
 _MIN_PASSES = 5
 _MAX_PASSES = 40
-_BUDGET_S = 2.0  # for all passes of one kind
+_BUDGET_S = 2.0  # the passes of one kind may take half of it
 
 Column = list[float]  # seconds of one piece, one entry per pass
 
@@ -230,7 +230,7 @@ def _layer(
 
 
 def _split_overhead_s(whole: list[list[Column]], split: list[list[Column]]) -> float:
-    """Return the overhead of split passes over whole ones, per pass and piece."""
+    """Return the overhead of split passes over whole ones: the median over passes."""
     whole_s, split_pass_s = (
         [sum(times, 0.0) for times in zip(*(own for (own,) in kinds), strict=True)]
         for kinds in (whole, split)

@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Final
 
 _LEAST: Final = 10  # measurements
-_EVERY: Final = 5  # of them it is computed again
+_EVERY: Final = 5  # check again after every 5
 _SHARE: Final = 0.02
 _NOTCH: Final = 1.57
 

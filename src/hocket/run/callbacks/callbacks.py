@@ -1,4 +1,4 @@
-"""Calls what only watches training; its errors are raised where all workers raise them.
+"""Calls loggers and callbacks; their errors are raised on all workers together.
 
     rank 0    step  step ✗ logged  step  step  evaluation  CallbackError
     rank 1    step  step           step  step  evaluation  CallbackError

@@ -23,7 +23,7 @@ from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 
-_FLUSH_S: Final = 10  # what TensorBoard shows is at most so old
+_FLUSH_S: Final = 10  # seconds between flushes
 
 
 class Logger(Protocol):
@@ -78,7 +78,7 @@ class TensorBoardLogger:
 
 
 class JsonLinesLogger:
-    """Writes a JSON object per line, behind those that are there; close it at the end.
+    """Writes a JSON object per line, appended to the file; close it at the end.
 
     Args:
         path: the file; made with the first numbers, and its folder, too.
@@ -103,7 +103,7 @@ class JsonLinesLogger:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """Return a line of JSON, which has no NaN: null replaces it."""
+    """Return one line of JSON; NaN and infinities become null."""
     finite = {
         name: None if isinstance(x, float) and not isfinite(x) else x
         for name, x in values.items()

@@ -1,4 +1,4 @@
-"""What updates have in common on all workers, also on those whose layers are frozen.
+"""Sends learning rate and schedule to workers whose layers are all frozen.
 
 [a b] │ [c] d │ e f       frozen: a b c
         rate    rate ─▶   the last device always trains, and broadcasts
@@ -25,7 +25,7 @@ def learning_rate(now: PlayedLayout, world: World) -> float:
 
 
 def common_state(now: PlayedLayout, world: World) -> CommonState | None:
-    """Return what updates have in common; every worker must call this.
+    """Return the optimizer's options and the schedule; every worker must call this.
 
     Raises:
         ConfigError: an optimizer or a schedule keeps tensors in its options, which a

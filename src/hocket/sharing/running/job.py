@@ -53,7 +53,8 @@ class Job:
             `turns`, `budget` and `auto`.
         memory_bytes: the most that this job may hold; None for no limit of its own.
         max_slowdown: how much longer its iterations may take than alone, without the
-            time in which it loads data; in all modes but `tick-tock` and `free`.
+            time in which it loads data (with it in `turns`, where data is loaded within
+            the turn); in all modes but `tick-tock` and `free`.
         seed: what torch's default generators are seeded with before `make`; each job
             draws its own numbers, as if it were alone.
         draws: whether it draws random numbers from torch's default generators; None if

@@ -5,7 +5,7 @@ It knows the sizes only of blocks that were allocated while it ran: a log begins
 whole iteration before the one that is read.
 
 CUDA's own allocator (cudaMallocAsync) reports nothing to the profiler. There each
-operator's new storages are counted, until they are freed: all but its workspaces.
+operator's new storages are counted, until they are freed; workspaces are not seen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Watched:
 
     Args:
         forecast: the last iteration.
-        left_bytes: what was allocated since the log began, and not freed at its end.
+        left_bytes: what was allocated since the log began, and still held at its end.
         peak_bytes: the most of that at once.
     """
 
@@ -56,11 +56,11 @@ class MemoryLog(ABC):
     """A log of the calling thread's allocations on a device."""
 
     def begin(self) -> None:
-        """Mark the begin of an iteration."""
+        """Mark the beginning of an iteration."""
         self._mark(_BEGIN)
 
     def backward(self) -> None:
-        """Mark the begin of its backward."""
+        """Mark the beginning of its backward."""
         self._mark(_BACKWARD)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The store in which the workers of a job meet: a file, torchrun's, or none."""
+"""The store in which a job's workers meet: a file, torchrun's, or one in memory."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def shared_store(rank: int, world_size: int) -> dist.Store:
     except dist.DistError as error:
         raise WaitError(
             f"rank {rank} cannot reach the store at {store_address()} (MASTER_ADDR, "
-            f"MASTER_PORT): {error}. `hocket doctor` on this host and on that one says "
-            "what is wrong with names, ports and the way between them"
+            f"MASTER_PORT): {error}. Run `hocket doctor` on this host and on "
+            "MASTER_ADDR: it checks names, ports and the network"
         ) from error
     return store
 
