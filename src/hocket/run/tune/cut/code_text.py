@@ -1,4 +1,4 @@
-"""Text that changes when a function does, or anything that it reaches.
+"""Describes a function and all that it uses as text, to detect changes.
 
     def loss(output, targets):              its code and arguments;
         return scale * mine.distance(...)   the value of `scale`; and all of this
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cache, cached_property, partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -38,10 +39,15 @@ from hocket.errors import HocketError
 
 _MOST_VALUES: Final = 50_000
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
-# Their versions are among the conditions of all that is kept.
+# Their versions are part of every key.
 _KNOWN: Final = sys.stdlib_module_names | {"torch", "hocket"}
 # What code reaches by these is not among its names.
-_HIDING: Final = frozenset({"eval", "exec", "__import__", "import_module", "ops"})
+_HIDING: Final = frozenset(
+    {
+        *("eval", "exec", "__import__", "import_module", "ops"),
+        *("globals", "locals", "vars", "modules", "__dict__"),
+    }
+)
 _ABOUT_A_CLASS: Final = frozenset(
     {
         *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"),
@@ -49,7 +55,7 @@ _ABOUT_A_CLASS: Final = frozenset(
         *("__abstractmethods__", "_abc_impl"),
     }
 )
-# What counts of objects of these classes.
+# Attributes that are compared, by class.
 _PARTS: Final[Mapping[type, tuple[str, ...]]] = {
     partial: ("func", "args", "keywords"),
     MethodType: ("__func__", "__self__"),
@@ -60,7 +66,7 @@ _PARTS: Final[Mapping[type, tuple[str, ...]]] = {
     property: ("fget", "fset"),
     cached_property: ("func",),
     Enum: ("name", "value"),
-    Tensor: ("shape", "dtype"),
+    Tensor: ("shape", "dtype", "requires_grad"),
     np.ndarray: ("shape", "dtype"),
     torch.Generator: ("device",),
     logging.Logger: ("name",),
@@ -75,8 +81,8 @@ def code_text(*values: object) -> str:
     """Return text that changes when the code of the values or their arguments do.
 
     Args:
-        values: functions, modules, or what they are made of. Of tensors, shape and type
-            count.
+        values: functions, modules, or what they are made of. Of tensors, shape, type
+            and whether they require a gradient count.
 
     Raises:
         UnknownCodeError: they reach too much, or objects that nothing is known of.
@@ -131,7 +137,7 @@ def _items(value: Any) -> Iterable[Any] | None:
     """Return the items of a collection; None if it is none.
 
     Raises:
-        UnknownCodeError: their order is another in each process.
+        UnknownCodeError: their order differs between processes.
     """
     match value:
         case list() | tuple():
@@ -160,7 +166,7 @@ def _of_class(kind: type) -> Iterator[Any]:
 
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
-    """Yield a function's parts: of one that is installed only what it was given."""
+    """Yield a function's parts: of an installed one only closure and defaults."""
     home = str(function.__globals__.get("__name__"))
     yield home + _version(home)
     yield from (function.__closure__, function.__defaults__, function.__kwdefaults__)
@@ -173,7 +179,7 @@ def _of_object(value: Any) -> Iterator[Any]:
     """Yield the class of an object, and its attributes.
 
     Raises:
-        UnknownCodeError: it has none, and no text either.
+        UnknownCodeError: it has neither attributes nor a text that stays.
     """
     yield type(value)
     slots = {
@@ -196,7 +202,7 @@ def _read_globals(code: CodeType, known: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the names that code reads and their values.
 
     Raises:
-        UnknownCodeError: it reads others as well.
+        UnknownCodeError: it may read names that cannot be listed.
     """
     every = [code, *_inner(code)]
     names = dict.fromkeys(name for part in every for name in part.co_names)
@@ -204,6 +210,8 @@ def _read_globals(code: CodeType, known: Mapping[str, Any]) -> Iterator[Any]:
         raise UnknownCodeError(f"it uses {', '.join(sorted(hiding))}")
     found = [known[name] for name in names if name in known]
     todo = [*found, *(x for part in every for x in _imported(part))]
+    if "getattr" in names and any(map(_is_own_module, todo)):
+        raise UnknownCodeError("it uses getattr, maybe of a module")
     modules = set[str]()
     while todo:
         value = todo.pop()
@@ -222,8 +230,12 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
             yield from _inner(constant)
 
 
-def _imported(code: CodeType) -> Iterator[ModuleType]:
-    """Yield the modules that code imports when it runs.
+def _is_own_module(value: Any) -> bool:
+    return isinstance(value, ModuleType) and not _is_installed(value.__name__)
+
+
+def _imported(code: CodeType) -> Iterator[ModuleType | str]:
+    """Yield the modules that code imports when it runs; the names of some.
 
     Raises:
         UnknownCodeError: one is relative; or neither installed nor imported already.
@@ -232,18 +244,25 @@ def _imported(code: CodeType) -> Iterator[ModuleType]:
     for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
         if step.opname != "IMPORT_NAME":
             continue
-        module = None if level.argval else sys.modules.get(str(step.argval))
-        if module is not None:
-            yield module
-        elif level.argval or not _is_installed(str(step.argval)):
-            raise UnknownCodeError(f"it imports {step.argval!r} when it runs")
+        name = str(step.argval)
+        if not level.argval and name in sys.modules:
+            # `import a.b` gives code the name `a`.
+            yield from (sys.modules[name], sys.modules[name.partition(".")[0]])
+        elif not level.argval and _is_installed(name):
+            yield name + _version(name)
+        else:
+            raise UnknownCodeError(f"it imports {name!r} when it runs")
 
 
 @cache
 def _is_installed(module: str) -> bool:
     """Return whether a module is of an installed package, or of Python."""
     package = module.partition(".")[0]
-    path = getattr(sys.modules.get(package), "__file__", None) or ""
+    if package in sys.modules:
+        path = getattr(sys.modules[package], "__file__", None) or ""
+    else:
+        spec = find_spec(package)
+        path = (spec.origin if spec is not None else None) or ""
     is_there = {"site-packages", "dist-packages"} & {*Path(path).parts}
     return package in _KNOWN or bool(is_there)
 
@@ -258,7 +277,7 @@ def _version(module: str) -> str:
     package = module.partition(".")[0]
     if package in _KNOWN or not _is_installed(module):
         return ""
-    version = getattr(sys.modules[package], "__version__", None)
+    version = getattr(sys.modules.get(package), "__version__", None)
     try:
         return f" {version or metadata.version(package)}"
     except metadata.PackageNotFoundError:

@@ -25,7 +25,7 @@ from hocket.errors import HocketError
 from hocket.model.profile.profile import key_of, write_whole
 from hocket.run.cluster.world import World
 from hocket.run.engine.plan import short_hash
-from hocket.run.tune.cut.code_text import UnknownCodeError, code_text
+from hocket.run.tune.cut.code_text import code_text
 
 if TYPE_CHECKING:
     from hocket.run.tune.cut.profiled_model import ProfiledModel
@@ -63,7 +63,7 @@ def code_digest(code: Iterable[object]) -> str:
     """
     try:
         return short_hash(code_text(*code))
-    except UnknownCodeError as error:
+    except Exception as error:  # the user's objects may raise anything
         log.info("every start measures again, as code cannot be compared: %s", error)
         return ""
 
