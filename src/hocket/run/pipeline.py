@@ -375,6 +375,7 @@ class Pipeline(StagedRun):
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous
             )
+            self._end_stretch()
             self._step = loaded.step
             self.filling.resume_from(loaded.num_filled)
             self._go_on_with(self._checkpoints.played)

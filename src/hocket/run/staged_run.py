@@ -86,6 +86,7 @@ class StagedRun(WorkerRun, ABC):
             self._times = StepTimes()
             self._beside_s = 0.0  # of this step
             self._ahead: list[Stretch] = []  # until the plan changes
+            self._ahead_until = 0  # the steps of the run that it is about
             self._cache = None if self._freezing is None else self._freezing.cache
             if self._cache is not None:
                 self._stack.callback(self._cache.close)
@@ -142,8 +143,7 @@ class StagedRun(WorkerRun, ABC):
             now = self._checkpoints.played
             played = freezing.follow(self._step, now, batch)
             if played.plan is not self.plan:
-                self._times.end(self._stretch)
-                self._ahead.clear()
+                self._end_stretch()
             self.plan = played.plan  # its frozen part may be read from now on
             if played.executor is not now.executor:
                 self._checkpoints.go_on_with(played)
@@ -161,8 +161,8 @@ class StagedRun(WorkerRun, ABC):
         """Predict how long the steps take that are left of a run, by this worker.
 
         Steps are simulated in the layouts to come, where layers freeze by a policy that
-        measures nothing; another one is taken to freeze no more. What the measured
-        steps took longer than their simulation, later ones do, too. Waits for data,
+        measures nothing; another one is taken to freeze no more. They are predicted to
+        be slower than simulated by the factor that was measured so far. Waits for data,
         evaluations and checkpoints do not count.
 
         Args:
@@ -174,18 +174,25 @@ class StagedRun(WorkerRun, ABC):
         pace = self._times.pace(self._stretch)
         if pace is None:
             return None
+        if num_steps != self._ahead_until:
+            self._ahead.clear()
         if not self._ahead:
+            self._ahead_until = num_steps
             self._ahead.append(self._stretch)
             if self._freezing is not None:
                 played = self._checkpoints.played
                 self._ahead[:] = self._freezing.ahead(self._step, num_steps, played)
         return rest_s(self._ahead, self._step, num_steps, pace)
 
+    def _end_stretch(self) -> None:
+        """Keep the pace of what was played, before another layout or step is."""
+        self._times.end(self._stretch)
+        self._ahead.clear()
+
     def _go_on_with(self, played: PlayedLayout) -> None:
         """Play another layout, or the same, from the next step on."""
         if played.executor is self._executor:
             return
-        self._ahead.clear()
         self.plan, self._executor = played.plan, played.executor
         self._layout = played.layout
         self._stack.callback(played.executor.sync.give_up)

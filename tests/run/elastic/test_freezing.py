@@ -71,6 +71,7 @@ def test_equals_one_process(
         frozen, layouts, losses, _ = zip(*answer["results"], strict=True)
         key = policy if policy in LAYOUTS and shapes != "stays" else shapes
         assert list(frozen) == NUM_FROZEN.get(key, list(frozen))
+        assert any(frozen)
         if shapes == "chosen":
             assert {*layouts} <= {"2x1", "1x2"}
         else:

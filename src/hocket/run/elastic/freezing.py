@@ -190,8 +190,10 @@ class Freezing:
         present = self._present(
             now, cache=None if self.cache is None else self.cache.costs
         )
+        last = self._last_step
         for at in takewhile(lambda x: x < num_steps, self._decisions(step)):
-            present = replace(present, steps_left=self._steps_left(at)[0])
+            steps_left, _ = self._steps_left(at, last, self._loader_end(at))
+            present, last = replace(present, steps_left=steps_left), at
             try:
                 asked = decider.ask(at), present.num_frozen, present.cache
                 decider.num_frozen = present.num_frozen
@@ -351,14 +353,33 @@ class Freezing:
         shape, boundaries = shape_of(now), now.plan.boundaries
         return Present(shape, boundaries, self.num_frozen, steps_left, cache)
 
-    def _steps_left(self, step: int) -> tuple[int, str]:
-        """Return the steps over which a shape must pay, and when they end."""
+    def _loader_end(self, step: int) -> int:
+        """Return where the loader of a later step ends, if all are equally long."""
+        if step < self.epoch_end or not self.epoch_steps:
+            return self.epoch_end
+        num_over = (step - self.epoch_end) // self.epoch_steps
+        return self.epoch_end + (num_over + 1) * self.epoch_steps
+
+    def _steps_left(
+        self, step: int, last_step: int | None = None, epoch_end: int | None = None
+    ) -> tuple[int, str]:
+        """Return the steps over which a shape must pay, and when they end.
+
+        Args:
+            step: before which it is chosen.
+            last_step: before which the policy is asked the time before; the last time
+                that it was when not given.
+            epoch_end: the step after which the loader ends, 0 if unknown; that of the
+                present loader when not given.
+        """
+        last_step = self._last_step if last_step is None else last_step
+        epoch_end = self.epoch_end if epoch_end is None else epoch_end
         if self._options.num_run_steps is not None:
             return max(1, self._options.num_run_steps - step), "the run ends"
         every = self._options.policy.every_steps
-        decision = step - self._last_step if every is None else every
-        if self.epoch_end - step > decision:
-            return self.epoch_end - step, "the loader ends"
+        decision = step - last_step if every is None else every
+        if epoch_end - step > decision:
+            return epoch_end - step, "the loader ends"
         return decision, "the next decision"
 
 
