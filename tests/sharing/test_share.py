@@ -256,7 +256,7 @@ def test_a_job_may_have_a_limit() -> None:
     job = hocket.Job("a", busy, memory_bytes=100_000)
     report = hocket.share([job, hocket.Job("b", busy)], mode="turns", device="cpu")
     assert isinstance(report["a"].error, NoMemoryError)
-    needed = report["a"].error.actual_bytes
+    needed = report["a"].error.actual_bytes + OWN_BYTES
     job = replace(job, memory_bytes=needed)
     hocket.share([job], mode="turns", device="cpu").check()
 

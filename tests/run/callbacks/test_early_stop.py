@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.errors import DataError
+from hocket.errors import ConfigError, DataError
 from hocket.run.callbacks.early_stop import EarlyStop, Goal
 from hocket.run.data.metrics import EvaluationResult
 from tests.run.support.step_results import step_result
@@ -73,3 +74,16 @@ def test_an_unknown_metric_is_told_those_that_there_are() -> None:
     """At the first evaluation, which alone knows."""
     with pytest.raises(DataError, match=r"'f1'.*there are 'loss', 'score'"):
         EarlyStop(1, "f1")(step_result(), evaluation(1.0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"patience": 0}, "patience=0 would stop at the first"),
+        ({"patience": 1, "goal": "lower"}, "'lower' is none of lowest and highest"),
+    ],
+)
+def test_refuses_what_it_could_not_follow(settings: dict[str, Any], said: str) -> None:
+    """No patience, and a goal that is none."""
+    with pytest.raises(ConfigError, match=said):
+        EarlyStop(**settings)

@@ -6,7 +6,7 @@ from enum import Enum
 from math import isnan
 from typing import Any, assert_never
 
-from hocket.errors import DataError
+from hocket.errors import ConfigError, DataError
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
@@ -32,11 +32,22 @@ class EarlyStop:
     Attributes:
         best: the best value so far; None before the first.
         num_worse: evaluations since then.
+
+    Raises:
+        ConfigError: the patience or the goal is none of these.
     """
 
     def __init__(
         self, patience: int, metric: str = TOTAL, goal: Goal | str = Goal.LOWEST
     ) -> None:
+        if patience < 1:
+            raise ConfigError(
+                f"patience={patience} would stop at the first evaluation: give the "
+                "number of evaluations without a better value, 1 or more"
+            )
+        goals = [known.value for known in Goal]
+        if not isinstance(goal, Goal) and goal not in goals:
+            raise ConfigError(f"goal={goal!r} is none of {' and '.join(goals)}")
         self.best: float | None = None
         self.num_worse = 0
         self._patience = patience
@@ -67,7 +78,8 @@ class EarlyStop:
         self.best, self.num_worse = state["best"], state["num_worse"]
 
     def _value(self, evaluation: EvaluationResult) -> float:
-        known = {TOTAL: evaluation.loss, **evaluation.losses, **evaluation.metrics}
+        trained = {TOTAL: evaluation.loss}
+        known = trained | evaluation.losses | evaluation.metrics | trained
         if self._metric not in known:
             raise DataError(
                 f"training should stop by {self._metric!r}, which no evaluation "

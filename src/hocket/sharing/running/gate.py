@@ -148,7 +148,9 @@ class JobGates(Gates):
         with self.lock:
             self._check(name)
             state = self.board.records[name].state
-            static = left_bytes if state.forecast is None else state.static_bytes
+            # What others left may be freed while a job is watched.
+            first = max(0.0, left_bytes)
+            static = first if state.forecast is None else state.static_bytes
             self.board.observe(name, seen, static)
             return static
 
