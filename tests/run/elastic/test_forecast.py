@@ -74,3 +74,13 @@ def stretches(pipeline: hocket.Pipeline) -> list[Stretch]:
     assert freezing is not None
     played = pipeline._checkpoints.played
     return [*freezing.ahead(pipeline.num_steps, NUM_STEPS, played)]
+
+
+def test_another_number_of_steps_is_predicted_anew(tmp_path: Path) -> None:
+    """Past bug: the stretches of a short run were taken for those of a longer one."""
+    with make_pipeline(tmp_path, freeze=Alpha(1 / 4, every_steps=2)) as pipeline:
+        pipeline.step(batch())
+        assert pipeline.seconds_left(2) is not None
+        after_another = pipeline.seconds_left(NUM_STEPS)
+        pipeline._ahead.clear()
+        assert pipeline.seconds_left(NUM_STEPS) == after_another
