@@ -201,9 +201,7 @@ def load_or_measure(
         **depends_on,
         "precision": config.precision,
         "workers": str(workers),  # which share caches and memory
-        "code": code_digest((*code, *_run_as_they_are(captured)))
-        if config.profile_dir is not None
-        else "",
+        "code": code_digest((*code, *_run_as_they_are(captured))),
     }
     path = None
     is_alike = len({kind for kind, *_ in workers}) == 1  # all devices are of one kind
