@@ -263,6 +263,7 @@ def test_each_sample_counts_once(tmp_path: Path) -> None:
         assert max(off) <= TOLERANCE
 
 
+@pytest.mark.long  # rests on seconds that are measured: on a busy machine 1 in 6 fails
 @pytest.mark.timeout(120)
 def test_the_fastest_filled_order_is_chosen(tmp_path: Path) -> None:
     """Of schedules by name, none has a much shorter step with the same profile."""
