@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -22,12 +23,12 @@ import torch
 from torch import Tensor
 from torch.autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch.autograd.profiler import record_function
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hocket import cuda
 from hocket.model.profile.allocations import profiler_config
 from hocket.model.trace.observe import storage_of
+from hocket.run.device.operator_mode import OperatorMode
 from hocket.sharing.forecast import Forecast
 
 _BEGIN: Final = "hocket: an iteration begins"
@@ -119,7 +120,7 @@ class _ProfilerLog(MemoryLog):
         return int(usage())
 
 
-class StorageLog(MemoryLog, TorchDispatchMode):
+class StorageLog(MemoryLog, OperatorMode):
     """Counts the storages that operators make.
 
     Each operator of a watched iteration ends before the next one is launched, so that
@@ -130,16 +131,12 @@ class StorageLog(MemoryLog, TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self._events: list[Event] = []
         self._alive: dict[int, weakref.ref[Any]] = {}
-        self.__enter__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not import torch's compiler, which takes seconds."""
-        return False
+        self._entered = ExitStack()
+        self._entered.enter_context(self)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -173,7 +170,7 @@ class StorageLog(MemoryLog, TorchDispatchMode):
         self._events.append((perf_counter(), name))
 
     def _stop(self) -> list[Event]:
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._entered.close()
         self._alive.clear()
         return self._events
 

@@ -20,12 +20,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket import cuda
 from hocket.errors import RunError, WaitError
 from hocket.model.trace.observe import is_random
 from hocket.run.device.generators import generator_lock
+from hocket.run.device.operator_mode import OperatorMode
 
 _PROXIED: Final = ("get_state", "set_state", "manual_seed", "seed", "initial_seed")
 _TIMEOUT_S: Final = 600.0
@@ -100,17 +100,12 @@ class JobRandom:
             self._lock.release()
 
 
-class DrawGuard(TorchDispatchMode):
+class DrawGuard(OperatorMode):
     """Lets operators that draw hold the generators for their job."""
 
     def __init__(self, random: JobRandom) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._random = random
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not import torch's compiler, which takes seconds."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.errors import ModelError
 from hocket.model.trace.observe import is_random
+from hocket.run.device.operator_mode import OperatorMode
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
@@ -174,7 +174,7 @@ def tensors_of(gradients: Sequence[Tensor | None]) -> list[Tensor]:
     return [x for x in gradients if x is not None]
 
 
-class DrawDetector(TorchDispatchMode):
+class DrawDetector(OperatorMode):
     """Notes whether an operator draws random numbers.
 
     Attributes:
@@ -182,13 +182,8 @@ class DrawDetector(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.has_drawn = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do not import torch's compiler, which takes seconds."""
-        return False
 
     def __torch_dispatch__(
         self,
