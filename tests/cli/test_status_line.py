@@ -34,7 +34,7 @@ def test_says_what_is_done_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_files_stay_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written where nobody looks."""
+    """A status line writes nothing to a file, which is no terminal."""
     monkeypatch.setattr(status_line, "_AFTER_S", 0.0)
     file = StringIO()
     monkeypatch.setattr(sys, "stderr", file)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps 
 
 
 def test_json_has_keys_that_stay() -> None:
-    """Whoever reads it finds the same keys in every release of one format."""
+    """A program that reads it finds the same keys in every release of one format."""
     document = ranked(work(8), cluster(4), 16, Search()).to_json()
     assert json.loads(json.dumps(document)) == document
     assert set(document) == {

@@ -30,7 +30,7 @@ from tests.run.support.forked_python import start
 from tests.run.support.processes import eventually, none_alive_within
 
 TIMEOUT_S: Final = 3.0  # where it is waited out
-LONG_S: Final = 60.0  # where nobody waits so long
+LONG_S: Final = 60.0  # a limit that no wait reaches
 BUSY_S: Final = 20.0  # what a busy machine may add
 START_S: Final = 60.0  # for two Pythons to import torch there
 

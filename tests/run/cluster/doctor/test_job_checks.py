@@ -87,9 +87,7 @@ def test_rendezvous() -> None:
     met = judge_rendezvous(TWO, ["eth0 (10.0.0.1)"] * 2 + ["ib0 (10.0.0.2)"] * 2)
     told = "4 workers on 2 hosts met, over eth0 (10.0.0.1), ib0 (10.0.0.2)"
     check(met, Severity.OK, told)
-    check(
-        judge_failed_rendezvous(WaitError("nobody came")), Severity.FAIL, "nobody came"
-    )
+    check(judge_failed_rendezvous(WaitError("no rank 1")), Severity.FAIL, "no rank 1")
 
 
 @pytest.mark.timeout(60)
