@@ -155,7 +155,7 @@ def test_named_metrics() -> None:
 
 
 def test_the_first_line_names_the_schedule_that_was_chosen() -> None:
-    """`auto` tells nobody what is about to run."""
+    """The word `auto` does not say what is about to run."""
     recipe = resolve(
         "digits-vit", ["pipeline.schedule=auto", "pipeline.num_workers=1"]
     ).recipe

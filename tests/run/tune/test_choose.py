@@ -122,7 +122,7 @@ def test_reverse_first_k_is_for_replicas_of_one_device() -> None:
         assert not may_reverse(replace(config, **refused), one)
 
 
-def test_nothing_fits_is_told_on_every_worker(tmp_path: Path) -> None:
+def test_an_order_that_does_not_fit_is_refused_on_every_worker(tmp_path: Path) -> None:
     """With what it takes, and what there is."""
     done = run_forked(
         f"{MODULE}:train", 1000, None, num_workers=2, folder=tmp_path, timeout_s=30
