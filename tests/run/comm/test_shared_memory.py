@@ -275,7 +275,7 @@ def receive_some(num: int, worker: Worker) -> bool:
     return right
 
 
-@pytest.mark.parametrize(("num_uncredited", "num_told"), [(0, 22), (1, 11), (3, 6)])
+@pytest.mark.parametrize(("num_uncredited", "num_reported"), [(0, 22), (1, 11), (3, 6)])
 def test_several_small_messages_are_acknowledged_together(
     tmp_path: Path, num_uncredited: int, num_reported: int
 ) -> None:
