@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that use the fixture `golden`, and put the longest first.
 
     `-m golden` finds the former. Of the latter, none must begin when all else is done,
-    and one core is left to wait for the other; their timeouts tell which they are.
+    and one core is left to wait for the other; they are known by their timeouts.
     Tests that share what a module makes once run in one process, so that it is once.
     """
     for item in items:
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Let nobody look again through what is there now: torch, and all tests.
+    """Keep the collector from what is there now: torch, and all tests.
 
     Each pipeline has Python collect garbage, which would take a third of a second.
     """

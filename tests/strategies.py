@@ -107,7 +107,7 @@ def programs() -> st.SearchStrategy[Program]:
 
 @st.composite
 def orders(draw: st.DrawFn, of: st.SearchStrategy[Program] | None = None) -> Schedule:
-    """A valid schedule of any program, in an order that nobody would think of.
+    """A valid schedule of any program, in an unusual order.
 
     Ops are taken one by one from those whose needs are met, and added to the lane of
     their device; each backward may be split.

@@ -92,5 +92,5 @@ def test_plan_is_a_plain_function() -> None:
 
 
 def test_version_is_that_of_the_package() -> None:
-    """One number: what the code says is what the installer was told."""
+    """One number: the code and the installer agree."""
     assert hocket.__version__ == version("hocket")

@@ -136,7 +136,7 @@ def test_rooms_import_only_those_before_them(folder: str) -> None:
 
 
 def test_every_room_says_where_to_begin() -> None:
-    """A reader learns from `__init__.py` what a room may import, and its first file."""
+    """Each `__init__.py` says what a room may import, and its first file."""
     rooms = [path for path in SOURCE.rglob("__init__.py") if path.parent != SOURCE]
     says = {path: ast.get_docstring(ast.parse(path.read_text())) for path in rooms}
     silent = [

@@ -111,7 +111,7 @@ def test_crafted_and_cut_off_pickles_are_refused(data: bytes, message: str) -> N
         np.asfortranarray(np.zeros((2, 3), dtype=np.uint8)),
     ],
 )
-def test_other_arrays_are_told(array: Any) -> None:
+def test_other_arrays_are_reported(array: Any) -> None:
     """Their type or order, instead of their bytes taken for pixels."""
     read: Any = read_arrays(pickle.dumps(array, protocol=2))
     with pytest.raises(PickleError, match="where unsigned bytes in C order are due"):

@@ -57,7 +57,7 @@ def worker(cases: list[str], num_rounds: int) -> list[dict[str, Any]]:
                 "case": name,
                 **{key: spread(seconds) for key, seconds in found.items()},
                 "whole": paired_ratio(found["compiled whole"], found["eager whole"]),
-                "halves": paired_ratio(found["compiled halves"], found["eager halves"]),
+                "split": paired_ratio(found["compiled split"], found["eager split"]),
                 "compiling_s": round(compiling_s, 1),
                 "target": TARGET,
             }
@@ -79,7 +79,7 @@ def _steps(work: Given, kind: str) -> dict[str, Callable[[], object]]:
     runner = StageRunner(1, work.stage, loss, device=CPU, seed=0)
     return {
         f"{kind} whole": partial(_whole, runner, work),
-        f"{kind} halves": partial(_halves, runner, work),
+        f"{kind} split": partial(_split, runner, work),
     }
 
 
@@ -89,7 +89,7 @@ def _whole(runner: StageRunner, work: Given) -> None:
     runner.loss.values.clear()
 
 
-def _halves(runner: StageRunner, work: Given) -> None:
+def _split(runner: StageRunner, work: Given) -> None:
     runner.forward(0, 0, work.part, work.received, 1.0, splits=True)
     _, left = runner.input_gradients(0, 0, ())
     left.finish()

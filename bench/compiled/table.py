@@ -11,7 +11,7 @@ def beside_eager(rows: list[dict[str, Any]]) -> list[list[str]]:
     table = [[*head, "target", "compiling"]]
     for row in rows:
         line = [row["case"]]
-        for way in ("whole", "halves"):
+        for way in ("whole", "split"):
             line += [f"{row[f'{kind} {way}']['median_ms']:.2f} ms" for kind in _KINDS]
             line.append(f"**{row[way]['of_medians']:.3f}**")
         table.append([*line, f"{row['target']:.2f}", f"{row['compiling_s']:.0f} s"])

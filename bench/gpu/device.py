@@ -207,7 +207,7 @@ def graph_equals_eager(bench: Bench) -> Row:
     return {"same": same, "holds": all(same)}
 
 
-def stopwatch_tells_the_devices_time(bench: Bench) -> Row:
+def stopwatch_has_the_devices_time(bench: Bench) -> Row:
     """Spans last as long as the ops, within the host's two readings of its clock."""
     watch = make_stopwatch(2, bench.device.torch_device)
 
@@ -336,7 +336,7 @@ CHECKS: Final[Checks] = {
         unrecorded_wait_is_refused,
         freed_memory_is_not_reused_early,
         masks_do_not_depend_on_lanes,
-        stopwatch_tells_the_devices_time,
+        stopwatch_has_the_devices_time,
         waits_end_in_time,
         submitting_waits_for_nothing,
         gradients_cross_lanes,

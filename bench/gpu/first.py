@@ -1,4 +1,4 @@
-"""Learns the most about hocket on a GPU in ten minutes: parts that fail one by one.
+"""Measures hocket on a GPU in ten minutes, in parts that fail one by one.
 
     python -m bench.gpu.first FOLDER [--quick] [--parts train,waits] [--wheels .whl]
 

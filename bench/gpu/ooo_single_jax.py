@@ -86,8 +86,8 @@ def measured(
             weights, speed, last = play(weights, speed)
         last.block_until_ready()
         seconds.append((perf_counter() - begin_s) / STEPS_IN_TURN)
-    learns = bool(last < first)
-    return {"holds": learns, "step": spread(seconds), "compile_s": round(compile_s, 2)}
+    falls = bool(last < first)
+    return {"holds": falls, "step": spread(seconds), "compile_s": round(compile_s, 2)}
 
 
 def transformer(jax: Any, *, is_small: bool) -> tuple[Forward, Weights, Any]:

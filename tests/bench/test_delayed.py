@@ -1,4 +1,4 @@
-"""Messages with a delay come late, and nobody else is kept waiting."""
+"""Messages with a delay come late, and no other message waits for them."""
 
 from __future__ import annotations
 

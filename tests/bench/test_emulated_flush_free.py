@@ -14,7 +14,7 @@ SCHEDULES: Final = ["pipedream-2bw", "wpipe", "wpipe-overlapped"]
 NUM_WORKERS: Final = 3
 DELAY: Final = 0.25
 FORWARD_S: Final = 0.02
-LESS: Final = 0.02  # a machine that is busy makes it more, by how much nobody knows
+LESS: Final = 0.02  # a busy machine makes it more, by an unknown amount
 
 
 @pytest.mark.long

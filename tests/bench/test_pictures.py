@@ -83,17 +83,17 @@ def test_the_kept_simulation_is_todays() -> None:
     assert [row_of(result) for result in results(quick)] == kept
 
 
-def test_the_documentation_tells_the_kept_numbers() -> None:
+def test_the_documentation_has_the_kept_numbers() -> None:
     """Each number of the table of docs/explanation/wpipe.md, to two decimals."""
     page = (ROOT / "docs" / "explanation" / "wpipe.md").read_text(encoding="utf-8")
-    told = {
+    reported = {
         name: [cell.strip() for cell in cells.split("|")][:6]
         for name, cells in CELL.findall(page)
         if len(cells.split("|")) == 6
     }
-    assert len(told) > 10
+    assert len(reported) > 10
     kept = {_name(row): _cells(row) for row in rows_of(SIMULATED)}
-    assert told == {name: kept[name] for name in told}
+    assert reported == {name: kept[name] for name in reported}
 
 
 def _name(row: dict[str, Any]) -> str:

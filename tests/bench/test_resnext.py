@@ -14,7 +14,7 @@ KNOWN = {(50, 4): (25.029, 4.23), (101, 8): (88.791, 16.41)}
 
 @pytest.mark.parametrize(("depth", "width"), list(KNOWN))
 def test_weights_and_flops_are_the_known_ones(depth: int, width: int) -> None:
-    """To the last digit that is told."""
+    """To the last digit that is shown."""
     layers = resnext(depth, group_width=width, num_classes=1000)
     millions, billions = KNOWN[depth, width]
     flops = sum(layer.ops().forward.total_flops(1) for layer in layers)

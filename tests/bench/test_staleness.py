@@ -45,7 +45,7 @@ ROWS = [
 
 
 def test_quality_is_the_mean_over_seeds() -> None:
-    """A run that has left the numbers is told, one that there is not is left out."""
+    """A diverged run is shown, and a run that does not exist is left out."""
     head, digits = qualities(ROWS)
     cells = dict(zip(head, digits, strict=True))
 

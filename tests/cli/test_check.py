@@ -75,7 +75,7 @@ def test_a_malformed_file_is_said_with_path_and_line(free_dir: Path) -> None:
     assert "order.txt, line 2: '0Q0' is not an op" in said
 
 
-def test_a_csv_is_told_cell_by_cell(free_dir: Path) -> None:
+def test_a_csv_is_reported_cell_by_cell(free_dir: Path) -> None:
     """torch's files have cells: a weight gradient that is there twice, and one not."""
     Path("order.csv").write_text("0F0,0F1,0I0,0W0,0I1,0W0\n1F0,1B0,1F1,1B1\n")
     code, said = check("order.csv")

@@ -34,7 +34,7 @@ WHOLE_S: Final = 150.0  # for two Pythons to import torch on a busy machine
 PORT_CHECK: Final = "port 29500"
 
 
-def told_as_json(text: str) -> dict[str, Any]:
+def reported_as_json(text: str) -> dict[str, Any]:
     """The report, with findings by their check."""
     report = json.loads(text)
     return {**report, "findings": {one["check"]: one for one in report["findings"]}}
@@ -51,7 +51,7 @@ def test_one_host_as_a_table(free_dir: Path) -> None:
 def test_one_host_as_json(free_dir: Path) -> None:
     """The same, with all numbers."""
     result = CliRunner().invoke(app, ["doctor", "--json"])
-    report = told_as_json(result.output)
+    report = reported_as_json(result.output)
     assert set(report["findings"]) == CHECKS | {PORT_CHECK}
     assert report["findings"]["disk"]["numbers"]["path"] == str(free_dir)
     for finding in report["findings"].values():
@@ -75,7 +75,7 @@ def test_with_workers(tmp_path: Path) -> None:
     """They are started, measured, and gone."""
     command = "doctor", "--workers", "2", "--json"
     done = hocket_forked(*command, cwd=tmp_path, timeout_s=WHOLE_S)
-    report = told_as_json(done.stdout)
+    report = reported_as_json(done.stdout)
     assert set(report["findings"]) >= CHECKS | TOGETHER, done.stderr
     assert report["findings"]["cores"]["numbers"]["num_workers"] == 2
     assert done.returncode == (4 if report["severity"] == "fail" else 0)
@@ -85,7 +85,7 @@ def test_with_workers(tmp_path: Path) -> None:
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_on_all_hosts_of_a_job(tmp_path: Path) -> None:
-    """Rank 0 tells for both; a name that leads to the loopback is found on each."""
+    """Rank 0 reports for both; a name of the loopback is found on each."""
     with two_hosts() as hosts:
         meet = ["--master-addr", ADDRESSES[0], "--master-port", str(PORT)]
         script = ["-m", "hocket", "doctor", "--json"]

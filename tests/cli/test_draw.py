@@ -49,11 +49,11 @@ def test_seconds_change_the_picture() -> None:
 
 
 def test_the_suffix_says_the_format(free_dir: Path) -> None:
-    """Each file is what its name promises, and its size is told."""
+    """Each file is what its name promises, and its size is printed."""
     pytest.importorskip("matplotlib", reason="extra `plot`")
     for name in ("a.txt", "a.svg", "a.png", "a.html", "a.json"):
-        told = draw("1f1b", *SIZES, "-o", name)
-        assert told == f"{name}: {(free_dir / name).stat().st_size:,} bytes\n"
+        reported = draw("1f1b", *SIZES, "-o", name)
+        assert reported == f"{name}: {(free_dir / name).stat().st_size:,} bytes\n"
     assert ET.parse(free_dir / "a.svg").getroot().tag.endswith("svg")
     assert (free_dir / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (free_dir / "a.html").read_text().startswith("<!doctype html>")
@@ -155,7 +155,7 @@ def test_without_matplotlib_it_is_a_matter_of_usage(
 ) -> None:
     """As any request that cannot be met here: exit code 2, and what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, told = refused("1f1b", *SIZES, "-o", "a.png")
+    code, reported = refused("1f1b", *SIZES, "-o", "a.png")
     assert code == ExitCode.USAGE
-    assert "pip install 'hocket[plot]'" in told
+    assert "pip install 'hocket[plot]'" in reported
     assert not list(free_dir.iterdir())

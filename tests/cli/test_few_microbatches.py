@@ -1,4 +1,4 @@
-"""Too few microbatches for an order that never flushes: the number that works is told.
+"""Too few microbatches for an order that never flushes: the number that works is named.
 
 With fewer, the weights that a step reads would not be there when it begins.
 """

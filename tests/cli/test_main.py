@@ -31,13 +31,13 @@ TRIES: Final = 50
 HEAVY: Final = ("torch", "numpy", "jinja2", "pydantic", "rich")
 
 ERRORS: Final = [
-    (RecipeError("told"), 2),
-    (DataError("told"), 2),
-    (ShapeError("told"), 3),
-    (NonFiniteError("told"), 5),
-    (WaitError("told"), 6),
-    (WorkerError("told", 1, ExitCode.WORKER), 7),
-    (WorkerError("told", 1, ExitCode.NON_FINITE), 5),
+    (RecipeError("why"), 2),
+    (DataError("why"), 2),
+    (ShapeError("why"), 3),
+    (NonFiniteError("why"), 5),
+    (WaitError("why"), 6),
+    (WorkerError("why", 1, ExitCode.WORKER), 7),
+    (WorkerError("why", 1, ExitCode.NON_FINITE), 5),
 ]
 
 
@@ -89,7 +89,7 @@ def test_version(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_an_unknown_command_is_told_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:
     """`trian` is `train`; exit code 2, as for all that is not valid."""
     done = hocket("trian", cwd=tmp_path)
     assert done.returncode == ExitCode.USAGE
@@ -120,13 +120,13 @@ def test_our_errors_are_a_message_and_an_exit_code(
     failing.append(error)
     result = CliRunner().invoke(app, ["fail"])
     assert result.exit_code == code
-    assert result.stderr == "hocket: told\n"
+    assert result.stderr == "hocket: why\n"
     assert not result.stdout
 
 
 def test_debug_shows_the_traceback(failing: list[BaseException]) -> None:
-    """For whoever wants to see where it came from."""
-    failing.append(DataError("told"))
+    """The option shows where the error came from."""
+    failing.append(DataError("why"))
     result = CliRunner().invoke(app, ["--debug", "fail"])
     assert isinstance(result.exception, DataError)
 

@@ -55,19 +55,19 @@ def test_the_shell_sees_them(name: str) -> None:
 
 def test_values_arrive_where_they_belong() -> None:
     """What the shell gives becomes sizes and costs, and the rest stays what it is."""
-    told: list[tuple[Sizes, UniformCosts, int]] = []
+    reported: list[tuple[Sizes, UniformCosts, int]] = []
 
     @with_options
     def command(sizes: Sizes, costs: UniformCosts, other: int = 5) -> None:
         """A command."""
-        told.append((sizes, costs, other))
+        reported.append((sizes, costs, other))
 
     app = typer.Typer(add_completion=False)
     app.command()(command)
     arguments = ["-d", "4", "--steps", "2", "--update", "0.5", "--other", "7"]
     typer.main.get_command(app).main(arguments, standalone_mode=False)
 
-    ((sizes, costs, other),) = told
+    ((sizes, costs, other),) = reported
     assert sizes == Sizes(devices=4, steps=2)
     assert costs == UniformCosts(1.0, 1.0, 1.0, 0.5, 0.0, 0, 0)
     assert other == 7

@@ -27,7 +27,7 @@ def run(*arguments: str, exit_code: int = 0) -> tuple[str, str]:
 
 def test_says_how_far_a_schedule_is_from_the_best() -> None:
     """1F1B takes 21 s where 17 s are the least; the order stands below."""
-    out, told = run(*SIZES)
+    out, reported = run(*SIZES)
     words = [" ".join(line.split()) for line in out.splitlines()]
 
     assert "1f1b 21 s 23.5 % 28.6 % 3" in words
@@ -35,7 +35,7 @@ def test_says_how_far_a_schedule_is_from_the_best() -> None:
     assert "bound 17 s" in words
     assert "No order is faster." in words
     check(Schedule.parse(out[out.index("d0") :]))
-    assert "bound 17 s" in told
+    assert "bound 17 s" in reported
 
 
 def test_the_order_is_written_like_any_other(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_whole_backwards_stay_whole() -> None:
 def test_too_little_memory_is_refused_with_what_would_do() -> None:
     """Two stages on each device: no microbatch fits into one unit."""
     limit = ("--activation-bytes", "4", "--memory-bytes", "3")
-    _, told = run(*SIZES, *limit, exit_code=3)
+    _, reported = run(*SIZES, *limit, exit_code=3)
 
-    assert "needs 4 bytes" in told
+    assert "needs 4 bytes" in reported
 
 
 def test_without_ortools_it_says_what_to_install(

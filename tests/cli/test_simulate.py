@@ -71,7 +71,7 @@ def test_links_carry_each_message_once() -> None:
     assert {link["num_bytes"] for link in links} == {2 * 4 * 10}
 
 
-def test_a_measured_timeline_is_told_as_it_is(free_dir: Path) -> None:
+def test_a_measured_timeline_is_reported_as_it_is(free_dir: Path) -> None:
     """A run's own numbers, without a simulation."""
     timeline = measured(simulated("1f1b", 2, 4, costs=REAL))
     Path("run.json").write_text(timeline.to_json())

@@ -242,7 +242,7 @@ def test_a_killed_worker_is_replaced_and_the_run_goes_on(free_dir: Path) -> None
 
 
 @pytest.mark.timeout(220)
-def test_an_error_in_the_workers_is_told_once(free_dir: Path) -> None:
+def test_an_error_in_the_workers_is_reported_once(free_dir: Path) -> None:
     """What only they can see: its message is on top, its exit code is the command's."""
     done = hocket_forked(
         "train",

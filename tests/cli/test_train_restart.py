@@ -60,7 +60,7 @@ def pid_of(run_dir: Path, rank: int) -> int:
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("schedule", ["1f1b", "wpipe"])
 def test_a_killed_worker_is_replaced(schedule: str, free_dir: Path) -> None:
-    """The run ends with the weights of one that nobody disturbed, bit for bit.
+    """The run ends with the weights of an undisturbed one, bit for bit.
 
     Also where several steps are in flight, and some weights are old.
     """
@@ -83,10 +83,10 @@ def test_a_killed_worker_is_replaced(schedule: str, free_dir: Path) -> None:
         running = pool.submit(train, "harmed", "1")
         assert eventually(lambda: newest(harmed / "checkpoints") is not None, START_S)
         os.kill(pid_of(harmed, 1), signal.SIGKILL)
-        code, told = running.result()
-    assert code == 0, told
-    assert "rank 1 was killed by signal 9 (SIGKILL) at step" in told
-    assert "starting the workers again, 1 of 1" in told
+        code, reported = running.result()
+    assert code == 0, reported
+    assert "rank 1 was killed by signal 9 (SIGKILL) at step" in reported
+    assert "starting the workers again, 1 of 1" in reported
     expected, found = weights(free_dir / "calm"), weights(harmed)
     assert set(found) == set(expected)
     assert all(torch.equal(found[name], x) for name, x in expected.items())

@@ -89,7 +89,7 @@ def test_write_a_schedule(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """What an example prints.
 
     Args:
@@ -106,11 +106,11 @@ class Runs:
     """What came of running all examples of pipelines, in one folder.
 
     Args:
-        told: by name of the example.
+        reported: what each example printed, by its name.
         saved: checkpoints that were there after the runs in one process.
     """
 
-    told: Mapping[str, Told]
+    reported: Mapping[str, Reported]
     saved: Sequence[str]
 
 
@@ -128,8 +128,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     saved = sorted(path.name for path in (folder / "run").glob("step-*"))
     both = run_forked([*torchrun, *scripts], folder).split(END)
     assert len(alone) == len(both) == len(PIPELINES) + 1
-    told = map(Told, alone, both)
-    return Runs(dict(zip(PIPELINES, told, strict=False)), saved)
+    reported = map(Reported, alone, both)
+    return Runs(dict(zip(PIPELINES, reported, strict=False)), saved)
 
 
 @pipelines
@@ -137,27 +137,27 @@ def test_train_your_model_is_the_same_on_one_worker_and_under_torchrun(
     runs: Runs,
 ) -> None:
     """One process, and two that torchrun starts, print the same losses."""
-    told = runs.told["train_your_model.py"]
+    reported = runs.reported["train_your_model.py"]
 
-    assert told.alone.count("epoch") == 3
-    assert told.both == told.alone
+    assert reported.alone.count("epoch") == 3
+    assert reported.both == reported.alone
 
 
 @pipelines
 def test_train_and_save_goes_on_where_it_was(runs: Runs) -> None:
     """Two workers go on from what one has saved, and stop when nothing gets better."""
-    told = runs.told["train_and_save.py"]
+    reported = runs.reported["train_and_save.py"]
 
-    assert told.alone.startswith("step 49: ")
+    assert reported.alone.startswith("step 49: ")
     assert len(runs.saved) == 2
     last = int(runs.saved[-1].removeprefix("step-"))
-    assert f"step {last - 1}: " in told.alone
-    if told.both:  # the first may have come to the end
-        assert told.both.startswith(f"step {last + 49}: ")
+    assert f"step {last - 1}: " in reported.alone
+    if reported.both:  # the first may have come to the end
+        assert reported.both.startswith(f"step {last + 49}: ")
 
 
 def test_a_recipe_of_own_functions(tmp_path: Path) -> None:
-    """Found beside the recipe's file, from wherever it is called; and they learn."""
+    """Found beside the recipe's file, from any folder; and their losses fall."""
     recipe = str(FOLDER / "wine.toml")
     done = hocket_forked(
         *("train", recipe, "--run-dir", "mine", *PROFILES),

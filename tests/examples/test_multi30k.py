@@ -1,4 +1,4 @@
-"""The recipe of a translator: what it reads, what it may see, and that it learns."""
+"""A translator's recipe: what it reads, what it may see, and that its loss falls."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_a_gradient_that_was_0_does_not_change() -> None:
 
 
 def test_one_noisy_measurement_freezes_nothing() -> None:
-    """With patience 2 two wishes in a row count, and the smaller of them."""
+    """With patience 2 two proposals in a row count, and the smaller of them."""
     norms = [[100, 100, 100, 100], [99, 98, 90, 50], [50, 97, 89, 49]]
     assert decisions(Percentile(), norms) == [0, 2, 3]
     assert decisions(Percentile(patience=2), norms) == [0, 0, 0]

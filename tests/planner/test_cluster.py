@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hocket.core.costs import Link
 from hocket.errors import PlanError
-from tests.planner.toys import cluster
+from hocket.planner.candidate import Candidate
+from hocket.planner.cluster import MessageCosts
+from hocket.planner.predict import Predictor
+from tests.planner.toys import cluster, work
 
 
 def test_a_pipeline_inside_a_node_never_leaves_it() -> None:
@@ -52,3 +57,18 @@ def test_nodes_have_equally_many_devices(num_devices: int, num_nodes: int) -> No
     """Anything else is refused, with the numbers."""
     with pytest.raises(PlanError, match=str(num_devices)):
         cluster(num_devices, num_nodes=num_nodes)
+
+
+def test_measured_messages_take_the_place_of_usual_ones() -> None:
+    """Orders are simulated with them; the cut stays that of the usual link."""
+    usual = cluster(2, bytes_per_s=1e6)
+    slow = MessageCosts(Link(0.5, 1e3), Link(0.25))
+    measured = replace(usual, messages=slow)
+    candidate = Candidate("1f1b", 2, 1, 1, 4)
+    before, found = (
+        Predictor(work(8), x, 8).outcome(candidate) for x in (usual, measured)
+    )
+    costs = Predictor(work(8), measured, 8).costs(candidate)
+    assert (costs.link, costs.handling) == (slow.link, slow.handling)
+    assert found.boundaries == before.boundaries
+    assert found.step_s > before.step_s

@@ -14,7 +14,7 @@ from tests.planner.toys import cluster, work
 @pytest.mark.parametrize(
     ("schedule", "least"), [("pipedream-2bw", 4), ("wpipe", 4), ("wpipe-overlapped", 6)]
 )
-def test_the_number_that_works_is_told_and_works(schedule: str, least: int) -> None:
+def test_the_number_that_works_is_reported_and_works(schedule: str, least: int) -> None:
     """Flush-free orders that were asked for with too few microbatches."""
     asked: dict[str, Any] = {
         "schedules": (schedule,),
@@ -22,13 +22,13 @@ def test_the_number_that_works_is_told_and_works(schedule: str, least: int) -> N
         "data_parallel": False,
         "max_delay": 1,
     }
-    with pytest.raises(PlanError) as told:
+    with pytest.raises(PlanError) as raised:
         rank(work(8), cluster(4), 24, Search(**asked, num_microbatches=(least - 1,)))
     expected = (
         f"nothing can be tried for 24 samples on 4 devices: {schedule} on 4 devices "
         f"needs {least} microbatches a step or more, got {least - 1}: use {least}"
     )
-    assert expected in str(told.value)
+    assert expected in str(raised.value)
     ranking = rank(work(8), cluster(4), 24, Search(**asked, num_microbatches=(least,)))
     assert ranking.best is not None
     assert ranking.best.candidate.schedule == schedule

@@ -1,4 +1,4 @@
-"""As few stages as possible recompute, and the smallest memory that works is told."""
+"""As few stages as possible recompute, and the smallest memory that works is named."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_cheapest_that_fits_recomputes() -> None:
         stages_to_recompute(schedule, costs, 99)
 
 
-def test_what_cannot_fit_is_told_with_the_smallest_that_works() -> None:
+def test_what_cannot_fit_is_reported_with_the_smallest_that_works() -> None:
     """The error names the device and that number, which then works, and no less."""
     schedule = make_schedule("1f1b", num_devices=3, num_microbatches=6)
     costs = equal_stages(3)

@@ -53,8 +53,8 @@ def test_an_order_that_is_made_for_the_memory_fits_it(mib: int) -> None:
         assert all(found["zb-auto"].step_s <= x.step_s for x in found.values())
 
 
-def test_too_little_memory_is_told_with_what_would_do() -> None:
-    """The order that needs least is looked at: nobody is told a larger number."""
+def test_too_little_memory_is_reported_with_what_would_do() -> None:
+    """The order that needs least is looked at, so that no larger number is named."""
     job, devices = work(8), cluster(4, memory_bytes=MIB)
     (outcome,) = rank(job, devices, 8, replace(SEARCH, schedules=("zb-auto",))).outcomes
     enough = replace(devices, memory_bytes=outcome.peak_bytes)
@@ -100,7 +100,7 @@ def test_only_orders_that_split_hold_more() -> None:
         op for lane in predictor.schedule(candidate("zb-h1")).lanes for op in lane.ops
     ]
     whole = [op for op in ops if op.kind is Kind.BACKWARD]
-    assert {op.stage for op in whole} == {0}  # whose I nobody waits for
+    assert {op.stage for op in whole} == {0}  # no op waits for its I
 
 
 def costly(split_s: float) -> MeasuredCosts:
@@ -132,7 +132,7 @@ def test_no_order_is_faster_than_the_bound_when_halves_take_longer() -> None:
 
 
 def test_halves_take_as_much_longer_at_any_size() -> None:
-    """What is fixed of it and what grows is told by two sizes; never less than none."""
+    """Two sizes show what is fixed of it and what grows; neither is negative."""
     one, four = layers(2, seconds=0.01), layers(2, seconds=0.04)
     sizes = [
         tuple(replace(x, split_s=s) for x in of) for of, s in ((one, 2.0), (four, 5.0))
@@ -145,7 +145,7 @@ def test_halves_take_as_much_longer_at_any_size() -> None:
         assert cost.split_s == expected
 
 
-def test_a_bubble_that_repeats_is_told_with_its_numbers() -> None:
+def test_a_bubble_that_repeats_is_reported_with_its_numbers() -> None:
     """V-Min's, where the times are not equal: stages that recompute have a longer I."""
     theirs = replace(SEARCH, schedules=("v-min",))
     equal = rank(work(8), cluster(4), 8, theirs)

@@ -1,4 +1,4 @@
-"""The usual loop: evaluates when it is due, tells everybody, stops when told to."""
+"""The usual loop: evaluates when due, calls all callbacks, stops when asked to."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def pipeline() -> Iterator[hocket.Pipeline]:
         yield found
 
 
-class Told:
-    """Remembers what it was told, and stops after a step."""
+class Reported:
+    """Records its calls, and stops after a step."""
 
     def __init__(self, last_step: int | None = None) -> None:
         self.steps: list[int] = []
@@ -62,38 +62,38 @@ def test_evaluates_every_so_many_steps_and_at_the_end(
     pipeline: hocket.Pipeline,
 ) -> None:
     """Each callback hears of every step, and of an evaluation with its step."""
-    told = (Told(), Told())
+    reported = (Reported(), Reported())
     last = fit(
         pipeline,
         [BATCH] * 20,
         evaluate=lambda: pipeline.evaluate([BATCH]),
         evaluate_every_steps=3,
         num_steps=8,
-        callbacks=told,
+        callbacks=reported,
     )
     assert last is not None
     assert last.step == 7
-    for each in told:
+    for each in reported:
         assert each.steps == list(range(8))
         assert each.evaluated == [2, 5, 7]
 
 
 def test_steps_are_counted_over_the_pipelines_life(pipeline: hocket.Pipeline) -> None:
     """A second epoch goes on counting."""
-    told = Told()
+    reported = Reported()
     for _ in range(2):
         fit(
             pipeline,
             [BATCH] * 2,
             evaluate=lambda: pipeline.evaluate([BATCH]),
             evaluate_every_steps=3,
-            callbacks=[told],
+            callbacks=[reported],
         )
-    assert told.steps == [0, 1, 2, 3]
-    assert told.evaluated == [2]
+    assert reported.steps == [0, 1, 2, 3]
+    assert reported.evaluated == [2]
 
 
-def test_no_other_step_is_under_way_where_somebody_looks() -> None:
+def test_no_other_step_is_under_way_during_callbacks() -> None:
     """At evaluations, where asked for, and at the end; elsewhere steps overlap."""
     begun: dict[int, int] = {}
     with made("wpipe") as pipeline:
@@ -116,7 +116,7 @@ def test_no_other_step_is_under_way_where_somebody_looks() -> None:
 
 def test_a_callback_that_says_true_ends_it(pipeline: hocket.Pipeline) -> None:
     """When all of the others have heard of the step too."""
-    first, second = Told(last_step=1), Told()
+    first, second = Reported(last_step=1), Reported()
     last = fit(pipeline, [BATCH] * 5, callbacks=[first, second])
     assert last is not None
     assert first.steps == second.steps == [0, 1]

@@ -50,7 +50,7 @@ def test_what_watches_ends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "told"),
+    ("calls", "reported"),
     [
         (
             ("evaluate", "train"),
@@ -63,7 +63,7 @@ def test_what_watches_ends_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_a_missed_call_is_named_at_once(
-    tmp_path: Path, calls: tuple[str, str], told: str
+    tmp_path: Path, calls: tuple[str, str], reported: str
 ) -> None:
     """On both ranks, long before the timeout."""
     outcome = run_forked(
@@ -77,7 +77,7 @@ def test_a_missed_call_is_named_at_once(
     for rank in (0, 1):
         kind, message = outcome.results[rank]
         assert kind == "SchemaError"
-        assert message.startswith(told)
+        assert message.startswith(reported)
 
 
 def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (
             {"optimizer": torch.optim.SGD(MODEL.parameters(), 0.1)},
@@ -113,7 +113,7 @@ def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_argument_is_refused_in_words(
-    arguments: dict[str, Any], told: str
+    arguments: dict[str, Any], reported: str
 ) -> None:
     """Not by a TypeError from within."""
     usual: dict[str, Any] = {
@@ -123,20 +123,20 @@ def test_what_is_no_argument_is_refused_in_words(
         "example": BATCH,
         "num_microbatches": 2,
     }
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         hocket.Pipeline(**(usual | arguments))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ({"loss": nn.MSELoss}, "loss is the class MSELoss"),
         ({"model": 3}, "model must be a torch.nn.Module; got int 3"),
         ({"optimizer": "adam"}, "optimizer must be a function"),
     ],
 )
-def test_plans_refuse_the_same(arguments: dict[str, Any], told: str) -> None:
+def test_plans_refuse_the_same(arguments: dict[str, Any], reported: str) -> None:
     """Before anything is measured; a model on the meta device is all right there."""
     usual: dict[str, Any] = {"model": MODEL, "batch": BATCH, "num_devices": 2}
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         hocket.plan(**(usual | arguments))

@@ -216,7 +216,7 @@ def test_jobs_that_load_data_do_not_alternate_within_a_budget(room: float) -> No
     assert a == pytest.approx(b, rel=0.2)
 
 
-def test_nobody_waits_for_a_job_that_makes_no_claim() -> None:
+def test_no_job_waits_for_one_without_a_claim() -> None:
     """A job that loads data half of the time uses less than its share, and stays so.
 
     With room for both, the other one runs on as fast as alone.
@@ -360,7 +360,7 @@ def test_unknown_jobs_run_alone_first(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.LAG, Mode.TICK_TOCK])
-def test_nobody_catches_up_when_the_mode_changes(mode: Mode) -> None:
+def test_no_job_catches_up_when_the_mode_changes(mode: Mode) -> None:
     """Past bug: many short turns let the other job go first for many long ones."""
     board = Board(Mode.TURNS)
     for name in ("short", "long"):

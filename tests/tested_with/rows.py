@@ -116,7 +116,7 @@ FAULTS: Final = (
     Row(
         "Learning rates and losses that differ by rank: refused on every rank",
         f"{_RUN}/engine/test_differing_ranks.py",
-        ("test_all_ranks_are_told",),
+        ("test_all_ranks_raise_it",),
     ),
     Row(
         "Orders with an op dropped, doubled, moved or renumbered: found by the checker",

@@ -16,8 +16,8 @@ from hocket.freeze.policy import (
     share_fault,
 )
 
-Wishes: TypeAlias = tuple[int, ...]
-Norms: TypeAlias = tuple[tuple[float, ...], Wishes]
+Proposals: TypeAlias = tuple[int, ...]
+Norms: TypeAlias = tuple[tuple[float, ...], Proposals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ArgminGradient(Interval):
 
     Args:
         alpha: the largest share of the layers left that freezes at a decision.
-        patience: as many decisions in a row must wish it; the smallest wish counts.
+        patience: as many decisions in a row must propose it; the smallest counts.
         every_steps: steps between decisions; the ends of epochs when not given.
         layers: the modules that count as layers, as "encoder.layers.*".
 
@@ -55,23 +55,23 @@ class ArgminGradient(Interval):
         """It measures gradients."""
         return Measures.GRADIENTS
 
-    def begin(self) -> Wishes:
-        """Return no wishes."""
+    def begin(self) -> Proposals:
+        """Return no proposals."""
         return ()
 
-    def observe(self, state: Wishes, seen: LayerObservation) -> Wishes:
-        """Return the wishes with the newest."""
+    def observe(self, state: Proposals, seen: LayerObservation) -> Proposals:
+        """Return the proposals with the newest."""
         active = range(seen.num_frozen, seen.num_layers)
         if not active:
             return state
         smallest = min(active, key=lambda layer: seen.measured[layer])
         return (*state, smallest + 1)[-self.patience :]
 
-    def decide(self, state: Wishes, seen: LayerObservation) -> int:
-        """Return what the wishes agree on, within the share."""
-        wish = after_patience(state, self.patience, seen.num_frozen)
+    def decide(self, state: Proposals, seen: LayerObservation) -> int:
+        """Return what the proposals agree on, within the share."""
+        proposal = after_patience(state, self.patience, seen.num_frozen)
         most = ceil(self.alpha * (seen.num_layers - seen.num_frozen) - 1e-9)
-        return min(wish, seen.num_frozen + most)
+        return min(proposal, seen.num_frozen + most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Percentile(Interval):
     Args:
         percentile: the percentile, from 0 to 100; between two changes it is
             interpolated.
-        patience: as many decisions in a row must wish it; the smallest wish counts.
+        patience: as many decisions in a row must propose it; the smallest counts.
         every_steps: steps between decisions; the ends of epochs when not given.
         layers: the modules that count as layers, as "encoder.layers.*".
 
@@ -110,21 +110,21 @@ class Percentile(Interval):
         return Measures.GRADIENTS
 
     def begin(self) -> Norms:
-        """Return no norms and no wishes."""
+        """Return no norms and no proposals."""
         return (), ()
 
     def observe(self, state: Norms, seen: LayerObservation) -> Norms:
-        """Return the newest norms, and the wishes with the newest."""
-        before, wishes = state
+        """Return the newest norms, and the proposals with the newest."""
+        before, proposals = state
         if before and seen.num_frozen < seen.num_layers:
-            wishes = (*wishes, self._wish(before, seen))[-self.patience :]
-        return seen.measured, wishes
+            proposals = (*proposals, self._proposal(before, seen))[-self.patience :]
+        return seen.measured, proposals
 
     def decide(self, state: Norms, seen: LayerObservation) -> int:
-        """Return what the wishes agree on."""
+        """Return what the proposals agree on."""
         return after_patience(state[1], self.patience, seen.num_frozen)
 
-    def _wish(self, before: tuple[float, ...], seen: LayerObservation) -> int:
+    def _proposal(self, before: tuple[float, ...], seen: LayerObservation) -> int:
         active = range(seen.num_frozen, seen.num_layers)
         changes = {i: _change(before[i], seen.measured[i]) for i in active}
         threshold = percentile_of([*changes.values()], self.percentile)

@@ -139,12 +139,12 @@ def share_fault(name: str, value: float) -> list[str]:
 
 
 def patience_fault(value: int) -> list[str]:
-    """Return a sentence if a number of equal wishes is not positive."""
+    """Return a sentence if a number of equal proposals is not positive."""
     return [] if value >= 1 else [f"patience is {value}: take 1 or more"]
 
 
-def after_patience(wishes: Sequence[int], patience: int, num_frozen: int) -> int:
-    """Return what the last few wishes agree on: the smallest of them.
+def after_patience(proposals: Sequence[int], patience: int, num_frozen: int) -> int:
+    """Return what the last few proposals agree on: the smallest of them.
 
     One noisy measurement freezes nothing: frozen layers do not come back.
 
@@ -153,5 +153,5 @@ def after_patience(wishes: Sequence[int], patience: int, num_frozen: int) -> int
     >>> after_patience((5,), patience=2, num_frozen=1)
     1
     """
-    last = wishes[-patience:]
+    last = proposals[-patience:]
     return max(num_frozen, min(last)) if len(last) == patience else num_frozen

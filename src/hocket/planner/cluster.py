@@ -21,6 +21,19 @@ from hocket.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)
+class MessageCosts:
+    """The costs of messages, for the simulator.
+
+    Args:
+        link: latency and bandwidth between devices.
+        handling: the time that the lanes at both ends spend themselves.
+    """
+
+    link: Link
+    handling: Link
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
     """Equal devices in equal nodes.
 
@@ -33,6 +46,8 @@ class Cluster:
         name: the devices' name, for people.
         ring: the measured link of reductions over all devices of a node, if there is
             one.
+        messages: the costs of messages between two devices of a node, if they are
+            measured; cuts are balanced for `link` all the same.
         shares_cores: whether reductions slow down the devices' own work, as on CPUs
             without a spare core.
 
@@ -48,6 +63,7 @@ class Cluster:
     num_nodes: int = 1
     name: str = "device"
     ring: Link | None = None
+    messages: MessageCosts | None = None
     shares_cores: bool = False
 
     def __post_init__(self) -> None:

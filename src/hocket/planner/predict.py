@@ -246,6 +246,9 @@ class Predictor:
 
     def _in_place(self, candidate: Candidate) -> Costs:
         """Return costs measured in place, besides the stages' work."""
+        messages = self.cluster.messages
+        if messages is not None:
+            return Costs((), link=messages.link, handling=messages.handling)
         return self.cuts.in_place(
             self._num_samples(candidate),
             candidate.num_devices,

@@ -110,12 +110,10 @@ def _assembled(
     timeout_s: float,
 ) -> tuple[Plan, Executor, Freezing | None]:
     store = _own_store(world)
-    asked, profiled = config.schedule, None
+    asked = config.schedule
     config = _prepared(config, world)
-    if asked == "auto" and not config.teachers:
-        config, profiled = choose_order(config, world, layout)
     config, order, known = _make_order(
-        config, world, layout, recorder, store, timeout_s, profiled
+        config, world, layout, recorder, store, timeout_s
     )
     if asked != "auto":  # which may choose one without old weights
         refuse_without_effect(config, order)
@@ -182,14 +180,14 @@ def _make_order(
     recorder: FlightRecorder,
     store: dist.Store,
     timeout_s: float,
-    profiled: ProfiledModel | None,
 ) -> tuple[PipelineConfig, Schedule, ProfiledModel | CutModel | None]:
     """Return the order, and what is known of the model by then.
 
     The configuration that comes first has the name of a schedule that was chosen.
     """
-    if not is_timed(config) and not config.teachers:
-        return config, configured_order(config, layout), profiled
+    is_chosen = config.schedule == "auto"
+    if not (is_chosen or is_timed(config) or config.teachers):
+        return config, configured_order(config, layout), None
     store = dist.PrefixStore("before the order", store)
     transport = make_transport(
         config.transport,
@@ -208,7 +206,12 @@ def _make_order(
         )
         if config.teachers:
             return joint_order(config, context)
-        return config, *timed_order(config, context, profiled)
+        profiled = None
+        if is_chosen:
+            config, profiled = choose_order(config, context)
+        if is_timed(config):
+            return config, *timed_order(config, context, profiled)
+        return config, configured_order(config, layout), profiled
 
 
 _num_pipelines = count()

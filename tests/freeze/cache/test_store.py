@@ -11,7 +11,7 @@ import pytest
 from hocket.errors import ConfigError
 from hocket.freeze.cache import payoff
 from hocket.freeze.cache.entry import Content, Key
-from hocket.freeze.cache.payoff import CacheCosts, CacheVerdict, Payoff
+from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.store import Store
 from tests.freeze.cache.test_disk import (
@@ -149,13 +149,13 @@ def test_reading_is_chosen_where_it_is_faster() -> None:
     slow, fast = Payoff(), Payoff()
     for number, read_s in enumerate((1.0, 3.0, 3.0)):
         assert slow.add_trial(2.0, read_s) == (number == 2)
-    assert slow.verdict is CacheVerdict.COMPUTES
+    assert slow.mode is CacheMode.COMPUTES
     for number, read_s in enumerate((9.0, 1.0, 1.0)):
         assert fast.add_trial(2.0, read_s) == (number == 2)
-    assert fast.verdict.value == "reads"
+    assert fast.mode.value == "reads"
     gave_up = [fast.add_read(3.0) for _ in range(payoff._NUM_LATEST)]
     assert gave_up.index(True) == payoff._NUM_LATEST - 4  # of sixteen, nine are slow
-    assert fast.verdict is CacheVerdict.COMPUTES
+    assert fast.mode is CacheMode.COMPUTES
 
 
 @pytest.mark.parametrize(

@@ -186,7 +186,7 @@ def test_one_sample_is_example_enough() -> None:
     assert stage(torch.randn(5, 4)).shape == (5, 4)
 
 
-def test_a_digest_tells_work_apart() -> None:
+def test_digests_of_other_work_differ() -> None:
     """Equal for the same work captured twice; not for other shapes or other layers."""
     model, other = (
         nn.Sequential(nn.Linear(4, 4)),

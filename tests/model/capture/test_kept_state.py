@@ -135,7 +135,7 @@ class Statistics(Base):
 
 
 @pytest.mark.parametrize("make", [Notes, Memoizes, Statistics])
-def test_what_nobody_reads_again_is_captured(make: type[Base]) -> None:
+def test_what_is_not_read_again_is_captured(make: type[Base]) -> None:
     """Notes, constants and buffers; the model, and the data, are left as they were."""
     torch.manual_seed(0)
     model, x = make(), X.clone()

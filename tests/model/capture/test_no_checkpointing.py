@@ -44,13 +44,13 @@ def test_is_refused_with_its_place(function: Any, use_reentrant: bool) -> None:
     """Both kinds, by whichever of torch's functions; then all is as before."""
     layer, x = inputs()
     with (
-        pytest.raises(ModelError, match=f"{WHERE}: recomputation belongs") as told,
+        pytest.raises(ModelError, match=f"{WHERE}: recomputation belongs") as raised,
         NoCheckpointing(WHERE),
     ):
         function(use_reentrant, layer, x)
-    assert 'recompute="all"' in str(told.value)
-    assert f"at {__file__}" in str(told.value)
-    assert "use_reentrant=use_reentrant" in str(told.value)
+    assert 'recompute="all"' in str(raised.value)
+    assert f"at {__file__}" in str(raised.value)
+    assert "use_reentrant=use_reentrant" in str(raised.value)
 
     function(use_reentrant, layer, x).sum().backward()
     assert layer.weight.grad is not None
@@ -85,7 +85,7 @@ def test_what_an_error_ends_is_over() -> None:
 
 @BOTH
 def test_a_captured_graph_would_lose_it(use_reentrant: bool) -> None:
-    """It would keep all activations: that is told, and who throws them away."""
+    """It would keep all activations: the warning says so, and what discards them."""
     layer, _ = inputs()
 
     class Recomputes(nn.Module):
@@ -98,15 +98,15 @@ def test_a_captured_graph_would_lose_it(use_reentrant: bool) -> None:
 
     with pytest.raises(
         CaptureError, match=r"it calls torch\.utils\.checkpoint"
-    ) as told:
+    ) as raised:
         capture(Recomputes(), (torch.randn(3, 4),))
-    assert 'recompute="all"' in str(told.value)
-    assert "checkpoint(layer, x" in str(told.value)
+    assert 'recompute="all"' in str(raised.value)
+    assert "checkpoint(layer, x" in str(raised.value)
     assert len(capture(nn.Sequential(layer, Recomputes()), (torch.randn(3, 4),)).layers)
 
 
 def test_subclasses_are_themselves() -> None:
-    """Somebody's own checkpoint that builds on torch's keeps its own forward."""
+    """A user's checkpoint that builds on torch's keeps its own forward."""
 
     class Tripled(torch.utils.checkpoint.CheckpointFunction):
         @staticmethod

@@ -83,7 +83,7 @@ def test_a_backward_counts_too() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_garbage_of_others_is_nobodys_gain(device: torch.device) -> None:
+def test_garbage_of_others_does_not_count(device: torch.device) -> None:
     """A tensor left in a cycle stays until the span is over, many objects later."""
     with allocations(device) as log:
         cycle: list[object] = [torch.empty(KIB, dtype=torch.uint8, device=device)]

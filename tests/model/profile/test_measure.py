@@ -213,7 +213,7 @@ def test_forgets_what_modules_note_on_themselves() -> None:
 
 
 def check_notes(model: Notes, buffers: dict[str, Tensor]) -> None:
-    """It is as if nobody had called it."""
+    """It is as if it had not been called."""
     now = dict(model.named_buffers())
     assert now.keys() == buffers.keys()
     assert all(now[name] is buffer for name, buffer in buffers.items())

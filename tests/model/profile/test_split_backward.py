@@ -139,12 +139,12 @@ def test_the_backward_divides_as_it_does_in_the_stage() -> None:
 
     shares = [x.input_grad_s / (x.input_grad_s + x.weight_grad_s) for x in layers]
     assert 0.25 < median(shares[1:]) < 0.75
-    assert shares[0] < 0.2  # nobody wants the gradient of the batch
+    assert shares[0] < 0.2  # the batch needs no gradient
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_hold_what_their_layers_add_up_to(name: str) -> None:
-    """From I to W, and at most during each of both, as the allocator tells."""
+    """From I to W, and at most during each of both, as the allocator counts."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     make, draw = MODELS[name]

@@ -182,7 +182,7 @@ def test_a_frozen_middle_is_no_frozen_beginning() -> None:
 
 
 def test_a_frozen_batch_norm_stays_frozen() -> None:
-    """In a Sequential as in a captured graph, whoever calls `train()`."""
+    """In a Sequential as in a captured graph, after any call of `train()`."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     x: Tensor = torch.randn(3, 4)
     model[1].eval()

@@ -43,7 +43,7 @@ def test_resizing_repeats_rows() -> None:
 
 
 def test_keywords_may_come_in_another_order() -> None:
-    """A dict is a dict, whoever filled it."""
+    """A dict is a dict, however it was filled."""
     example = Example.of((X,), {"a": 1, "b": MASK})
 
     assert example.flatten((X,), {"b": MASK, "a": 1})[1:] == [1, MASK]

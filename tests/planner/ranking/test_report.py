@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_hollow_and_beyond_the_line() -> None:
 
 
 def test_a_far_budget_leaves_the_points_their_room() -> None:
-    """A gigabyte to have and a few megabytes taken: told in words, without a line."""
+    """A gigabyte available and a few megabytes taken: said in words, without a line."""
     ranking = rank(work(8), cluster(4, memory_bytes=1 << 50), 16)
     picture = ElementTree.fromstring(to_svg(ranking))
     assert not [x for x in picture.iter(f"{SVG}line") if x.get("stroke-dasharray")]

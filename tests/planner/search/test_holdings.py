@@ -77,7 +77,7 @@ def peaks(
 
 
 def random_keys(problem: Problem, seed: int) -> list[float]:
-    """For an order that nobody would think of, microbatches by their numbers."""
+    """For an unusual order, microbatches by their numbers."""
     random = Random(seed)
     keys = [0.0] * len(problem.tasks)
     for tasks in problem.sequences():

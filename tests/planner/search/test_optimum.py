@@ -226,20 +226,20 @@ def test_times_that_are_no_simple_ratios_are_proved_too() -> None:
     assert found.bound_s <= found.makespan_s * (1 + 1e-12)
 
 
-def test_tells_how_far_it_has_come() -> None:
+def test_reports_how_far_it_has_come() -> None:
     """Orders get faster and bounds higher; the last word is the result."""
-    told: list[SearchProgress] = []
+    reported: list[SearchProgress] = []
     costs = unequal(3, 3)
     found = search(
-        Program.chain([0, 1, 2], 4), costs, time_limit_s=20, progress=told.append
+        Program.chain([0, 1, 2], 4), costs, time_limit_s=20, progress=reported.append
     )
-    spans = [one.makespan_s for one in told]
-    bounds = [one.bound_s for one in told]
+    spans = [one.makespan_s for one in reported]
+    bounds = [one.bound_s for one in reported]
 
     assert spans == sorted(spans, reverse=True)
     assert bounds == sorted(bounds)
     assert (spans[-1], bounds[-1]) == (found.makespan_s, found.bound_s)
-    assert told[-1].gap == found.gap
+    assert reported[-1].gap == found.gap
 
 
 def test_ends_when_time_is_up_with_the_best_so_far() -> None:

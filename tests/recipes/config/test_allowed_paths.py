@@ -38,7 +38,7 @@ kind = "sgd"
 
 @pytest.fixture
 def recipe_dir(free_dir: Path) -> Path:
-    """A folder that somebody has sent, beside one that is nobody else's business."""
+    """A folder that came from another user, beside a private one."""
     (free_dir / "private").mkdir()
     (free_dir / "private" / "key.txt").write_text("secret")
     folder = free_dir / "sent"

@@ -45,14 +45,16 @@ def test_a_layout_may_stand_beside_the_same_numbers() -> None:
     assert (found.num_workers, found.num_replicas) == (2, 1)
 
 
-def test_contradictions_are_told_with_the_way_out() -> None:
+def test_contradictions_are_reported_with_the_way_out() -> None:
     """Both sides' numbers, and how each of them is taken away."""
-    told = fault("pipeline.layout=4x2")
-    assert "layout 4x2 is 8 workers in 2 replicas, but num_workers is 2" in told
-    assert "--layout replaces both numbers" in told
-    assert "--set pipeline.layout= takes the layout away" in told
-    told = fault("pipeline.layout=1x2", "pipeline.num_replicas=1")
-    assert "2 workers in 2 replicas, but num_workers is 2 and num_replicas 1" in told
+    reported = fault("pipeline.layout=4x2")
+    assert "layout 4x2 is 8 workers in 2 replicas, but num_workers is 2" in reported
+    assert "--layout replaces both numbers" in reported
+    assert "--set pipeline.layout= takes the layout away" in reported
+    reported = fault("pipeline.layout=1x2", "pipeline.num_replicas=1")
+    assert (
+        "2 workers in 2 replicas, but num_workers is 2 and num_replicas 1" in reported
+    )
     assert "'4y2' is no layout" in fault("pipeline.layout=4y2")
 
 
@@ -70,12 +72,12 @@ def test_every_order_without_a_flush_can_be_asked_for(name: str) -> None:
     assert (found.schedule, found.correction) == (name, "error-feedback")
 
 
-def test_too_few_microbatches_are_told_the_number_that_works() -> None:
+def test_too_few_microbatches_name_the_number_that_works() -> None:
     """Of WPipe, as many as devices; of its overlapped form, nearly twice as many."""
     eight = (*NO_NUMBERS, "pipeline.layout=8x1", "pipeline.num_microbatches=4")
     assert "needs 8 microbatches" in fault("pipeline.schedule=wpipe", *eight)
-    told = fault("pipeline.schedule=wpipe-overlapped", *eight)
-    assert "needs 14 microbatches" in told
+    reported = fault("pipeline.schedule=wpipe-overlapped", *eight)
+    assert "needs 14 microbatches" in reported
 
 
 @pytest.mark.parametrize(
@@ -101,10 +103,10 @@ def test_what_has_no_effect_is_refused(settings: tuple[str, ...], words: str) ->
 
 def test_an_invalid_option_is_reported_with_its_line() -> None:
     """By its own key, although the check is the Pipeline's."""
-    told = fault("pipeline.num_microbatches=0", "training.accumulate=0")
-    assert "pipeline.num_microbatches: num_microbatches is 0: it must be" in told
-    assert "training.accumulate: accumulate is 0: each update takes 1 batch" in told
-    assert told.count("(--set)") == 2
+    reported = fault("pipeline.num_microbatches=0", "training.accumulate=0")
+    assert "pipeline.num_microbatches: num_microbatches is 0: it must be" in reported
+    assert "training.accumulate: accumulate is 0: each update takes 1 batch" in reported
+    assert reported.count("(--set)") == 2
 
 
 def test_memory_has_an_effect_on_orders_that_are_made_for_it() -> None:

@@ -54,7 +54,7 @@ def attributes_read(path: Path) -> set[str]:
 
 
 def test_every_key_has_an_effect() -> None:
-    """A setting that nobody reads would be accepted and do nothing.
+    """A setting that no code reads would be accepted and do nothing.
 
     `kind` and `policy` are read by the choice of their class.
     """

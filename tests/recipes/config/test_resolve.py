@@ -1,4 +1,4 @@
-"""Recipes are read from files and `--set`; whatever is wrong is told, all at once."""
+"""Recipes are read from files and `--set`; all that is wrong is named at once."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_missing_values_name_the_way_to_give_them() -> None:
 
 
 def test_missing_kinds_are_listed(free_dir: Path) -> None:
-    """An empty recipe is told of each section's kinds."""
+    """An error about an empty recipe names each section's kinds."""
     message = faults(write(free_dir, ""))
     assert "model.kind: missing; there are 'vit', 'gpt', " in message
     assert "data.kind: missing; there are 'digits', 'cifar10', " in message
@@ -233,7 +233,7 @@ def test_images_without_labels_need_a_loss() -> None:
 
 
 def test_a_value_in_place_of_a_section(free_dir: Path) -> None:
-    """`training = 3` is told what a section looks like."""
+    """The error about `training = 3` shows what a section looks like."""
     message = faults(write(free_dir, "training = 3\n" + SMALL), "training.seed=1")
     assert "training: 3 should be a section, [training] and its keys" in message
     assert "(mine.toml, line 1)" in message

@@ -58,7 +58,7 @@ def written(tokenizer: BertTokenizer, text: str) -> list[str]:
         ("", []),
     ],
 )
-def test_words_and_signs_are_told_apart(text: str, words: list[str]) -> None:
+def test_words_and_signs_are_split(text: str, words: list[str]) -> None:
     """Lower case without accents, each sign alone, each Chinese character too."""
     assert words_of(text) == words
 
@@ -139,7 +139,7 @@ def test_frequent_words_come_first() -> None:
 
 
 def test_a_vocabulary_needs_words_and_room() -> None:
-    """The numbers that are missing are told."""
+    """The error names the numbers that are missing."""
     with pytest.raises(DataError, match="the texts hold no word"):
         build_vocabulary(["", " \t"], 100)
     message = "4 entries has no place for the 1 characters .* the 1 that .* at least 7"

@@ -1,4 +1,4 @@
-"""GLUE's files: every sample as it is written, and every fault told with its line."""
+"""GLUE's files: every sample as it is written; errors name the line."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_fault_names_file_line_and_way_out(tmp_path: Path, fault: str) -> None
     assert "get it from https://gluebenchmark.com/tasks" in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_told_with_their_line(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_reported_with_their_line(tmp_path: Path) -> None:
     """Latin-1 is the usual reason, so the way out is named."""
     write(tmp_path, SOUND[GlueTask.SST2][0])
     (tmp_path / "dev.tsv").write_bytes("good\t1\ncaf\xe9\t0\n".encode("latin1"))

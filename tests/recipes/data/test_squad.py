@@ -217,7 +217,7 @@ def test_any_value_anywhere_is_read_or_refused(
     assert len(message) < 1000
 
 
-def test_missing_files_are_told(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     """All of them, or one."""
     with pytest.raises(
         DataError, match=r"has no file train-v2\.0\.json: SQuAD is expect"
@@ -243,10 +243,10 @@ def test_a_bert_learns_the_answers(tmp_path: Path) -> None:
     from transformers import BertConfig, BertForQuestionAnswering
 
     asked = ("which year", "whose firm", "what was built", "which town")
-    told = ("1889", "Gustave Eiffel", "tower", "Paris")
+    reported = ("1889", "Gustave Eiffel", "tower", "Paris")
     questions = [
         question(CONTEXT, answer, question=words)
-        for words, answer in zip(asked, told, strict=True)
+        for words, answer in zip(asked, reported, strict=True)
     ]
     write(tmp_path, file_of(CONTEXT, *questions))
     samples, _ = load_squad(tmp_path, num_tokens=32, num_question_tokens=4, stride=8)

@@ -62,7 +62,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
         load_text(tmp_path, 8, 0.1)
 
 
-def test_a_short_file_is_told_the_numbers(tmp_path: Path) -> None:
+def test_a_short_file_is_refused_with_the_numbers(tmp_path: Path) -> None:
     """Bytes in the file, in each part, and needed; one more byte is enough."""
     path = write(tmp_path, b"x" * 89)
     message = (

@@ -1,4 +1,4 @@
-"""Real data, where somebody has put some beside the repository."""
+"""Real data, where there are some beside the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of steps and evaluations, for tests of whoever reads them."""
+"""Records of steps and evaluations, for tests of what reads them."""
 
 from __future__ import annotations
 

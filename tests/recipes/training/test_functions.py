@@ -1,4 +1,4 @@
-"""The user's own functions, named by a recipe; whatever is wrong with them is told."""
+"""The user's own functions, named by a recipe; errors say what is wrong with them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_own_models_may_take_hockets_data(
 
 
 def test_own_data_need_a_loss(free_dir: Path) -> None:
-    """Nobody else can know what is wanted of them."""
+    """Only the user can know what is wanted of them."""
     source = write_own(free_dir, "own_no_loss")
     text = Path(source).read_text()
     Path(source).write_text(text.replace('loss = "own_no_loss:loss"\n', ""))
@@ -141,15 +141,15 @@ def test_what_is_wrong_with_them_is_said(
         train(source, monkeypatch)
 
 
-def test_callbacks_are_told_everything(
+def test_callbacks_are_called_with_everything(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps, evaluations, the end; what cannot be told is refused by name."""
+    """Steps, evaluations, the end; what has no such method is refused by name."""
     source = write_own(free_dir, "own_callback", code=CALLBACK)
     train(source, monkeypatch, 'run.callbacks=["own_callback:Teller"]')
 
-    told = (free_dir / "run" / "told.txt").read_text().split()
-    assert told == [*["step"] * 4, "evaluation"] * 3 + ["summary", "close"]
+    reported = (free_dir / "run" / "calls.txt").read_text().split()
+    assert reported == [*["step"] * 4, "evaluation"] * 3 + ["summary", "close"]
     (free_dir / "run").rename(free_dir / "first")
     with pytest.raises(RecipeError, match="int without step, evaluation, summary"):
         train(source, monkeypatch, 'run.callbacks=["own_callback:make_nothing"]')
@@ -205,7 +205,7 @@ CALLBACK = """
 
 class Teller:
     def __init__(self, run_dir):
-        self.file = (run_dir / "told.txt").open("w")
+        self.file = (run_dir / "calls.txt").open("w")
 
     def step(self, record):
         print("step", file=self.file)
@@ -289,7 +289,7 @@ def test_shapes_that_change_between_batches(
 
 
 def test_batches_smaller_than_microbatches(free_dir: Path) -> None:
-    """Told with all three numbers, before anything starts."""
+    """The error has all three numbers, before anything starts."""
     source = write_own(free_dir, "own_few")
     with pytest.raises(RecipeError, match=r"batch_size 16 is less .* 1 x .* 20"):
         resolve(source, ["pipeline.num_microbatches=20"])

@@ -58,7 +58,7 @@ def test_halfway_down_the_cosine_is_the_mean() -> None:
 
 
 def test_a_final_fraction_of_one_is_a_constant() -> None:
-    """For whoever wants no schedule."""
+    """Without a schedule the rate stays as it is."""
     settings = SgdSettings(kind="sgd", final_fraction=1.0)
     share = learning_rate_share(settings, 10)
     assert {share(step) for step in range(10)} == {1.0}

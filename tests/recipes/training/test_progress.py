@@ -16,6 +16,7 @@ from hocket.recipes.training.progress import (
     LiveProgress,
     PlainProgress,
     RecentSteps,
+    TimeLeft,
     duration,
     make_progress,
     metrics_text,
@@ -30,10 +31,9 @@ from tests.recipes.support.run_records import (
 )
 
 
-def console(*, is_terminal: bool) -> tuple[Console, StringIO]:
+def console(*, is_terminal: bool, width: int = 160) -> tuple[Console, StringIO]:
     """A console, and what it has shown."""
     shown = StringIO()
-    width = 160
     return (
         Console(file=shown, force_terminal=is_terminal, width=width, no_color=True),
         shown,
@@ -71,6 +71,19 @@ def test_a_whole_run(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None
     assert "in 1 min 15 s; 16 samples/s while training" in text
     assert "bubble: 12.5% predicted, 25.0% measured" in text
     assert "step: 10.0 ms predicted, 12.0 ms measured" in text
+
+
+def test_the_last_lines_fit_the_terminal() -> None:
+    """They break between words, below their own indent; a file gets whole lines."""
+    advice = f"device 0 waits for device 1: {'balance the cut; ' * 8}".rstrip()
+    record = replace(summary_record(), advice=(advice,))
+    whole, folded = (console(is_terminal=x, width=80) for x in (False, True))
+    for where, _ in (whole, folded):
+        PlainProgress(4, 2, where, TimeLeft(4, 0, None)).summary(record)
+    lines = folded[1].getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 < max(map(len, whole[1].getvalue().splitlines()))
+    assert lines[-1].startswith("  ")
+    assert folded[1].getvalue().split() == whole[1].getvalue().split()
 
 
 def test_plain_lines_are_few() -> None:
@@ -155,7 +168,7 @@ def test_named_metrics() -> None:
 
 
 def test_the_first_line_names_the_schedule_that_was_chosen() -> None:
-    """`auto` tells nobody what is about to run."""
+    """The word `auto` does not say what is about to run."""
     recipe = resolve(
         "digits-vit", ["pipeline.schedule=auto", "pipeline.num_workers=1"]
     ).recipe

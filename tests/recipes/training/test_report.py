@@ -14,7 +14,7 @@ from tests.recipes.support.run_records import epoch_record
 
 
 def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> None:
-    """A plan's few steps beside a segment of more would tell nothing."""
+    """A plan's few steps beside a segment of more would show nothing."""
     order = make_schedule("wpipe", num_devices=2, num_microbatches=2, num_steps=6)
     costs = Costs.uniform()
     plan: Any = SimpleNamespace(  # of a plan, only what is read
@@ -40,11 +40,11 @@ def test_epochs_have_their_rates() -> None:
     assert (row["cache s"], row["transition s"]) == ("0.12", "0.50")
 
 
-def test_a_delayed_stage_is_told_to_be_so() -> None:
+def test_a_delayed_stage_is_named() -> None:
     """Who reads the page sees which layers read old weights."""
     order = make_schedule("wpipe", num_devices=2, num_microbatches=2)
     plan: Any = SimpleNamespace(schedule=order, stage_names=("a", "b", "c", "d"))
-    assert [told for _, told in stage_rows(plan)] == [
+    assert [reported for _, reported in stage_rows(plan)] == [
         "device 0, from a, delay 1",
         "device 1, from b, delay 1",
         "device 0, from c",

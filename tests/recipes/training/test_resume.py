@@ -315,7 +315,7 @@ def test_training_stops_when_nothing_gets_better(free_dir: Path) -> None:
     assert newest.name == "step-00000003"
 
 
-def test_a_metric_that_nobody_measures(free_dir: Path) -> None:
+def test_a_metric_that_is_not_measured(free_dir: Path) -> None:
     """The ones that there are, at the first evaluation."""
     settings = ("training.stop_patience=2", "training.stop_metric=f1")
     with pytest.raises(DataError, match=r"stop by 'f1'.*'loss', 'accuracy'"):

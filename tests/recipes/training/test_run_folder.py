@@ -28,7 +28,7 @@ def test_folders_are_named_by_run_and_time(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_can_be_claimed_once(tmp_path: Path) -> None:
-    """The second run is told what it met and what to do."""
+    """The error of the second run says what it met and what to do."""
     folder = tmp_path / "run"
     folder.mkdir()
     assert claim_folder(folder, "a") == folder
@@ -40,7 +40,7 @@ def test_an_empty_folder_can_be_claimed_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    """Somebody's home folder, given by mistake."""
+    """The user's home folder, given by mistake."""
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(RecipeError, match=r"it holds thesis\.tex"):
         claim_folder(tmp_path, "a")

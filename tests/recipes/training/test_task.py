@@ -60,7 +60,7 @@ def test_digits_vit_is_what_it_says() -> None:
 
 
 def test_text_gpt_is_what_it_says(text_path: Path) -> None:
-    """Likewise, over bytes."""
+    """The same, over bytes."""
     task = task_of("text-gpt", f"data.path={text_path}", "training.batch_size=8")
     inputs, targets = SampleLoader(task.training, 8).example()
     model = task.make_model()
@@ -114,7 +114,7 @@ def test_each_key_of_the_model_reaches_it(text_path: Path) -> None:
     assert gpt.head.weight is gpt.embedding.weight
 
 
-def test_too_few_samples_are_told_both_numbers() -> None:
+def test_too_few_samples_are_refused_with_both_numbers() -> None:
     """How many there are, how many a batch takes, and what would do."""
     with pytest.raises(DataError, match=r"1347 samples .* one batch of 2000: --set"):
         task_of("digits-vit", "training.batch_size=2000")

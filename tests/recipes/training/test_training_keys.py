@@ -86,7 +86,7 @@ def test_accumulate_takes_more_batches_per_step(runs: Runs) -> None:
 
 
 def test_clip_norm_holds_the_weights(runs: Runs) -> None:
-    """A tiny one leaves the model nearly where it began; the norm told is the whole."""
+    """A tiny one leaves the model nearly as it began; the norm is reported whole."""
     free, held = runs.losses(), runs.losses("training.clip_norm=1e-6")
     kept = runs.losses("optimizer.learning_rate=1e-9")
     assert held == pytest.approx(kept, rel=1e-4)
@@ -95,7 +95,7 @@ def test_clip_norm_holds_the_weights(runs: Runs) -> None:
     assert min(norms) > 1e-3
 
 
-def test_nobody_waits_for_the_norm_of_the_newest_step(
+def test_the_norm_of_the_newest_step_is_not_waited_for(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where steps overlap, a norm is read when the next step's result has come."""
@@ -103,7 +103,7 @@ def test_nobody_waits_for_the_norm_of_the_newest_step(
     asked: list[tuple[int, int]] = []
 
     class Seen(StepResult):
-        """One that tells when it comes, and when it is asked."""
+        """One that records when it is made, and when it is called."""
 
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **more)
@@ -156,7 +156,7 @@ def test_the_order_of_work_changes_nothing_that_is_learned(
     assert runs.losses(setting) == pytest.approx(runs.losses(), rel=1e-6)
 
 
-def test_the_learning_rate_falls_as_told(runs: Runs) -> None:
+def test_the_learning_rate_falls_as_asked(runs: Runs) -> None:
     """Along a line: equal steps down."""
     records = runs("optimizer.fall=linear")
     rates = [r["learning_rate"] for r in records if r["kind"] == "step"]

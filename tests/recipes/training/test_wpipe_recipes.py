@@ -67,7 +67,7 @@ class Published:
     Args:
         layout: of 8 GPUs.
         num_epochs: of training.
-        num_classes: that are told apart.
+        num_classes: the number of classes.
         settings: that make the model small.
         write: a small folder of the data's form.
     """

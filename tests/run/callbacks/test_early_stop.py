@@ -70,7 +70,7 @@ def test_what_is_no_number_is_not_better() -> None:
     assert stops(EarlyStop(2), [inf, nan, 1.0, nan]) == [False, False, False, False]
 
 
-def test_an_unknown_metric_is_told_those_that_there_are() -> None:
+def test_an_unknown_metric_names_those_that_there_are() -> None:
     """At the first evaluation, which alone knows."""
     with pytest.raises(DataError, match=r"'f1'.*there are 'loss', 'score'"):
         EarlyStop(1, "f1")(step_result(), evaluation(1.0))

@@ -35,27 +35,27 @@ def save_and_load(cases: list[dict[str, Any]], folder: str) -> list[dict[str, An
 
 def _save_and_load(world: World, case: dict[str, Any], folder: Path) -> dict[str, Any]:
     data = data_of(case)
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     with make_pipeline(world, case) as pipeline:
-        told["whole"] = _trained(pipeline, data)
+        reported["whole"] = _trained(pipeline, data)
         cut = list(pipeline.plan.stage_names[1:])
     case = case | {"cut": cut}
     with make_pipeline(world, case) as pipeline:
         losses = _trained(pipeline, data[:SAVED_AT])["losses"]
         pipeline.save(folder, data={"next": SAVED_AT})
         after = _trained(pipeline, data[SAVED_AT:])
-        told["saved"] = after | {"losses": losses + after["losses"]}
+        reported["saved"] = after | {"losses": losses + after["losses"]}
     with make_pipeline(world, case | {"seed": 3}) as pipeline:
         list(pipeline.train(data[:2]))  # so that there is something to replace
         number = pipeline.load(folder)["next"]
-        told["read"] = _read(pipeline, number)
+        reported["read"] = _read(pipeline, number)
         after = _trained(pipeline, data[number:])
-        told["resumed"] = after | {"losses": losses + after["losses"]}
+        reported["resumed"] = after | {"losses": losses + after["losses"]}
     if "other" in case:
         with make_pipeline(world, case | {"schedule": case["other"]}) as pipeline:
             pipeline.load(folder)
-            told["other"] = _trained(pipeline, data[SAVED_AT:])
-    return told
+            reported["other"] = _trained(pipeline, data[SAVED_AT:])
+    return reported
 
 
 def _trained(pipeline: hocket.Pipeline, data: Sequence[Any]) -> dict[str, Any]:

@@ -113,17 +113,17 @@ def one_cannot_write(case: dict[str, Any], folder: str) -> list[Any]:
     """Rank 1's disk is full at the second save; training goes on all the same."""
     world = join_world()
     pipeline = make_pipeline(world, case)
-    told: list[Any] = []
+    reported: list[Any] = []
     for step, batch in enumerate(data_of(case)):
         if step == 2:
             at = 3 if world.rank == 1 else 0
             with struck(at, CHANGING, disk_is_full):
-                told.append(error_of(pipeline, folder))
+                reported.append(error_of(pipeline, folder))
         else:
-            told.append(error_of(pipeline, folder))
-        told.append(pipeline.step(batch).loss)
+            reported.append(error_of(pipeline, folder))
+        reported.append(pipeline.step(batch).loss)
     pipeline.close()
-    return told
+    return reported
 
 
 def error_of(pipeline: hocket.Pipeline, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Small checkpoints without a pipeline: every number in one of them tells its step."""
+"""Small checkpoints without a pipeline: every number in one of them is its step."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_links_and_pipes_are_refused(tmp_path: Path) -> None:
         verify(path)
 
 
-def test_what_is_no_checkpoint_is_told_so(tmp_path: Path) -> None:
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     """Nothing there, an empty folder, a step that was not saved, a wrong word."""
     with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path}/none"):
         open_one(tmp_path / "none")

@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def alone(schedule: str, **more: Any) -> hocket.Pipeline:
-    """A perceptron with dropout, on one device: cut where it is told."""
+    """A perceptron with dropout, on one device: cut at given layers."""
     cut = ["3"] if schedule in ("wpipe", "looped-bfs") else []
     case = {"model": "dropout", "schedule": schedule, "cut": cut, **more}
     return make_pipeline(None, case)
@@ -222,7 +222,7 @@ def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
         {"model": "tied", "schedule": "wpipe"},
         {"model": "tied", "schedule": "wpipe", "correction": "weight-prediction"},
     ]
-    told, others = answers_of(
+    reported, others = answers_of(
         "tests.run.checkpoint.delayed:save_and_load",
         [case | {"profiles": str(tmp_path / "profiles")} for case in cases],
         str(tmp_path),
@@ -230,10 +230,10 @@ def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
         folder=tmp_path / "job",
         whole_s=120.0,
     )
-    for case, found in zip(cases, told, strict=True):
+    for case, found in zip(cases, reported, strict=True):
         for name in ("saved", "resumed"):
             assert found[name] == found["whole"], (case, name)
-    for found, other in [*zip(told, others, strict=True)][-2:]:
+    for found, other in [*zip(reported, others, strict=True)][-2:]:
         shared = "embed.weight"
         assert found["whole"]["copies"][shared] == other["whole"]["copies"][shared]
         assert found["read"][0][shared] == other["read"][-1][shared]
@@ -242,13 +242,15 @@ def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
     with make_pipeline(None, cases[1]) as pipeline:  # the same delays on one worker
         pipeline.load(tmp_path / "1")
         alone = [x.losses for x in pipeline.train(data_of(cases[1])[SAVED_AT:])]
-    for own, other in zip(told[1]["whole"]["losses"][SAVED_AT:], alone, strict=True):
+    for own, other in zip(
+        reported[1]["whole"]["losses"][SAVED_AT:], alone, strict=True
+    ):
         assert own == pytest.approx(other, rel=1e-10)
 
     with make_pipeline(None, cases[1] | {"schedule": "gpipe"}) as pipeline:
         pipeline.load(tmp_path / "1")
         expected = [x.losses for x in pipeline.train(data_of(cases[1])[SAVED_AT:])]
-    losses = told[1]["other"]["losses"]
+    losses = reported[1]["other"]["losses"]
     assert len(losses) == len(expected)
     for own, other in zip(losses, expected, strict=True):
         assert own == pytest.approx(other, rel=1e-10)

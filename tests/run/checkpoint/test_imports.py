@@ -126,7 +126,7 @@ def test_tensors_that_are_no_plain_arrays(
         ({"": torch.ones(2)}, "'' names a tensor"),
     ],
 )
-def test_names_that_cannot_be_told_apart(
+def test_ambiguous_names_are_refused(
     values: dict[Any, Any], words: str, tmp_path: Path
 ) -> None:
     """The later one used to replace the first, or the file's own header."""

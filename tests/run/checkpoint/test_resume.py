@@ -291,7 +291,7 @@ def test_the_loss_scale_goes_on(tmp_path: Path) -> None:
         pipeline.load(tmp_path)
 
 
-def test_a_slow_disk_holds_nobody_up(
+def test_a_slow_disk_delays_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training goes on while nothing can be written; `close` waits for the disk."""

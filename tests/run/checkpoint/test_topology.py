@@ -123,11 +123,13 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_worker_that_cannot_write_stops_nobody(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_write_stops_no_other(tmp_path: Path) -> None:
     """All workers get the same error, the checkpoint before stays, training goes on."""
     folder = tmp_path / "checkpoints"
-    told = job("one_cannot_write", 2, tmp_path / "a", {"model": "tied"}, str(folder))
-    errors, losses = zip(*(told_of(x) for x in told), strict=True)
+    reported = job(
+        "one_cannot_write", 2, tmp_path / "a", {"model": "tied"}, str(folder)
+    )
+    errors, losses = zip(*(reported_of(x) for x in reported), strict=True)
     assert errors[0] == errors[1]
     assert [bool(error) for error in errors[0]] == [False, False, True, False, False]
     assert "rank 1 cannot write" in errors[0][2]
@@ -138,9 +140,9 @@ def test_a_worker_that_cannot_write_stops_nobody(tmp_path: Path) -> None:
     assert names == {"latest", "lock"} | steps
 
 
-def told_of(told: Any) -> tuple[list[str], list[float]]:
+def reported_of(reported: Any) -> tuple[list[str], list[float]]:
     """Errors and losses of `one_cannot_write`."""
-    return told[0::2], told[1::2]
+    return reported[0::2], reported[1::2]
 
 
 @pytest.mark.timeout(120)
@@ -155,7 +157,7 @@ def test_a_killed_worker_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         num_workers=2,
         folder=folder.parent,
         timeout_s=6.0,
-        limit_s=30.0,  # the one left may only learn of it by its timeout
+        limit_s=30.0,  # the one left may notice only by its timeout
     )
     assert outcome.codes[1] == -9
     assert outcome.codes[0] not in {0, None}

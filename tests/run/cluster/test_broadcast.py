@@ -21,7 +21,7 @@ LONG_S: Final = 0.5
 
 
 def two_workers() -> tuple[World, World]:
-    """Of one job, in which nobody waits long."""
+    """Of one job, in which no worker waits long."""
     store = dist.HashStore()
     alone = single_process_world(torch.device("cpu"), TIMEOUT_S)
     first, second = (
@@ -58,7 +58,7 @@ def test_a_decision_may_take_longer_than_any_other_wait() -> None:
         assert other.result() == 5
 
 
-def test_nobody_waits_for_a_decision_that_failed() -> None:
+def test_no_worker_waits_for_a_decision_that_failed() -> None:
     """Rank 0 raises its own error; the others raise PlanError."""
     first, second = two_workers()
     with pytest.raises(AssertionError):

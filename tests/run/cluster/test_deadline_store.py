@@ -76,7 +76,7 @@ def test_an_exchange_ends_with_its_store(silent: Silent) -> None:
         StoreExchange(dist.PrefixStore("job", store), 0, 2, 60.0).barrier("end")
 
 
-def test_nobody_waits_for_a_worker_that_has_left() -> None:
+def test_no_worker_waits_for_one_that_has_left() -> None:
     """A worker that polls for its key raises, under any prefix; other keys answer."""
     behind = dist.HashStore()
     own, other = (DeadlineStore(behind, "node-a:29500") for _ in range(2))
@@ -112,7 +112,7 @@ def test_leaving_a_lost_store_has_no_effect(silent: Silent) -> None:
 
 def test_signals_get_through(silent: Silent) -> None:
     """Ctrl-C ends a wait for a store; torch's own would sit it out."""
-    # Whoever started the tests in the background may have had it ignored.
+    # A shell that started the tests in the background may ignore it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     store = DeadlineStore(silent, "node-a:29500", 30.0)
     main = threading.main_thread().ident

@@ -1,4 +1,4 @@
-"""What an op frees stays in the process, unless somebody wants it otherwise."""
+"""What an op frees stays in the process, unless the environment says otherwise."""
 
 from __future__ import annotations
 

@@ -64,13 +64,13 @@ def test_one_host_is_one_text() -> None:
 @pytest.mark.timeout(60)
 def test_namespaces_are_hosts(tmp_path: Path) -> None:
     """Of one name and one kernel; each finds its own end of the cable."""
-    told = []
+    reported = []
     with two_hosts() as hosts:
         for host in range(2):
             process = hosts.start(host, ["-c", SCRIPT], tmp_path)
             assert process.wait(30) == 0, outputs(tmp_path)
-            told.append((tmp_path / f"out-{host}.txt").read_text().splitlines())
-    names, addresses, cables = zip(*told, strict=True)
+            reported.append((tmp_path / f"out-{host}.txt").read_text().splitlines())
+    names, addresses, cables = zip(*reported, strict=True)
     assert len({*names, identity()}) == 3
     assert addresses == ADDRESSES
     assert cables == ("cable", "cable")

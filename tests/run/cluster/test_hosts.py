@@ -47,10 +47,10 @@ def hosts() -> Iterator[Hosts]:
 
 
 def start(
-    hosts: Hosts, what: str, told: Any, folder: Path, *options: str
+    hosts: Hosts, what: str, reported: Any, folder: Path, *options: str
 ) -> list[ForkedPython]:
     """Torchrun on both hosts."""
-    script = [str(SCRIPT), what, str(folder), json.dumps(told)]
+    script = [str(SCRIPT), what, str(folder), json.dumps(reported)]
     return [
         hosts.torchrun(
             host, [*STATIC, "--node-rank", str(host), *options], script, folder
@@ -76,7 +76,7 @@ def test_two_hosts_train_as_one_process(
 ) -> None:
     """Weights and losses are the plain loop's; memory is shared on one host only.
 
-    Nobody listens where the network cannot reach, or where more than the cable can.
+    No one listens where the network cannot reach, or where more than the cable can.
     """
     if rate:
         hosts.limit(rate)
@@ -91,14 +91,14 @@ def test_two_hosts_train_as_one_process(
     for name, tensor in state.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-10, atol=1e-14)
     for rank in range(2 * num_workers):
-        told = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        reported = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         host = rank // num_workers
         own = range(host * num_workers, (host + 1) * num_workers)
-        assert told["losses"] == pytest.approx(losses, rel=1e-10)
-        assert told["shares_memory_with"] == list(own)
-        assert told["address"] == ADDRESSES[host]
-        assert set(told["listeners"]) == {CABLES[host]}
-        assert abs(told["offset_s"]) < 0.1  # one machine has one clock
+        assert reported["losses"] == pytest.approx(losses, rel=1e-10)
+        assert reported["shares_memory_with"] == list(own)
+        assert reported["address"] == ADDRESSES[host]
+        assert set(reported["listeners"]) == {CABLES[host]}
+        assert abs(reported["offset_s"]) < 0.1  # one machine has one clock
 
 
 def reports(folder: Path) -> dict[int, FailureReport]:
@@ -112,7 +112,7 @@ def reports(folder: Path) -> dict[int, FailureReport]:
 
 
 def check_in_time(found: dict[int, FailureReport], since_s: float) -> None:
-    """Every worker has given up soon enough, whoever was to hear of it."""
+    """Every worker has given up soon enough."""
     late_s = {rank: report.time_s - since_s for rank, report in found.items()}
     assert max(late_s.values()) < TIMEOUT_S + LATE_S, late_s
 
@@ -143,10 +143,10 @@ def test_a_kill_on_one_host_ends_the_other(
     assert eventually((tmp_path / "fault").exists, WHOLE_S), outputs(tmp_path)
     assert codes_of(launchers, END_S, tmp_path) == [1, 1], outputs(tmp_path)
 
-    told = (tmp_path / "err-0.txt").read_text()
+    reported = (tmp_path / "err-0.txt").read_text()
     others = range(num_workers)  # on the first host; one of them fails first
-    assert re.search(r"rank [01] gave up at step [12] (in|after) ", told), told
-    assert "is gone" in told
+    assert re.search(r"rank [01] gave up at step [12] (in|after) ", reported), reported
+    assert "is gone" in reported
     found = reports(tmp_path)
     assert any(found[rank].cause is FailureCause.WAITED for rank in others)
     assert set(found) >= set(others)
@@ -154,7 +154,7 @@ def test_a_kill_on_one_host_ends_the_other(
 
 
 def test_a_cable_taken_out_ends_both(hosts: Hosts, tmp_path: Path) -> None:
-    """Nobody is told that a packet was lost; each wait ends by its timeout."""
+    """No worker notices that a packet was lost; each wait ends by its timeout."""
     settings = {"timeout_s": TIMEOUT_S, "run_dir": str(tmp_path)}
     case = {**ENDLESS, "settings": settings}
     launchers = start(hosts, "fail", case, tmp_path)
@@ -168,8 +168,8 @@ def test_a_cable_taken_out_ends_both(hosts: Hosts, tmp_path: Path) -> None:
     check_in_time(found, since_s=cut_s)
     for rank in range(2):
         assert found[rank].cause is FailureCause.WAITED
-        told = (tmp_path / f"err-{rank}.txt").read_text()
-        assert re.search(rf"rank {rank} gave up at step \d+ in ", told), told
+        reported = (tmp_path / f"err-{rank}.txt").read_text()
+        assert re.search(rf"rank {rank} gave up at step \d+ in ", reported), reported
 
 
 @pytest.mark.long
@@ -190,5 +190,5 @@ def test_a_stopped_launcher_stops_both(hosts: Hosts, tmp_path: Path) -> None:
     check_in_time(found, since_s=asked_s)
     assert found[1].cause is FailureCause.STOPPED
     assert found[0].cause is FailureCause.WAITED
-    told = (tmp_path / "err-1.txt").read_text()
-    assert re.search(r"rank 1 was stopped at step \d+", told), told
+    reported = (tmp_path / "err-1.txt").read_text()
+    assert re.search(r"rank 1 was stopped at step \d+", reported), reported

@@ -69,7 +69,7 @@ def test_workers_meet_in_a_file(
             "offset_s": 0.0,
             "total": 1.0,
             "gathered": [{"rank": 0}, {"rank": 1}],
-            "told": "by 1",
+            "received": "by 1",
             "launcher_listeners": [],
         }
     assert list(tmp_path.iterdir()) == []
@@ -81,8 +81,8 @@ def test_workers_may_join_again_and_hear_nothing_of_before(tmp_path: Path) -> No
     The second met the first one's keys in the store: each worker went on with what was
     said before, so that they hung, or connected to a port that was closed.
     """
-    for told in start_two("join_again", by=launch_forked, run_dir=tmp_path):
-        first, refused, second, _ = told
+    for reported in start_two("join_again", by=launch_forked, run_dir=tmp_path):
+        first, refused, second, _ = reported
         assert first == [[0, 0], [0, 1], 3.0]
         assert second == [[1, 0], [1, 1], 3.0]
         assert "in a process group already" in refused
@@ -107,13 +107,13 @@ def test_restarted_workers_see_nothing_of_those_before(tmp_path: Path) -> None:
 
 
 def test_restarts_are_bounded(tmp_path: Path) -> None:
-    """The error after the last one tells of the last attempt."""
+    """The error after the last one is of the last attempt."""
     with pytest.raises(WorkerError, match="rank 1 was killed by signal 9"):
         start_two("fail_until", 9, by=launch_forked, run_dir=tmp_path, max_restarts=1)
 
 
 def test_no_restart_would_help(tmp_path: Path) -> None:
-    """The data are as bad the second time: what the user must mend is told at once."""
+    """The data would be as bad again: the error names at once what to mend."""
     with pytest.raises(WorkerError, match="3 samples, where 4 are") as caught:
         start_two("refuse", by=launch_forked, run_dir=tmp_path, max_restarts=3)
     assert caught.value.exit_code == ExitCode.USAGE
@@ -176,7 +176,7 @@ def test_launches_functions_of_a_script(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[10, 20]\n", "")
 
 
-def test_a_script_without_guard_is_told(tmp_path: Path) -> None:
+def test_a_script_without_guard_is_reported(tmp_path: Path) -> None:
     """Its workers would start workers, without end."""
     call = "launch(train, [10], num_workers=2, run_dir=pathlib.Path('run'))"
     done = run_script(tmp_path, f"{SCRIPT}\n{call}\n")
@@ -185,19 +185,19 @@ def test_a_script_without_guard_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "reported"),
     [
         (f"{HERE}:no_such", "has no function 'no_such'"),
         ("no_such_module:f", "No module named 'no_such_module'"),
         (f"{HERE}:ROOT_OF_ALL.evil", "has no function 'ROOT_OF_ALL.evil'"),
     ],
 )
-def test_an_entry_that_is_not_there(tmp_path: Path, entry: str, told: str) -> None:
+def test_an_entry_that_is_not_there(tmp_path: Path, entry: str, reported: str) -> None:
     """The workers say so before anything else."""
     at_once = r"^rank . raised .* before its first op"
     with pytest.raises(WorkerError, match=at_once) as caught:
         launch_forked(entry, num_workers=1, run_dir=tmp_path)
-    assert told in str(caught.value)
+    assert reported in str(caught.value)
 
 
 def test_an_entry_that_cannot_be_sent(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_worker_launches_nothing(
 
 
 def test_at_least_one_worker(tmp_path: Path) -> None:
-    """Nobody would do the work of none."""
+    """No workers would do no work."""
     with pytest.raises(RunError, match="num_workers=0"):
         launch(f"{HERE}:greet", num_workers=0, run_dir=tmp_path)
 

@@ -60,8 +60,8 @@ def test_who_comes_before_rank_0_waits_for_its_attempt() -> None:
 
 
 def _restarts_at(store: dist.Store, name: str) -> int:
-    told: dict[str, int] = json.loads(store.get(f"{name}/here/1"))
-    return told["restarts"]
+    reported: dict[str, int] = json.loads(store.get(f"{name}/here/1"))
+    return reported["restarts"]
 
 
 def test_an_attempt_that_died_while_meeting_is_forgotten() -> None:

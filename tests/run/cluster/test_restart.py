@@ -37,10 +37,10 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def launched(folder: Path, kills: list[Kill], max_restarts: int) -> list[Any]:
     """Train on two workers of this host."""
-    told: Any = list(kills)
+    reported: Any = list(kills)
     return launch_forked(
         TRAIN,
-        [str(folder), told],
+        [str(folder), reported],
         num_workers=2,
         run_dir=folder,
         max_restarts=max_restarts,
@@ -49,11 +49,11 @@ def launched(folder: Path, kills: list[Kill], max_restarts: int) -> list[Any]:
 
 @cache
 def unharmed() -> dict[str, Tensor]:
-    """The weights when nobody is killed, and nobody could replace them."""
+    """The weights when no worker is killed, and none could be replaced."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        told = answers_of(TRAIN, str(folder), [], num_workers=2, folder=folder)
-        assert told == [{"attempt": 0, "first": 0}] * 2
+        reported = answers_of(TRAIN, str(folder), [], num_workers=2, folder=folder)
+        assert reported == [{"attempt": 0, "first": 0}] * 2
         return weights(folder)
 
 
@@ -145,7 +145,7 @@ def test_torchrun_replaces_workers_on_two_hosts(
 ) -> None:
     """Its hosts count restarts differently, and its one store serves all attempts.
 
-    Where a host's name does not lead to it, torchrun must be told two things more.
+    Where a host's name does not lead to it, torchrun needs two options more.
     """
     kills = [Kill(rank=rank, place=place, when=when)]
     meet = [
@@ -167,11 +167,11 @@ def test_torchrun_replaces_workers_on_two_hosts(
         ]
         codes = codes_of(launchers, WHOLE_S, tmp_path)
     assert codes == [0, 0], outputs(tmp_path)
-    told = [
+    reported = [
         json.loads((tmp_path / f"rank-{rank}.result.json").read_text())
         for rank in range(2)
     ]
-    assert told[0] == told[1]
-    assert told[0]["first"] == first
-    assert told[0]["attempt"] >= 1
+    assert reported[0] == reported[1]
+    assert reported[0]["first"] == first
+    assert reported[0]["attempt"] >= 1
     check_unharmed(tmp_path)

@@ -50,7 +50,7 @@ def test_half_a_job_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rank_beyond_the_world_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both numbers are told."""
+    """The error has both numbers."""
     job = {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     for name, value in job.items():
         monkeypatch.setenv(name, value)

@@ -110,7 +110,7 @@ def test_what_was_posted_before_the_end_is_still_fetched() -> None:
 
 
 def test_a_wait_ends_by_the_deadline() -> None:
-    """Or at once, where there is something to fetch or nobody any more."""
+    """Or at once, where there is something to fetch, or no sender any more."""
     a, b = two_ends()
     begin_s = time.monotonic()
     b.wait(0.2)
@@ -126,7 +126,7 @@ def test_a_wait_ends_by_the_deadline() -> None:
     b.close()
 
 
-def test_a_full_queue_is_told() -> None:
+def test_a_full_queue_is_reported() -> None:
     """`post` never blocks; once the other end has fetched, there is room again."""
     a, b = two_ends()
     num_posted = 0
@@ -142,7 +142,7 @@ def test_a_full_queue_is_told() -> None:
     b.close()
 
 
-def test_nobody_at_an_address_is_told() -> None:
+def test_an_address_without_a_listener_is_reported() -> None:
     """Not there, or there no more."""
     listener = Listener()
     listener.close()

@@ -58,7 +58,7 @@ def test_text_says_everything(schema: Schema) -> None:
 
 
 @given(schemas, schemas)
-def test_digest_tells_schemas_apart(a: Schema, b: Schema) -> None:
+def test_digests_of_other_schemas_differ(a: Schema, b: Schema) -> None:
     """Shape, type and order all count; and equal schemas have equal digests."""
     assert (a == b) == (a.digest == b.digest)
 

@@ -241,13 +241,13 @@ def test_processes_of_one_host_are_in_one_place(tmp_path: Path) -> None:
 def send_some(num: int, worker: Worker) -> int:
     """Send until all are on their way; how many packets came back meanwhile."""
     sender, _ = worker.ends
-    told = 0
+    reported = 0
     fetch = SocketLink.fetch
 
     def counting(link: SocketLink) -> Any:
-        nonlocal told
+        nonlocal reported
         fetched = fetch(link)
-        told += fetched is not None
+        reported += fetched is not None
         return fetched
 
     with pytest.MonkeyPatch.context() as patch:
@@ -257,7 +257,7 @@ def send_some(num: int, worker: Worker) -> int:
         worker.meet("received")
         sender.flush(10.0)
     worker.meet("end")
-    return told
+    return reported
 
 
 def receive_some(num: int, worker: Worker) -> bool:
@@ -275,11 +275,11 @@ def receive_some(num: int, worker: Worker) -> bool:
     return right
 
 
-@pytest.mark.parametrize(("num_uncredited", "num_told"), [(0, 22), (1, 11), (3, 6)])
+@pytest.mark.parametrize(("num_uncredited", "num_reported"), [(0, 22), (1, 11), (3, 6)])
 def test_several_small_messages_are_acknowledged_together(
-    tmp_path: Path, num_uncredited: int, num_told: int
+    tmp_path: Path, num_uncredited: int, num_reported: int
 ) -> None:
-    """Nobody is held back by that, and after the last message the sender knows all.
+    """That delays no worker, and after the last message the sender knows all.
 
     The 22nd of 22 is the second after the fifth four.
     """
@@ -288,4 +288,4 @@ def test_several_small_messages_are_acknowledged_together(
         tmp_path, settings, partial(send_some, 22), partial(receive_some, 22)
     )
 
-    assert [outcome.value for outcome in outcomes] == [num_told, True]
+    assert [outcome.value for outcome in outcomes] == [num_reported, True]

@@ -132,5 +132,5 @@ def leave_first(worker: Worker) -> int:
 
 @pytest.mark.timeout(110)
 def test_the_job_may_be_left_before(tmp_path: Path) -> None:
-    """Its groups are gone then, and nobody complains."""
+    """Its groups are gone then, and no error is raised."""
     assert run_both(tmp_path, Settings(TORCH), leave_first) == [0, 0]

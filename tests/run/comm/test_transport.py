@@ -133,7 +133,7 @@ def see_arrival(worker: Worker) -> Any:
 
 
 def test_ready_is_true_only_for_what_has_come(kind: str, tmp_path: Path) -> None:
-    """gloo can not tell, and says False."""
+    """gloo does not know, and says False."""
     _, (before, after) = run_both(tmp_path, Settings(kind), see_arrival)
 
     assert not before
@@ -239,7 +239,7 @@ def never_begin(worker: Worker) -> None:
     worker.meet("end")
 
 
-def wait_for_nobody(worker: Worker) -> None:
+def wait_in_vain(worker: Worker) -> None:
     """Expect what is never sent."""
     _, receiver = worker.ends
     tag = message_tag(SCHEMA, 3, 1)
@@ -253,7 +253,7 @@ def wait_for_nobody(worker: Worker) -> None:
 def test_a_sender_that_never_begins_ends_the_wait(kind: str, tmp_path: Path) -> None:
     """Within the timeout, naming the channel and both ranks."""
     settings = Settings(kind, timeout_s=0.5)
-    outcome, _ = run_pair(tmp_path, settings, wait_for_nobody, never_begin)
+    outcome, _ = run_pair(tmp_path, settings, wait_in_vain, never_begin)
 
     assert outcome.kind == "WaitError"
     assert "B1>0 (rank 1 to rank 0)" in outcome.error

@@ -55,7 +55,7 @@ def wait_in_receive(worker: Worker) -> None:
 
 
 def wait_in_send(worker: Worker) -> None:
-    """Send until nobody takes what is sent."""
+    """Send until no worker receives."""
     connect(worker)
     sender, _ = worker.ends
     for microbatch in range(100):

@@ -44,7 +44,7 @@ def test_values_are_those_of_the_tensors(at_once: bool) -> None:
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_is_read_later_is_what_there_was(at_once: bool) -> None:
-    """Whoever changes the tensor in place afterwards does not change the loss."""
+    """Later changes of the tensor in place do not change the loss."""
     losses = loss_values(1, at_once=at_once)
     total = torch.ones(())
     losses.take(0, 0, {"loss": total})

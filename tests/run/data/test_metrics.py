@@ -1,4 +1,4 @@
-"""A metrics function that is none, or returns no named means, is told what to be."""
+"""The error about a wrong metrics function says what it must return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_numbers_are_means(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "reported"),
     [
         (0.25, r"must return a dict of named means .* got a float"),
         (torch.tensor(0.25), "got a Tensor"),
@@ -35,9 +35,9 @@ def test_numbers_are_means(value: object) -> None:
         ({"hits": [1.0, 2.0]}, "'hits' must be one number.* got a list"),
     ],
 )
-def test_anything_else_is_refused(value: object, told: str) -> None:
+def test_anything_else_is_refused(value: object, reported: str) -> None:
     """With what it was, and what it must be."""
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=reported):
         named_means(value)
 
 
@@ -57,7 +57,7 @@ def alone() -> tuple[hocket.Pipeline, tuple[Tensor, Tensor]]:
 
 
 def test_what_is_no_function_ends_nothing() -> None:
-    """The pipeline goes on: nobody has run yet."""
+    """The pipeline goes on: no worker has run yet."""
     pipeline, batch = alone()
 
     def hits(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ def test_what_is_no_function_ends_nothing() -> None:
         assert 0.0 <= pipeline.evaluate([batch], hits).metrics["hits"] <= 1.0
 
 
-def test_a_mean_without_a_name_is_told_by_evaluation() -> None:
+def test_a_mean_without_a_name_is_reported_by_evaluation() -> None:
     """Not by an AttributeError from within."""
 
     def half(output: Tensor, targets: Tensor) -> Any:

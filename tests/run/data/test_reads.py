@@ -73,7 +73,7 @@ def test_a_part_is_cut_as_the_whole_batch_is(
         assert all(not m.leaves for m in (*cut[: own.start], *cut[own.stop :]))
 
 
-def test_a_side_that_nobody_needs_is_not_there() -> None:
+def test_a_side_that_is_not_needed_is_not_there() -> None:
     """A stage between has neither inputs nor targets, but the number of samples."""
     part = PartBatch(8, 5, slice(0, 8), None, None)
     cut = split_batch(part, 4)

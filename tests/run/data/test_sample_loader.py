@@ -147,7 +147,7 @@ def test_a_replica_without_rows_reads_nothing() -> None:
     assert len(samples.read) == 0  # four rows go to the first two replicas
 
 
-def test_the_digest_tells_what_differs() -> None:
+def test_the_digest_names_what_differs() -> None:
     """Rows, variations and data: each is noticed; who reads which part is not."""
 
     def first(loader: SampleLoader, reads: ReadSpec) -> int:
@@ -206,7 +206,7 @@ def test_settings_without_a_batch_are_refused() -> None:
 
 @dataclass(frozen=True)
 class Killing(Numbered):
-    """Samples whose row 1 is the end of whoever reads it."""
+    """Samples whose row 1 ends the process that reads it."""
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """As the kernel ends a process when memory is short."""
@@ -215,7 +215,7 @@ class Killing(Numbered):
         return super().inputs(rows, draw)
 
 
-def test_the_end_of_a_reading_process_is_told() -> None:
+def test_the_end_of_a_reading_process_is_reported() -> None:
     """Nothing waits for it, and the message says what to look at."""
     loader = EvaluationLoader(Killing(10), 4, num_workers=1)
     with pytest.raises(

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
 ]
-TIMEOUT_S: Final = 5.0  # where somebody waits in vain
+TIMEOUT_S: Final = 5.0  # where a worker waits in vain
 
 
 def answers_of(
@@ -76,14 +76,16 @@ def test_training_goes_on_in_the_middle_of_an_epoch(
 
 def test_other_data_on_one_worker_is_noticed(tmp_path: Path) -> None:
     """Though no worker sees what another has read."""
-    told = answers_of("other_data", tmp_path, num_workers=2, timeout_s=TIMEOUT_S)
-    assert any("ranks 1 and 0 have different batches" in each for each in told), told
+    reported = answers_of("other_data", tmp_path, num_workers=2, timeout_s=TIMEOUT_S)
+    assert any("ranks 1 and 0 have different batches" in each for each in reported), (
+        reported
+    )
 
 
-def test_a_last_batch_too_small_is_told_at_once(tmp_path: Path) -> None:
+def test_a_last_batch_too_small_is_reported_at_once(tmp_path: Path) -> None:
     """As of a DataLoader, before anything is trained."""
-    for told in answers_of("last_batch", tmp_path, num_workers=2):
-        assert "26 samples in batches of 12 leave a last batch of 2" in told
+    for reported in answers_of("last_batch", tmp_path, num_workers=2):
+        assert "26 samples in batches of 12 leave a last batch of 2" in reported
 
 
 @pytest.mark.parametrize("ending", [0, 1])

@@ -1,4 +1,4 @@
-"""Draws: numbers of a row, whoever asks for them; and a small size of real data."""
+"""Draws: the numbers of a row, in every process; and a small size of real data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ many_rows = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
 
 
 @given(seed=seeds, epoch=st.integers(0, 1000), rows=many_rows)
-def test_a_row_has_its_numbers_whoever_asks(
+def test_a_row_has_its_numbers_in_every_process(
     seed: int, epoch: int, rows: list[int]
 ) -> None:
     """Alone, among others, in another order: so that a batch can be read in parts."""

@@ -48,7 +48,7 @@ def test_shares_add_up_to_one_over_all_batches_and_replicas() -> None:
 
 
 def test_only_the_last_batch_closes_the_step() -> None:
-    """All are of one step, told apart by their first microbatch."""
+    """All are of one step, and differ in their first microbatch."""
     works = works_of([8, 8, 8], 1)
     assert [work.ends_step for work in works] == [False, False, True]
     assert [work.step.number for work in works] == [7, 7, 7]

@@ -20,7 +20,7 @@ NUM_OPS = 8
 
 
 def mask(seed: int) -> Tensor:
-    """Two dropout masks of a forward with this seed, when nobody else draws."""
+    """Two dropout masks of a forward with this seed, when nothing else draws."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return torch.stack([F.dropout(torch.ones(20_000)) for _ in range(2)])

@@ -89,7 +89,7 @@ def test_a_lost_update_is_found_by_some_seed(draw: ScheduleChoice) -> None:
 
 
 def test_lanes_that_wait_for_each_other_fail_at_once() -> None:
-    """No lane can run, so nobody need wait for the timeout."""
+    """No lane can run, so none waits for the timeout."""
     begin_s = time.monotonic()
     with CpuDevice(
         3, budget_bytes=1, timeout_s=60.0, scheduler=Interleaver(0, 3)

@@ -135,7 +135,7 @@ def test_a_side_lane_computes_as_torch_is_set_up(device: CpuDevice) -> None:
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_the_first_error_reaches_all_that_depend_on_it(failing: int) -> None:
-    """A waiting lane, a waiting caller, a later op: all raise it, and nobody hangs."""
+    """A waiting lane, a waiting caller, a later op: all raise it, and none hangs."""
     ran: list[str] = []
     with make_device(3, 30.0) as device:
         recorded, never = device.new_event(), device.new_event()
@@ -189,7 +189,7 @@ def test_a_wait_that_is_too_long_names_lane_op_and_seconds() -> None:
     assert "records" in message
 
 
-def test_a_wait_for_what_nobody_records_says_so() -> None:
+def test_a_wait_for_what_no_op_records_says_so() -> None:
     """The op that records it was forgotten, or comes too late."""
     with contextlib.closing(make_device(1, 0.05)) as device:
         event = device.new_event()

@@ -37,7 +37,7 @@ PARTS: Final = ", ".join(
     f"{name} {SIZE}"
     for name in ("weights", "gradients", "optimizer", "activations", "messages")
 )
-TOLD: Final = (
+MESSAGE: Final = (
     rf"predicted peak of this device: {SIZE} \({PARTS}\)\. actual peak so far: {SIZE} "
     r"\(the whole process, with Python and its libraries\)\. What helps: "
 )
@@ -45,7 +45,9 @@ TOLD: Final = (
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("evaluates", [False, True])
-def test_the_others_stop_and_the_report_tells(tmp_path: Path, evaluates: bool) -> None:
+def test_the_others_stop_and_the_report_says_why(
+    tmp_path: Path, evaluates: bool
+) -> None:
     """The last worker may take 32 MiB more, and its first forward needs 64."""
     outcome = run_forked(
         "tests.run.support.out_of_memory_workers:train",
@@ -69,16 +71,16 @@ def test_the_others_stop_and_the_report_tells(tmp_path: Path, evaluates: bool) -
         f"for 1F0 of step {step}, on device 1 (rank 1, cpu): "
     )
     assert "you tried to allocate 67108864 bytes" in first
-    assert re.search(TOLD, first, re.IGNORECASE)
+    assert re.search(MESSAGE, first, re.IGNORECASE)
     assert rest.startswith("  rank 0 gave up at step ")
 
 
 def test_advice_has_numbers() -> None:
-    """What recomputing would come to is told where it is less, and only there."""
+    """The error names what recomputing would need where it is less, and only there."""
     gpipe = make_schedule("gpipe", num_devices=1, num_microbatches=4)
     cost = StageCost(1.0, 1.0, 1.0, activation_bytes=2**20)
-    whole = _told(gpipe, cost)
-    again = _told(gpipe, replace(cost, recomputes=True))
+    whole = _reported(gpipe, cost)
+    again = _reported(gpipe, replace(cost, recomputes=True))
 
     assert (whole.stage, whole.predicted_bytes) == (0, 4 * 2**20)
     assert whole.actual_bytes > 2**20
@@ -89,7 +91,7 @@ def test_advice_has_numbers() -> None:
     assert "recompute" not in str(again).partition("What helps:")[2]
 
 
-def _told(schedule: Schedule, cost: StageCost) -> NoMemoryError:
+def _reported(schedule: Schedule, cost: StageCost) -> NoMemoryError:
     watch = MemoryWatch(schedule, Costs((cost,)), join_world(), 0)
     op = Op(Kind.FORWARD, 0, 1)
     watch.on_error(op, 3, ValueError("something else"))

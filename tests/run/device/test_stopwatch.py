@@ -1,4 +1,4 @@
-"""When ops begin and end is told in this process's seconds, whatever the device."""
+"""Ops begin and end in this process's seconds, whatever the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hocket.run.device.stopwatch import HostWatch, StreamWatch, make_stopwatch
 HANDING_S = 0.001  # what the host takes to hand over one op
 
 
-def test_a_host_watch_tells_when_calls_began_and_returned() -> None:
+def test_a_host_watch_has_the_times_of_calls() -> None:
     """In the order in which they were made, in `perf_counter`'s seconds."""
     watch = make_stopwatch(3, torch.device("cpu"))
     before_s = time.perf_counter()
@@ -80,7 +80,7 @@ class Moment:
         return (other.passed_s - self.passed_s) * 1e3
 
 
-def test_a_stream_watch_tells_when_the_device_worked() -> None:
+def test_a_stream_watch_has_the_times_of_the_device() -> None:
     """And not when the host handed over the work, which is long before."""
     machine = Machine()
     watch = StreamWatch(3, machine.event, machine.clock)
@@ -130,7 +130,7 @@ def test_events_are_used_again_and_what_did_not_run_took_no_time() -> None:
 
 
 def test_an_end_that_is_known_later_counts() -> None:
-    """A reduction's: it is noted when somebody has waited for it."""
+    """A reduction's: it is noted when an op has waited for it."""
     machine = Machine()
     watch = StreamWatch(2, machine.event, machine.clock)
     watch.start(0)
@@ -147,7 +147,7 @@ def test_an_end_that_is_known_later_counts() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_stream_watch_tells_when_a_gpu_worked() -> None:
+def test_a_stream_watch_has_the_times_of_a_gpu() -> None:
     """A long product takes longer on the stream than the host needs to hand it over."""
     device = torch.device("cuda")
     a = torch.randn(4096, 4096, device=device)

@@ -48,7 +48,7 @@ def failure_of(fault: str, run_dir: Path) -> WorkerError:
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "code"),
+    ("fault", "reported", "code"),
     [
         ("raise", "raised ValueError at step 3 in 1B0: the spoon", ExitCode.WORKER),
         ("not-finite", "raised NonFiniteError at step 3 in 1B0", ExitCode.NON_FINITE),
@@ -62,14 +62,14 @@ def failure_of(fault: str, run_dir: Path) -> WorkerError:
     ],
 )
 def test_who_fails_is_on_top(
-    tmp_path: Path, fault: str, told: str, code: ExitCode
+    tmp_path: Path, fault: str, reported: str, code: ExitCode
 ) -> None:
     """Whether it could still say so or not; the one that waited for it comes after."""
     begin_s = time.monotonic()
     error = failure_of(fault, tmp_path)
     assert time.monotonic() - begin_s < START_S + END_S
     first, rest = str(error).split("\nafter that:\n")
-    assert first.startswith(f"rank 1 {told}")
+    assert first.startswith(f"rank 1 {reported}")
     # The line at fault, for what hocket does not raise on purpose.
     assert ('raise ValueError("the spoon is bent")' in first) == (fault == "raise")
     assert rest.startswith("  rank 0 ")
@@ -80,7 +80,7 @@ def test_who_fails_is_on_top(
 
 
 def check_folder(run_dir: Path, error: WorkerError) -> None:
-    """All facts are there as JSON; nobody else may look into the workers' folder."""
+    """All facts are there as JSON; no other user may read the workers' folder."""
     story = json.loads((run_dir / "failure.json").read_text())
     assert story["message"] == str(error)
     first, second = story["reports"]
@@ -161,10 +161,10 @@ def test_a_worker_answers_from_a_wait_below_python(tmp_path: Path) -> None:
     assert found is not None
     os.kill(found.pid, signal.SIGTERM)
     assert process.wait(END_S) == ExitCode.WORKER
-    told = (tmp_path / "err.txt").read_text()
+    reported = (tmp_path / "err.txt").read_text()
     place = "at step 3 in 0B0, waiting for dx of stage 1 from rank 1"
-    assert told.startswith(f"rank 0 was stopped {place} (for ")
-    assert "    dist.recv(message, rank)\n" in told
+    assert reported.startswith(f"rank 0 was stopped {place} (for ")
+    assert "    dist.recv(message, rank)\n" in reported
 
 
 def test_a_second_ctrl_c_does_not_leave_workers(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_second_ctrl_c_does_not_leave_workers(tmp_path: Path) -> None:
 
 
 def test_workers_end_with_a_killed_launcher(tmp_path: Path) -> None:
-    """Nobody is left who could end them but the kernel."""
+    """Only the kernel is left to end them."""
     process = start_script(tmp_path)
     process.kill()
     process.wait(END_S)
@@ -191,8 +191,10 @@ def test_torchrun_shows_each_report_once(tmp_path: Path) -> None:
     torchrun = ["-m", "torch.distributed.run", *options]
     process = start([*torchrun, WORKERS, tmp_path, "raise", "3"], tmp_path)
     assert process.wait(START_S + END_S) == 1
-    told = (tmp_path / "err.txt").read_text()
-    own = [x for x in told.splitlines() if not re.match(r"[WE]\d{4} |Traceback|  ", x)]
+    reported = (tmp_path / "err.txt").read_text()
+    own = [
+        x for x in reported.splitlines() if not re.match(r"[WE]\d{4} |Traceback|  ", x)
+    ]
     own = own[: next(i for i, x in enumerate(own) if x.startswith("torch.distributed"))]
     assert own[0] == "rank 1 raised ValueError at step 3 in 1B0: the spoon is bent"
     assert own[1] == "the last ops of rank 1, newest last:"
@@ -201,8 +203,8 @@ def test_torchrun_shows_each_report_once(tmp_path: Path) -> None:
         "rank 0 gave up at step 3 in 0B0, waiting for dx of stage 1"
     )
     assert not any(line.startswith("rank") for line in own[4:])
-    assert told.count('    raise ValueError("the spoon is bent")\n') == 1
+    assert reported.count('    raise ValueError("the spoon is bent")\n') == 1
     [whole] = tmp_path.rglob("rank-1.txt")
     assert "ValueError: the spoon is bent\n" in whole.read_text()
-    summary = told[told.index("Root Cause (first observed failure):") :]
+    summary = reported[reported.index("Root Cause (first observed failure):") :]
     assert "rank 1 raised ValueError at step 3 in 1B0: the spoon is bent" in summary

@@ -1,4 +1,4 @@
-"""The ring of last ops: what was written is found, by whoever looks, dead or alive."""
+"""The ring of last ops: what was written is found by any process, dead or alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failure is told first, and how."""
+"""Which failure is named first, and how."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_causes_come_before_consequences(
 
 
 @pytest.mark.parametrize(
-    ("who", "told"),
+    ("who", "reported"),
     [
         (KILLED, "rank 3 was killed by signal 9 (SIGKILL) at step 12 in 3B3"),
         (HUNG, "rank 2 hung at step 12 in 2B3 (for 2.5 s)"),
@@ -111,9 +111,9 @@ def test_causes_come_before_consequences(
         ),
     ],
 )
-def test_a_headline_names_rank_step_and_op(who: FailureReport, told: str) -> None:
+def test_a_headline_names_rank_step_and_op(who: FailureReport, reported: str) -> None:
     """And for whom it waited."""
-    assert failure_headline(who) == told
+    assert failure_headline(who) == reported
 
 
 def test_sigkill_comes_with_its_usual_reason() -> None:
@@ -159,7 +159,7 @@ def test_reports_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rank": 0}', "{" * 10_000])
 def test_what_is_no_report_is_none(tmp_path: Path, text: str) -> None:
-    """The story must be told even if a file in the folder is broken."""
+    """The root cause is named even if a file in the folder is broken."""
     path = tmp_path / "report.json"
     assert read_report(path) is None
     path.write_text(text)

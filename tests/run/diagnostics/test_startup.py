@@ -58,21 +58,21 @@ def test_each_activity_is_reported_when_it_begins() -> None:
         report(StartupProgress("dry run"))
     report(StartupProgress("too late"))
 
-    told = [(x.what, x.num_done, x.num_all) for x in seen]
-    first = told[0]
+    reported = [(x.what, x.num_done, x.num_all) for x in seen]
+    first = reported[0]
     assert first == ("capturing", None, None)
-    assert ("choosing", 1, 10) in told
-    assert told[-1][0] == "dry run"
+    assert ("choosing", 1, 10) in reported
+    assert reported[-1][0] == "dry run"
     seconds = [x.seconds for x in seen]
     assert seconds == sorted(seconds)
 
 
 def test_a_long_activity_is_reported_while_it_lasts() -> None:
     """By a thread: the one that captures a model is in the middle of it."""
-    told = Event()
-    with reporter(lambda _: told.set(), after_s=0.01) as report:
+    reported = Event()
+    with reporter(lambda _: reported.set(), after_s=0.01) as report:
         report(StartupProgress("capturing"))
-        assert told.wait(30.0)
+        assert reported.wait(30.0)
 
 
 def test_a_hook_that_hangs_does_not_hold_up_the_start(

@@ -65,7 +65,9 @@ def test_two_hosts_freeze_as_one_process(tmp_path: Path) -> None:
             torch.testing.assert_close(got, value, rtol=1e-10, atol=1e-12)
 
 
-def test_nobody_waits_for_a_host_that_was_stopped_between_steps(tmp_path: Path) -> None:
+def test_no_worker_waits_for_a_host_that_was_stopped_between_steps(
+    tmp_path: Path,
+) -> None:
     """Its launcher is killed at the end of an epoch, where a timeline is gathered.
 
     No message in flight shows the end of rank 1: rank 0 waits in the store, and would

@@ -51,8 +51,8 @@ EXPECTED: Final[dict[str, tuple[str, str, int]]] = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Any]]]:
-    """What each worker was told in each case, by rank."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Any]]]:
+    """What each worker raised in each case, by rank."""
     folder = tmp_path_factory.mktemp("differing")
     return answers_of(
         "tests.run.support.differing_workers:train_all",
@@ -64,10 +64,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Any]]]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_ranks_are_told(told: list[dict[str, list[Any]]], name: str) -> None:
+def test_all_ranks_raise_it(reported: list[dict[str, list[Any]]], name: str) -> None:
     """Such training went to its end without a word."""
     error, part, num_steps = EXPECTED[name]
     for rank in (0, 1):
-        kind, message, steps = told[rank][name]
+        kind, message, steps = reported[rank][name]
         assert (kind, len(steps)) == (error, num_steps), message
         assert part in message

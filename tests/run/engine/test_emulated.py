@@ -41,8 +41,8 @@ def test_emulated_devices_keep_the_simulated_order(tmp_path: Path) -> None:
         measured_ms = row["measured"]["median_ms"]
         assert row["given_ms"] <= measured_ms <= BUSY * row["predicted_ms"], row
     assert all(
-        told["in_order"] and told["predicted_ms"] == row["predicted_ms"]
+        reported["in_order"] and reported["predicted_ms"] == row["predicted_ms"]
         for other in others
-        for told, row in zip(other, rows, strict=True)
+        for reported, row in zip(other, rows, strict=True)
     )
     assert "4 emulated devices" in (tmp_path / "picture.svg").read_text()

@@ -223,7 +223,7 @@ def test_equals_the_emulator_over_ordered_wires(
 @pytest.mark.parametrize("num_workers", sorted(MANY))
 @pytest.mark.timeout(600)
 def test_many_workers_equal_the_emulator(num_workers: int, tmp_path: Path) -> None:
-    """Likewise, with two replicas of three and four devices."""
+    """The same, with two replicas of three and four devices."""
     _check_all(MANY[num_workers], num_workers, tmp_path, whole_s=500.0)
 
 
@@ -245,40 +245,40 @@ def _check_all(
     )
     with captured_once() as shelf:
         for i, run in enumerate(cases):
-            told = [worker[i] for worker in answers]
+            reported = [worker[i] for worker in answers]
             model = shelf.model(run["model"], partial(make_model, run["model"]))
-            _check(run, model, told, load_file(tmp_path / f"{i}.st"))
+            _check(run, model, reported, load_file(tmp_path / f"{i}.st"))
 
 
 def _check(
     run: dict[str, Any],
     model: nn.Module,
-    told: list[dict[str, Any]],
+    reported: list[dict[str, Any]],
     state: dict[str, Tensor],
 ) -> None:
-    expected, history, norms = _emulated(run, model, told[0])
+    expected, history, norms = _emulated(run, model, reported[0])
     assert sorted(state) == sorted(expected)
     far = {name: difference(state[name], value) for name, value in expected.items()}
     worst = max(far, key=far.__getitem__)
     assert far[worst] <= TOLERANCE, f"{run}: {worst} is off by {far[worst]:.1e}"
     sizes = [count_samples(batch) for batch in data_of(run)]
-    for worker in told:
+    for worker in reported:
         assert worker["steps"] == list(range(run["num_steps"]))
         assert worker["sizes"] == sizes
-        assert worker["losses"] == told[0]["losses"]
-        assert worker["norms"] == told[0]["norms"]
+        assert worker["losses"] == reported[0]["losses"]
+        assert worker["norms"] == reported[0]["norms"]
         for name in history[0]:
             losses = [named[name] for named in worker["losses"]]
             assert losses == pytest.approx([x[name] for x in history], rel=1e-9), run
     if "clip_norm" not in run:  # the emulator's optimizers see clipped gradients
-        assert told[0]["norms"] == pytest.approx(norms, rel=1e-9), run
-    check_alike(run, told)
-    check_evaluation({"batch_size": 14, "last": 9, **run}, expected, told)
-    _check_copies(run, told)
+        assert reported[0]["norms"] == pytest.approx(norms, rel=1e-9), run
+    check_alike(run, reported)
+    check_evaluation({"batch_size": 14, "last": 9, **run}, expected, reported)
+    _check_copies(run, reported)
 
 
 def _emulated(
-    run: dict[str, Any], model: nn.Module, told: dict[str, Any]
+    run: dict[str, Any], model: nn.Module, reported: dict[str, Any]
 ) -> tuple[dict[str, Tensor], list[dict[str, float]], list[float]]:
     """Weights and buffers; of each step the losses, and the norm of all gradients."""
     squares: list[list[float]] = []  # of each stage that has an optimizer, by step
@@ -293,16 +293,16 @@ def _emulated(
 
     history = hocket.emulate(
         hocket.Program.chain(
-            range(len(told["delays"])),
+            range(len(reported["delays"])),
             run["num_microbatches"],
             num_replicas=run.get("num_replicas", 1),
-            delays=told["delays"],
+            delays=reported["delays"],
         ),
         model,
         specimen_of(run["model"]).loss,
         noting,
         data_of(run),
-        cut_at=told["stage_names"][1:],
+        cut_at=reported["stage_names"][1:],
         schedulers=warm_up if run.get("scheduler") else None,
         clip_norm=run.get("clip_norm"),
         correction=run.get("correction", "none"),
@@ -316,7 +316,7 @@ def _square(parameters: Any) -> float:
     return sum(p.grad.square().sum().item() for p in parameters if p.grad is not None)
 
 
-def _check_copies(run: dict[str, Any], told: list[dict[str, Any]]) -> None:
+def _check_copies(run: dict[str, Any], reported: list[dict[str, Any]]) -> None:
     """A stage of delay d holds d copies more, and no other holds any.
 
     Of a weight that stages share, as many as the largest delay of these; stages of one
@@ -325,11 +325,11 @@ def _check_copies(run: dict[str, Any], told: list[dict[str, Any]]) -> None:
     if run.get("correction") == "weight-prediction":
         return  # the newest is one, too
     sizes = {n: p.nbytes for n, p in make_model(run["model"]).named_parameters()}
-    devices = told[: len(told) // run.get("num_replicas", 1)]
+    devices = reported[: len(reported) // run.get("num_replicas", 1)]
     per_device = len(devices[0]["held"])
     stages = [(device, i) for i in range(per_device) for device in devices]
     most: dict[str, int] = {}
-    for delay, (device, i) in zip(told[0]["delays"], stages, strict=True):
+    for delay, (device, i) in zip(reported[0]["delays"], stages, strict=True):
         for name in device["held"][i]:
             most[name] = max(delay, most.get(name, 0))
     for device, i in stages:
@@ -352,10 +352,10 @@ def test_wpipe_holds_one_and_a_half_copies() -> None:
 
 def test_a_gradient_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     """Its worker names it before it updates; the other one hears of that and ends."""
-    told, other = answers_of(
+    reported, other = answers_of(
         "tests.run.support.flush_free:fragile", num_workers=2, folder=tmp_path
     )
-    kind, message, weights = told
+    kind, message, weights = reported
     assert kind == "NonFiniteError"
     assert (
         "gradients are not: the first at fault on this worker is that of 0.weight"

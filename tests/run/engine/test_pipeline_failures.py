@@ -1,6 +1,6 @@
 """While training, a worker that fails is named, and takes all others with it, in time.
 
-Most jobs here are forked (tests/run/support/forked.py): nobody ends the other workers,
+Most jobs here are forked (tests/run/support/forked.py): nothing ends the other workers,
 so each must notice by itself. Those that hocket.launch starts report what a user reads.
 """
 
@@ -272,7 +272,7 @@ def test_an_error_in_the_users_code_is_named_first(
     assert rest.startswith(f"  rank {1 - rank} gave up ")
 
 
-def test_the_launcher_tells_the_story(tmp_path: Path) -> None:
+def test_the_launcher_names_the_root_cause(tmp_path: Path) -> None:
     """What failed first on top, then what came of it, then its last ops."""
     error = launched(tmp_path, 2, {"poison": [2, POISONED, "nan"]})
     story = str(error)
@@ -286,7 +286,7 @@ def test_the_launcher_tells_the_story(tmp_path: Path) -> None:
 
 
 def test_a_kill_at_the_very_start_ends_all(tmp_path: Path) -> None:
-    """Before the workers have found each other, when nobody else could tell."""
+    """Before the workers have found each other, when no other could report it."""
     error = launched(tmp_path, 2, fault(1, "join", "start", "kill"))
     by = "rank 1 was killed by signal 9 (SIGKILL) before its first op"
     assert str(error).startswith(by)

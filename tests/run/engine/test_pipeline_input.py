@@ -22,8 +22,8 @@ from tests.run.support.failing_workers import (
 from tests.run.support.forked import run_forked
 from tests.run.support.processes import none_alive_within
 
-TIMEOUT_S: Final = 2.0  # where somebody waits in vain
-CALM_TIMEOUT_S: Final = 30.0  # where nobody does
+TIMEOUT_S: Final = 2.0  # where a worker waits in vain
+CALM_TIMEOUT_S: Final = 30.0  # where none does
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,7 +35,7 @@ def answers_of(
     num_workers: int = 2,
     timeout_s: float = CALM_TIMEOUT_S,
 ) -> list[dict[str, Any]]:
-    """What each worker was told."""
+    """What each worker raised."""
     outcome = run_forked(
         f"tests.run.{function}",
         str(folder),
@@ -96,11 +96,11 @@ def test_settings_are_refused_before_the_start(tmp_path: Path) -> None:
             check(answers[name], expected, name)
 
 
-def check(told: list[str], expected: tuple[str, str], name: str) -> None:
+def check(reported: list[str], expected: tuple[str, str], name: str) -> None:
     """That an error is of a kind, and says something; or that there was none."""
-    kind, message = told or ("", "")
-    assert kind == expected[0], (name, told)
-    assert expected[1] in message, (name, told)
+    kind, message = reported or ("", "")
+    assert kind == expected[0], (name, reported)
+    assert expected[1] in message, (name, reported)
 
 
 BATCHES: Final = {
@@ -167,7 +167,7 @@ DATA: Final = {
 def test_stages_with_different_data_do_not_train(
     tmp_path: Path, names: list[str], settings: dict[str, Any]
 ) -> None:
-    """Noticed by who receives, and told with both sides, before anything is updated."""
+    """The receiver notices, and names both sides, before anything is updated."""
     first, last = answers_of(
         "support.bad_input_workers:different_data",
         tmp_path,
@@ -175,10 +175,10 @@ def test_stages_with_different_data_do_not_train(
         settings,
         timeout_s=TIMEOUT_S,
     )
-    for name, (told, untouched) in last.items():
+    for name, (reported, untouched) in last.items():
         case, _, _ = name.partition(",")
-        check(told, ("SchemaError", DATA[case]), name)
-        assert "rank 1" in told[1] or "ranks 1 and 0" in told[1]
+        check(reported, ("SchemaError", DATA[case]), name)
+        assert "rank 1" in reported[1] or "ranks 1 and 0" in reported[1]
         kind = "SchemaError" if case == "lengths" else "WaitError"
         if "schedule" in settings:  # the first worker receives, too, and may notice
             kind = first[name][0][0]
@@ -194,11 +194,11 @@ def test_replicas_with_different_data_do_not_train(tmp_path: Path) -> None:
     for answers in answers_of(
         "support.bad_input_workers:different_data", tmp_path, [*DATA], replicas
     ):
-        for name, (told, untouched) in answers.items():
+        for name, (reported, untouched) in answers.items():
             case, _, does = name.partition(", ")
             evaluates = does == "evaluate" and case != "lengths"
             text = "evaluated on different batches" if evaluates else DATA[case]
-            check(told, ("SchemaError", text), name)
+            check(reported, ("SchemaError", text), name)
             assert untouched
 
 

@@ -1,4 +1,4 @@
-"""The runtime plays any sound order, not only those that somebody has thought of.
+"""The runtime plays any sound order, not only those that have a name.
 
 Ecosystem's R06: what the checker accepts comes to its end, with the plain loop's
 weights. The orders are drawn at random, the same each time, for two and three workers.

@@ -1,7 +1,7 @@
 """What does not go with old weights, or with microbatches, is refused in words.
 
 On two workers, the first of which has what is wrong (or the last one, with the loss);
-where the other cannot know it by itself, it is told that the first is gone.
+where the other cannot know it by itself, it raises that the first is gone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(120)
 GONE: Final = "is gone"
 WELL: Final = ("", "")
 
-# Who has what is wrong, and what both are told; nobody: both know.
+# The rank that has what is wrong, and what both raise; no rank: both know.
 EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
     "all is well": (None, WELL),
     "state": (0, ("ModelError", "keeps state between forwards (1.hidden)")),
@@ -53,9 +53,9 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
 }
 
 
-def test_each_is_told_what_is_wrong(tmp_path: Path) -> None:
+def test_each_raises_what_is_wrong(tmp_path: Path) -> None:
     """Before a weight is updated by it, with the way out; and another can be made."""
-    told = answers_of(
+    reported = answers_of(
         "tests.run.support.refused_workers:train_all",
         list(CASES),
         str(tmp_path),
@@ -64,7 +64,7 @@ def test_each_is_told_what_is_wrong(tmp_path: Path) -> None:
     )
     assert list(EXPECTED) == list(CASES)
     for name, (who, (kind, text)) in EXPECTED.items():
-        for rank, answers in enumerate(told):
+        for rank, answers in enumerate(reported):
             found, message = answers[name] or WELL
             if who in (None, rank):
                 assert (found, text in message) == (kind, True), (name, rank, message)

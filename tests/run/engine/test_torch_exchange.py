@@ -74,7 +74,7 @@ def test_torch_runs_our_order(
 
 @pytest.mark.parametrize("name", TORCHS)
 def test_we_run_torchs_order(answers: list[dict[str, Any]], name: str) -> None:
-    """From the file that torch writes of it where it is not told how."""
+    """From the file that torch writes of it by default."""
     check_gradients([answer["torchs"][name + WITH_MESSAGES] for answer in answers])
 
 

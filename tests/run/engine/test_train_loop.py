@@ -79,7 +79,7 @@ def emulated(data: list[Batch]) -> tuple[dict[str, Tensor], list[float]]:
 def check(
     pipeline: hocket.Pipeline, data: list[Batch], found: dict[int, float]
 ) -> None:
-    """What was trained, and those losses that somebody was told, by step."""
+    """What was trained, and the losses that were returned, by step."""
     weights, losses = emulated(data)
     for name, value in pipeline.state_dict().items():
         assert torch.equal(value, weights[name]), name
@@ -127,7 +127,7 @@ def _bad_batch(train: Callable[[Any], Iterator[Any]], data: list[Batch]) -> None
 
 
 @pytest.mark.parametrize("leave", [_breaks, _raises, _loader_raises, _bad_batch])
-def test_whoever_leaves_a_loop_can_go_on(
+def test_a_loop_that_was_left_can_go_on(
     leave: Callable[[Callable[[Any], Iterator[Any]], list[Batch]], None],
 ) -> None:
     """What was read is trained, and counted; another loop goes on behind it."""
@@ -143,7 +143,7 @@ def test_whoever_leaves_a_loop_can_go_on(
 
 
 def test_a_pipeline_closed_within_a_loop_has_ended() -> None:
-    """Whoever asks for the next result is told so."""
+    """The next result raises it."""
     pipeline = make_pipeline()
     results = pipeline.train(batches())
     next(results)

@@ -122,13 +122,13 @@ def check_state(path: Path, expected: dict[str, torch.Tensor], label: str) -> No
 
 
 def check_answer(answer: dict[str, Any], expected: Trained, label: str) -> None:
-    """What the workers were told of each step."""
+    """What was returned to the workers of each step."""
     assert len(answer["losses"]) == len(expected.losses), label
     assert answer["norms"] == pytest.approx(expected.norms, rel=1e-9), label
     assert answer["skipped"] == expected.skipped, label
     for step, losses in enumerate(expected.losses):
-        told = answer["losses"][step]
-        assert told == pytest.approx(losses, rel=1e-9), f"{label}: {step}"
+        reported = answer["losses"][step]
+        assert reported == pytest.approx(losses, rel=1e-9), f"{label}: {step}"
 
 
 def check_averages(
@@ -205,15 +205,15 @@ def test_autocast_is_bit_equal(num_workers: int, tmp_path: Path) -> None:
         for worker in answers:
             assert worker[i]["skipped"] == expected.skipped, run
             finite = [not skipped for skipped in expected.skipped]
-            told = [
+            reported = [
                 n for n, good in zip(worker[i]["norms"], finite, strict=True) if good
             ]
             due = [n for n, good in zip(expected.norms, finite, strict=True) if good]
-            assert told == due, run
-            for told_of, losses in zip(
+            assert reported == due, run
+            for reported_of, losses in zip(
                 worker[i]["losses"], expected.losses, strict=True
             ):
-                assert told_of == pytest.approx(losses, rel=1e-12), run
+                assert reported_of == pytest.approx(losses, rel=1e-12), run
         if expected.ema:
             check_state(tmp_path / f"{i}.ema", expected.ema, str(run))
         if run["precision"] == "float16":
@@ -230,8 +230,8 @@ def test_tied_weights_and_replicas_under_autocast(
     run |= {"num_steps": 5}
     answers = trained([run], num_workers, tmp_path)
     expected = plain_training(run)
-    told = [losses[TOTAL] for losses in answers[0][0]["losses"]]
-    assert told == pytest.approx([x[TOTAL] for x in expected.losses], rel=2e-2)
+    reported = [losses[TOTAL] for losses in answers[0][0]["losses"]]
+    assert reported == pytest.approx([x[TOTAL] for x in expected.losses], rel=2e-2)
     assert all(answer[0]["losses"] == answers[0][0]["losses"] for answer in answers)
 
 
@@ -258,7 +258,7 @@ def test_a_gradient_that_is_no_number_changes_no_weight(
     for worker in answers:
         for run, answer in zip(cases, worker, strict=True):
             step = 4 // run.get("accumulate", 1)
-            assert answer["told"] == [
+            assert answer["raised"] == [
                 "NonFiniteError",
                 f"the losses of step {step} are finite, its gradients are not: the "
                 "first at fault is that of 0.weight, stage 0; no weights were updated "

@@ -54,7 +54,7 @@ def test_a_worker_on_the_same_host_sends() -> None:
     assert (last.source, last.targets) == (0, (3,))
 
 
-def test_what_nobody_holds_is_refused() -> None:
+def test_what_no_worker_holds_is_refused() -> None:
     """Named, with how many more there are."""
     with pytest.raises(ModelError, match=r"no worker holds a of net net \(and 1 more"):
         plan_moves({}, {key: frozenset({0}) for key in KEYS[:2]}, {})

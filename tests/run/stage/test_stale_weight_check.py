@@ -139,11 +139,11 @@ def test_state_between_forwards_is_refused_by_name(
 ) -> None:
     """With the module's path in the uncut model; and it may do so without a delay."""
     stage = stage_of(module())
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as raised:
         look(stage, delay=2)
-    assert f"keeps state between forwards ({name})" in str(told.value)
-    assert "stage 0 reads weights that are 2 updates old" in str(told.value)
-    assert '"1f1b"' in str(told.value)
+    assert f"keeps state between forwards ({name})" in str(raised.value)
+    assert "stage 0 reads weights that are 2 updates old" in str(raised.value)
+    assert '"1f1b"' in str(raised.value)
     look(stage, delay=0)
 
 
@@ -171,7 +171,7 @@ class InSegments(Checkpointed):
 
 
 class Reversed(torch.autograd.Function):
-    """Somebody's own checkpoint, which torch knows nothing of."""
+    """A user's own checkpoint, which torch knows nothing of."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:
@@ -224,11 +224,11 @@ class WithoutModule(Layer):
 )
 def test_a_backward_that_reads_weights_is_refused(module: nn.Module, what: str) -> None:
     """It would find the newest weights, and be wrong without a word."""
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as raised:
         look(stage_of(module))
-    assert f"in the backward {what}, where the newest weights" in str(told.value)
-    assert "recomputation belongs to the stage" in str(told.value)
-    assert 'recompute="all"' in str(told.value)
+    assert f"in the backward {what}, where the newest weights" in str(raised.value)
+    assert "recomputation belongs to the stage" in str(raised.value)
+    assert 'recompute="all"' in str(raised.value)
 
 
 class Cached(Layer):

@@ -17,14 +17,14 @@ def test_names_the_parameter_and_both_sides(trained: bool) -> None:
     same = TrainableCheck(dict(model.named_parameters()))
     same.check(0)
     model[1].requires_grad_(requires_grad=not trained)
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as raised:
         same.check(7)
     expected = (
         f"requires_grad of 1.weight (and of 1 more) was {trained} when the pipeline "
         f"was made, and is {not trained} at step 7"
     )
-    assert expected in str(told.value)
-    assert "make another pipeline" in str(told.value)
+    assert expected in str(raised.value)
+    assert "make another pipeline" in str(raised.value)
     model[1].requires_grad_(requires_grad=trained)
     same.check(8)
 

@@ -57,7 +57,7 @@ def test_parameters_come_back() -> None:
     assert weight.item() == 3.0
 
 
-def test_weights_that_nobody_reads_again_are_given_up() -> None:
+def test_weights_that_are_not_read_again_are_released() -> None:
     """They do not stay in their places until the next forward."""
     layer, weight, versions = made()
     update(weight, versions, 0)

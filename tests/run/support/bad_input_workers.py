@@ -1,7 +1,7 @@
 """What the workers of the input tests do: give the pipeline what it should refuse.
 
 Each function makes several pipelines, one after the other, and returns what its user
-was told each time.
+raised each time.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.run.support.failing_workers import (
     make_pipeline,
 )
 
-Told = list[str]  # the error's type and its message; nothing if there was none
+Reported = list[str]  # the error's type and its message; nothing if there was none
 
 
-def told(action: Callable[[], object]) -> Told:
-    """What a user is told who does something."""
+def reported(action: Callable[[], object]) -> Reported:
+    """Return the kind and the message of the error that an action raises."""
     try:
         action()
     except HocketError as error:
@@ -44,17 +44,17 @@ def told(action: Callable[[], object]) -> Told:
     return []
 
 
-def bad_settings(folder: str) -> dict[str, Told]:
+def bad_settings(folder: str) -> dict[str, Reported]:
     """Pipelines that cannot be made."""
     world = join()
     [example] = make_batches(1)
     x, y = example
 
-    def made(batch: Any = example, model: Any = None, **settings: Any) -> Told:
+    def made(batch: Any = example, model: Any = None, **settings: Any) -> Reported:
         model = make_model() if model is None else model
-        return told(partial(_make, model, batch, folder, world=world, **settings))
+        return reported(partial(_make, model, batch, folder, world=world, **settings))
 
-    def unprofiled(loss: Any) -> Told:
+    def unprofiled(loss: Any) -> Reported:
         return made(loss=loss, profile_dir=None)
 
     return {
@@ -82,7 +82,7 @@ def bad_settings(folder: str) -> dict[str, Told]:
     }
 
 
-def _without_flushes(made: Callable[..., Told]) -> dict[str, Told]:
+def _without_flushes(made: Callable[..., Reported]) -> dict[str, Reported]:
     """What does not go with old weights."""
     shared = nn.Linear(6, 6)
     middle = [nn.Tanh(), nn.Linear(6, 6), nn.Tanh()]
@@ -127,7 +127,7 @@ d1  1F0 1B0 |: 1F0@1 1U 1B0@1 :| 1F0@2 1U@1 1B0@2 1U@2
 
 
 def _hooked() -> nn.Module:
-    """Somebody looks at the first weight's gradient."""
+    """A user looks at the first weight's gradient."""
     model = make_model()
     next(model.parameters()).register_hook(lambda grad: grad)
     return model
@@ -173,7 +173,7 @@ def bad_batches(folder: str) -> dict[str, Any]:
     x, y = good[0]
     with make_pipeline(make_model(), good[0], folder, world=world) as pipeline:
         answers: dict[str, Any] = {
-            name: told(partial(pipeline.step, batch))
+            name: reported(partial(pipeline.step, batch))
             for name, batch in {
                 "too small": (x[:3], y[:3]),
                 "no pair": x,
@@ -188,14 +188,14 @@ def bad_batches(folder: str) -> dict[str, Any]:
             }.items()
         }
         small = DataLoader(TensorDataset(*make_batches(1, 18)[0]), batch_size=16)
-        answers["last batch"] = told(partial(list, pipeline.train(small)))
+        answers["last batch"] = reported(partial(list, pipeline.train(small)))
         answers["losses"] = [pipeline.step(batch).loss for batch in good]
     with make_pipeline(make_model(), good[0], folder, world=world) as pipeline:
         answers["expected"] = [result.loss for result in pipeline.train(good)]
     return answers
 
 
-def bad_losses(folder: str) -> dict[str, list[Told]]:
+def bad_losses(folder: str) -> dict[str, list[Reported]]:
     """Losses that turn bad in the second step, and what comes of the pipeline then."""
     world = join()
     batches = make_batches(2)
@@ -213,11 +213,11 @@ def bad_losses(folder: str) -> dict[str, list[Told]]:
             pipeline.step(batches[0])
             turning.turned = True
             answers[name] = [
-                told(partial(pipeline.step, batches[1])),
-                told(partial(pipeline.step, batches[1])),
-                told(partial(pipeline.evaluate, batches)),
-                told(pipeline.state_dict),
-                told(pipeline.measured),
+                reported(partial(pipeline.step, batches[1])),
+                reported(partial(pipeline.step, batches[1])),
+                reported(partial(pipeline.evaluate, batches)),
+                reported(pipeline.state_dict),
+                reported(pipeline.measured),
             ]
     return answers
 
@@ -236,7 +236,7 @@ class _Turning:
 def different_data(
     folder: str, names: list[str], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """The last worker is given other data: what all are told, and who trained.
+    """The last worker is given other data: what all raise, and which trained.
 
     Some fail and others wait then, so each time they begin a job of their own.
     """
@@ -249,7 +249,7 @@ def different_data(
             model = make_model()
             before = _weights(model)
             answers[f"{name}, {does.__name__.strip('_')}"] = [
-                told(
+                reported(
                     partial(
                         does,
                         model,
@@ -295,7 +295,7 @@ def _weights(model: nn.Module) -> Tensor:
     return parameters_to_vector(model.parameters()).detach().clone()
 
 
-def different_pipelines(folder: str) -> dict[str, Told]:
+def different_pipelines(folder: str) -> dict[str, Reported]:
     """Workers that would not make the same pipeline."""
     world = join()
     [example], [bigger] = make_batches(1), make_batches(1, 20)
@@ -318,7 +318,7 @@ def different_pipelines(folder: str) -> dict[str, Told]:
         mine |= other if world.rank else {}
         if name == "stages":
             mine.pop("cut")
-        answers[name] = told(partial(_make, folder=folder, world=world, **mine))
+        answers[name] = reported(partial(_make, folder=folder, world=world, **mine))
     return answers
 
 

@@ -38,8 +38,8 @@ class Shelf:
         """The model of a name, in training, with its first weights and no gradients.
 
         Args:
-            name: tells models apart.
-            make: makes it, where nobody has yet.
+            name: the model's name.
+            make: makes it, the first time.
         """
         if name not in self._models:
             model = make()
@@ -47,7 +47,7 @@ class Shelf:
         model, start = self._models[name]
         model.load_state_dict(start)
         model.train().zero_grad(set_to_none=True)
-        # Captures stay: nobody need look through them for garbage, in each pipeline.
+        # Captures stay, so that collecting garbage need not visit them each time.
         gc.freeze()
         return model
 
@@ -88,7 +88,7 @@ def keep_ready(
         name: of the model on the shelf.
         make: makes it.
         args: of its forward.
-        kwargs: likewise.
+        kwargs: the same.
     """
     _ONCE(_SHELF.model(name, make), args, kwargs)
 

@@ -105,8 +105,8 @@ def check_run(
         assert worker["num_copies"] == num_copies(expected), run
         for step, losses in enumerate(history):
             for name, loss in losses.items():
-                told = worker["history"][step][name]
-                assert told == pytest.approx(loss, rel=1e-9), f"{run}: {step}"
+                reported = worker["history"][step][name]
+                assert reported == pytest.approx(loss, rel=1e-9), f"{run}: {step}"
     check_alike(run, answers)
     check_evaluation(run, expected, answers)
     return far[worst]

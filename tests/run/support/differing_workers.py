@@ -93,15 +93,15 @@ def train_all(names: list[str], folder: str) -> dict[str, list[Any]]:
     """Train each case; return its error on this worker, and the steps it was given."""
     torch.set_num_threads(1)
     world = join_world()
-    told = {}
+    reported = {}
     for name in names:
         steps: list[int] = []
-        told[name] = ["", "", steps]
+        reported[name] = ["", "", steps]
         try:
             _train(world, folder, steps, **CASES[name])
         except HocketError as error:
-            told[name] = [type(error).__name__, str(error), steps]
-    return told
+            reported[name] = [type(error).__name__, str(error), steps]
+    return reported
 
 
 def _train(

@@ -140,7 +140,7 @@ def fragile() -> list[Any]:
     """Train until a gradient of the first stage is no number, but the loss is one.
 
     Returns:
-        What this worker was told, and the first stage's weights.
+        The losses that this worker got, and the first stage's weights.
     """
     torch.set_num_threads(1)
     model = make_fragile_stages()

@@ -18,7 +18,7 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.run.support.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
-        # Python 3.11 does not tell the server where this process finds modules; it
+        # Python 3.11 does not pass on to the server this process's sys.path; it
         # would go on without what it cannot import, and each worker import it alone.
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'src'}")
         forkserver.ensure_running()

@@ -1,7 +1,7 @@
 """Jobs of real workers that begin at once, forked from a process that has loaded torch.
 
 `hocket.launch` starts a Python per worker, which takes seconds, most of them for
-imports. Here workers begin with the same first lines (run/cluster/start.py), but nobody
+imports. Here workers begin with the same first lines (run/cluster/start.py), but none
 watches over them: when one fails, the others must find out, and end, by themselves.
 """
 
@@ -29,10 +29,10 @@ from hocket.run.diagnostics.failure import (
 from hocket.run.diagnostics.job_folder import WorkerFiles, attempt_dir
 from tests.run.support.fork_server import fork_server
 
-FAULT: Final = "fault"  # the file into which whoever has a fault writes its rank
+FAULT: Final = "fault"  # the file into which a worker with a fault writes its rank
 WHOLE_S: Final = 60.0  # for a job without a fault, on a busy machine
 CALM_TIMEOUT_S: Final = 30.0  # for a wait in such a job
-LAST_S: Final = 0.5  # for whoever had the fault, when all others have ended
+LAST_S: Final = 0.5  # for the worker that had the fault, when all others have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def answers_of(
         whole_s=whole_s,
         context=context,
     )
-    told = {rank: f"{x.kind}: {x.message}" for rank, x in outcome.reports.items()}
-    assert not told, (told, outcome.output)
+    reported = {rank: f"{x.kind}: {x.message}" for rank, x in outcome.reports.items()}
+    assert not reported, (reported, outcome.output)
     return [outcome.results[rank] for rank in range(num_workers)]
 
 

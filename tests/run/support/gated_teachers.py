@@ -66,15 +66,15 @@ def _fragile(world: World, delay: int | None, folder: str) -> list[Any]:
         profile_dir=Path(folder) / "profiles",
         world=world,
     )
-    told, num_done, before = ["", ""], 0, list[Tensor]()
+    reported, num_done, before = ["", ""], 0, list[Tensor]()
     try:
         for result in pipeline.train(batches):
             before = [p.detach().clone() for p in model.parameters()]
             num_done = result.step + 1
     except HocketError as error:
-        told = [type(error).__name__, str(error)]
+        reported = [type(error).__name__, str(error)]
     after = [p.detach() for p in model.parameters()]
-    return [*told, num_done, all(map(torch.equal, before, after))]
+    return [*reported, num_done, all(map(torch.equal, before, after))]
 
 
 def large(output: Tensor, targets: Tensor, teachers: Mapping[str, Any]) -> Any:

@@ -1,6 +1,6 @@
 """What torchrun starts in the tests of several hosts.
 
-    python on_hosts.py train FOLDER SETTINGS     train, and tell where the workers are
+    python on_hosts.py train FOLDER SETTINGS     train, and report where the workers are
     python on_hosts.py fail FOLDER CASE          train with a fault (failing.py)
 
 Each is one worker, wherever it runs.
@@ -37,8 +37,8 @@ def train(folder: Path, settings: dict[str, Any]) -> None:
         losses = [result.loss for result in pipeline.train(batches)]
         state = pipeline.state_dict()
         rank = pipeline.world.rank
-        told = {"losses": losses, **_place_of(pipeline.world)}
-        (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+        reported = {"losses": losses, **_place_of(pipeline.world)}
+        (folder / f"rank-{rank}.json").write_text(json.dumps(reported))
         if rank == 0:
             torch.save(state, folder / "weights.pt")
 
@@ -79,8 +79,8 @@ def _place_of(world: World) -> dict[str, Any]:
 
 def main() -> None:
     """Do what the command line says."""
-    what, folder, told = sys.argv[1:]
-    settings = json.loads(told)
+    what, folder, reported = sys.argv[1:]
+    settings = json.loads(reported)
     if what == "train":
         train(Path(folder), settings)
     else:

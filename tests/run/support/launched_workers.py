@@ -38,7 +38,7 @@ NEVER_S = 300.0  # longer than any test
 
 
 def greet(word: str) -> Json:
-    """Where this worker is, and what it was told."""
+    """Where this worker is, and what was broadcast to it."""
     world = join_world()
     total = torch.tensor([float(world.rank)])
     dist.all_reduce(total)
@@ -56,7 +56,7 @@ def greet(word: str) -> Json:
         "ping_s": time.perf_counter() - begin_s,
         "total": total.item(),
         "gathered": world.gather_json({"rank": world.rank}),
-        "told": world.broadcast_json(f"by {world.rank}", from_rank=1),
+        "received": world.broadcast_json(f"by {world.rank}", from_rank=1),
         "own_listeners": listeners(os.getpid()),
         "launcher_listeners": listeners(env.LAUNCHER_PID.integer()),
     }

@@ -120,7 +120,7 @@ def other_data() -> str:
 
 
 def last_batch() -> str:
-    """A last batch of 4 for 2 x 4 microbatches is told before the first step."""
+    """A last batch of 4 for 2 x 4 microbatches is refused before the first step."""
     world = begin()
     loader = make_loader(Numbered(NUM_SAMPLES))
     with make_pipeline(world, loader.example(), 1) as pipeline:

@@ -126,8 +126,8 @@ class Hosts:
 
     def pids(self) -> list[int]:
         """The processes that run on either."""
-        told = [_ip("netns", "pids", name) for name in self.names]
-        return [int(pid) for text in told for pid in text.split()]
+        reported = [_ip("netns", "pids", name) for name in self.names]
+        return [int(pid) for text in reported for pid in text.split()]
 
 
 @contextlib.contextmanager

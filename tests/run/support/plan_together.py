@@ -27,7 +27,7 @@ def plan_together(names: list[str]) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         measure_shortly(patch)
         world = join_world()
-        told = []
+        reported = []
         for name in names:
             model = make_model(name)
             before = {key: x.clone() for key, x in model.state_dict().items()}
@@ -40,8 +40,8 @@ def plan_together(names: list[str]) -> list[dict[str, Any]]:
                 search=Search(num_microbatches=(4,), recompute=(False,)),
                 world=world,
             )
-            told.append({**ranking.to_json(), "as_it_was": _same(model, before)})
-        told.append(
+            reported.append({**ranking.to_json(), "as_it_was": _same(model, before)})
+        reported.append(
             {
                 "refused": [
                     _refused(world, num_devices=3),
@@ -51,7 +51,7 @@ def plan_together(names: list[str]) -> list[dict[str, Any]]:
             }
         )
         world.close()
-    return told
+    return reported
 
 
 def _same(model: nn.Module, before: dict[str, torch.Tensor]) -> bool:

@@ -67,7 +67,7 @@ def _prepare() -> None:
     [(inputs, _)] = make_batches(1, size=4)
     capture(make_failing_model(), (inputs,))
     measure_shortly(pytest.MonkeyPatch())
-    gc.freeze()  # what is there now is for nobody to look through again
+    gc.freeze()  # the collector skips what is there now
 
 
 _prepare()

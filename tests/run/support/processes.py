@@ -30,13 +30,13 @@ def alive_with(text: str) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            told = (folder / "cmdline").read_bytes()
+            reported = (folder / "cmdline").read_bytes()
             with contextlib.suppress(PermissionError):  # never one of a test's own
-                told += (folder / "maps").read_bytes()
+                reported += (folder / "maps").read_bytes()
             state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if text.encode() in told and state != "Z":
+        if text.encode() in reported and state != "Z":
             found.append(int(folder.name))
     return sorted(set(found) - {os.getpid()})
 

@@ -60,7 +60,7 @@ class ProgramPools:
             ):
                 time.sleep(0.5)  # for reports of those that have just found out
                 self._end(num_workers)
-                raise AssertionError(self._told(pool))
+                raise AssertionError(self._reported(pool))
             time.sleep(0.002)
         pool.num_programs += 1
         return max(float(answer.read_text()) for answer in answers)
@@ -95,7 +95,7 @@ class ProgramPools:
             worker.kill()
             worker.join()
 
-    def _told(self, pool: _Pool) -> str:
+    def _reported(self, pool: _Pool) -> str:
         reports = sorted(pool.folder.glob("job/attempt-0/rank-?.json"))
         outputs = sorted(pool.folder.glob("rank-*.txt"))
         return "\n".join(

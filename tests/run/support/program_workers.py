@@ -180,9 +180,9 @@ def difference(
     ) as run:
         found = [result.losses_of for result in run.train(batches)]
         states = run.state_dict()
-    told = {"losses": found, "states": states}
+    reported = {"losses": found, "states": states}
     return compared_on_rank_0(
-        world, told, lambda: _far(program, alone, clip_norm, found, states)
+        world, reported, lambda: _far(program, alone, clip_norm, found, states)
     )
 
 

@@ -1,7 +1,7 @@
 """One worker computes what all are compared with.
 
 Emulating a whole job takes as long as the job, on each worker that does it. What every
-worker was told must be the same bit for bit; so one comparison is good for all.
+worker got must be the same bit for bit; so one comparison is good for all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hocket.run.cluster.world import World
 def compared_on_rank_0(
     world: World, found: Mapping[str, Any], difference: Callable[[], float]
 ) -> float:
-    """How far from the oracle; infinity if two workers were told different numbers.
+    """How far from the oracle; infinity if two workers got different numbers.
 
     Args:
         world: the job.

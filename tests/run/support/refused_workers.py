@@ -1,6 +1,6 @@
 """What the workers of the refusal tests do: train what must not be trained so.
 
-Each pipeline is made on all workers; what each was told is returned by name.
+Each pipeline is made on all workers; what each raised is returned by name.
 """
 
 from __future__ import annotations
@@ -85,14 +85,14 @@ def contrast(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def train_all(names: list[str], folder: str) -> dict[str, list[str]]:
-    """Train each case; what this worker was told, or nothing."""
+    """Train each case; return what this worker raised, or nothing."""
     torch.set_num_threads(1)
     world = join_world()
     settings = {"world": world, "profile_dir": Path(folder).parent / "profiles"}
-    return {name: _told(partial(CASES[name], settings)) for name in names}
+    return {name: _reported(partial(CASES[name], settings)) for name in names}
 
 
-def _told(action: Callable[[], object]) -> list[str]:
+def _reported(action: Callable[[], object]) -> list[str]:
     try:
         action()
     except HocketError as error:

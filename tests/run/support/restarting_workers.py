@@ -119,9 +119,9 @@ def _set_trap(kills: list[Kill], run: Path) -> None:
 def main() -> None:
     """One of torchrun's workers."""
     folder, kills = sys.argv[1:]
-    told = train(folder, json.loads(kills))
+    reported = train(folder, json.loads(kills))
     name = f"rank-{env.RANK.text()}.result.json"
-    (Path(folder) / name).write_text(json.dumps(told))
+    (Path(folder) / name).write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

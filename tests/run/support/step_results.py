@@ -1,4 +1,4 @@
-"""Results of steps, for tests of whoever reads them."""
+"""Results of steps, for tests of what reads them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import hocket
-from hocket.core.costs import Costs
 from hocket.passes.fill_with import long_step_s
 from hocket.run.cluster.world import World, join_world
 from hocket.run.stage.compiled.function import CompiledFunction
@@ -188,7 +186,8 @@ def _resumed(
 def steps_of(schedules: list[str], folder: str) -> dict[str, float]:
     """Return the predicted seconds of a filled step, by the student's schedule.
 
-    All are predicted from one profile, since each dry run would find other seconds.
+    All are predicted from what the first start measured and kept. A dry run would
+    find other seconds for each order.
     """
     torch.set_num_threads(1)
     world = join_world()
@@ -199,8 +198,7 @@ def steps_of(schedules: list[str], folder: str) -> dict[str, float]:
             case = {"schedule": name, "teachers": {"teacher": {"kind": "frozen"}}}
             with make_pipeline(case, world, Path(folder), shelf) as pipeline:
                 plan = pipeline.plan
-                stages = tuple(replace(x, update_s=0.0) for x in plan.costs.stages)
-                found[name] = long_step_s(plan.schedule, Costs(stages))
+                found[name] = long_step_s(plan.schedule, plan.costs)
     return found
 
 

@@ -30,7 +30,7 @@ class Trained:
 
     Args:
         state: of the model.
-        ema: of the model with averaged weights; empty where nobody asked for them.
+        ema: of the model with averaged weights; empty where none was asked for.
         losses: of each step.
         norms: of each step's gradients.
         skipped: whether each step was.

@@ -149,17 +149,17 @@ def _fragile(world: World, case: dict[str, Any], folder: str) -> dict[str, Any]:
         world=world,
         **case,
     )
-    told, num_done = ["", ""], 0
+    reported, num_done = ["", ""], 0
     before: list[Tensor] = []
     try:
         for result in pipeline.train(batches):
             before = [p.detach().clone() for p in model.parameters()]
             num_done = result.step + 1
     except HocketError as error:
-        told = [type(error).__name__, str(error)]
+        reported = [type(error).__name__, str(error)]
     after = [p.detach() for p in model.parameters()]
     same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    return {"told": told, "num_done": num_done, "same": same}
+    return {"raised": reported, "num_done": num_done, "same": same}
 
 
 def left_unread(folder: str) -> list[str]:
@@ -181,12 +181,12 @@ def left_unread(folder: str) -> list[str]:
         ) as pipeline,
     ):
         result = pipeline.step(batches[0])
-        pipeline.world.barrier("nobody closes what others still need")
+        pipeline.world.barrier("no worker closes what others still need")
         raise KeyError
     assert result is not None
-    told = []
+    reported = []
     for _ in range(2):
         with pytest.raises(WaitError) as error:
             _ = result.grad_norm
-        told.append(str(error.value))
-    return told
+        reported.append(str(error.value))
+    return reported

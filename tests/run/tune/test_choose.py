@@ -5,17 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hocket
+from hocket.core.costs import Link
+from hocket.planner.cluster import MessageCosts
 from hocket.planner.rank import Search, rank
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import join_world
 from hocket.run.tune.choose import chosen, may_reverse, playable
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut import cut_model
 from tests.planner.toys import cluster, work
 from tests.run.support.forked import run_forked
 
@@ -34,35 +38,47 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(memory_bytes: int | None, stages_per_device: int | None) -> list[Any]:
-    """One step of an order that the planner chose; a worker's entry."""
+    """One step of an order that the planner chose; a worker's entry.
+
+    Messages are said to take a second.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(1)
     batch = (torch.randn(16, 64), torch.randn(16, 64))
-    with hocket.Pipeline(
-        model(),
-        loss,
-        optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
-        example=batch,
-        schedule="auto",
-        num_microbatches=4,
-        stages_per_device=stages_per_device,
-        memory_bytes=memory_bytes,
-        world=join_world(),
-    ) as pipeline:
+    slow = MessageCosts(Link(latency_s=1.0), Link())
+    with (
+        patch.object(cut_model, "measure_messages", return_value=slow) as measured,
+        hocket.Pipeline(
+            model(),
+            loss,
+            optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
+            example=batch,
+            schedule="auto",
+            num_microbatches=4,
+            stages_per_device=stages_per_device,
+            memory_bytes=memory_bytes,
+            world=join_world(),
+        ) as pipeline,
+    ):
+        assert measured.call_count == 1
         result = pipeline.step(batch)
         schedule = pipeline.plan.schedule
         return [str(schedule), schedule.program.num_stages, result.loss]
 
 
 def test_all_workers_play_the_same_order(tmp_path: Path) -> None:
-    """And the step is that of the plain loop."""
+    """And the step is that of the plain loop.
+
+    Where messages take long, several stages per device do not pay.
+    """
     done = run_forked(
         f"{MODULE}:train", None, None, num_workers=2, folder=tmp_path, timeout_s=30
     )
     assert set(done.codes.values()) == {0}, done.output
-    (order, num_stages, value), other = done.results.values()
-    assert other == [order, num_stages, value]
-    assert num_stages in (2, 4, 6, 8)
+    first, other = done.results.values()
+    assert other == first
+    _, num_stages, value = first
+    assert num_stages == 2
     torch.manual_seed(1)
     inputs, targets = torch.randn(16, 64), torch.randn(16, 64)
     assert abs(value - float(loss(model()(inputs), targets).detach())) < 1e-6
@@ -122,7 +138,7 @@ def test_reverse_first_k_is_for_replicas_of_one_device() -> None:
         assert not may_reverse(replace(config, **refused), one)
 
 
-def test_nothing_fits_is_told_on_every_worker(tmp_path: Path) -> None:
+def test_an_order_that_does_not_fit_is_refused_on_every_worker(tmp_path: Path) -> None:
     """With what it takes, and what there is."""
     done = run_forked(
         f"{MODULE}:train", 1000, None, num_workers=2, folder=tmp_path, timeout_s=30

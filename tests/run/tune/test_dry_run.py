@@ -108,7 +108,7 @@ def test_ops_cost_what_they_took_in_the_lane() -> None:
     assert [step.step for step in steps] == [0, 1, 2]
 
 
-def test_whoever_switches_to_evaluation_is_switched_back() -> None:
+def test_modules_in_evaluation_are_switched_back() -> None:
     """Before each step, also what the steps before have switched already."""
     model = make_model("dropout")
     (batch,) = batches("dropout", 1, 8, 8)

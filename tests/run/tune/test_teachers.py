@@ -263,10 +263,12 @@ def test_each_sample_counts_once(tmp_path: Path) -> None:
         assert max(off) <= TOLERANCE
 
 
-@pytest.mark.long  # rests on seconds that are measured: on a busy machine 1 in 6 fails
 @pytest.mark.timeout(120)
 def test_the_fastest_filled_order_is_chosen(tmp_path: Path) -> None:
-    """Of schedules by name, none has a much shorter step with the same profile."""
+    """Of schedules by name, none has a shorter step by the costs of their plans.
+
+    The plans rest on one profile, and on the same messages and updates.
+    """
     named = ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b"]
     for found in answers_of(
         "tests.run.support.teacher_workers:steps_of",
@@ -275,4 +277,4 @@ def test_the_fastest_filled_order_is_chosen(tmp_path: Path) -> None:
         num_workers=2,
         folder=tmp_path,
     ):
-        assert found["auto"] <= 1.1 * min(found[name] for name in named)
+        assert found["auto"] <= min(found[name] for name in named)

@@ -129,7 +129,7 @@ def test_zb_auto_is_made_for_what_was_measured(tmp_path: Path) -> None:
 
 
 def memory(recompute: str) -> list[Any]:
-    """Refused, then made with what the refusal tells; a worker's entry."""
+    """Refused, then made with the memory that the refusal names; a worker's entry."""
     torch.set_num_threads(1)
     world = join_world()
     how = {"recompute": recompute, "cut": ["4"]}
@@ -137,7 +137,7 @@ def memory(recompute: str) -> list[Any]:
         make(world, "zb-auto", memory_bytes=1000, **how)
     except FitError as error:
         text, needed = str(error), error.needed_bytes
-    # Times are measured anew, and tell how many messages lie there at once.
+    # Times are measured again, and decide how many messages lie there at once.
     enough, less = needed + 4 * MESSAGE, needed - 4 * MESSAGE
     with make(world, "zb-auto", memory_bytes=enough, **how) as pipeline:
         peaks = [curve.peak for curve in pipeline.predicted.memory]
@@ -185,7 +185,7 @@ def bad_shapes() -> list[list[str]]:
     """Numbers of microbatches that schedules refuse; a worker's entry."""
     torch.set_num_threads(1)
     world = join_world()
-    told = []
+    reported = []
     for schedule, number, more in (
         ("dualpipe-v", 3, {}),
         ("interleaved-1f1b", 5, {}),
@@ -195,8 +195,8 @@ def bad_shapes() -> list[list[str]]:
         try:
             make(world, schedule, num_microbatches=number, **more).close()
         except HocketError as error:
-            told.append([type(error).__name__, str(error)])
-    return told
+            reported.append([type(error).__name__, str(error)])
+    return reported
 
 
 def test_numbers_that_a_schedule_cannot_take(tmp_path: Path) -> None:
@@ -233,11 +233,11 @@ def warned() -> list[Any]:
 
 def test_v_min_is_warned_of_by_the_main_worker(tmp_path: Path) -> None:
     """With the measured numbers, where its bubble repeats."""
-    (told, num), (untold, _) = answers_of(
+    (reported, num), (unreported, _) = answers_of(
         f"{MODULE}:warned", num_workers=2, folder=tmp_path
     )
-    assert num == 24  # of 32: whole where nobody waits for the first half
-    assert not untold
-    (text,) = told
+    assert num == 24  # of 32: whole where no op waits for I
+    assert not unreported
+    (text,) = reported
     assert "v-min repeats a bubble of" in text
     assert "on 2 devices with F " in text

@@ -25,7 +25,7 @@ def test_is_found_out_once() -> None:
 
 
 def test_what_failed_once_fails_again() -> None:
-    """With the same words; nobody is asked a second time."""
+    """With the same words; no worker is asked a second time."""
     num_asked = 0
 
     def wait() -> GradientStatus:
@@ -52,5 +52,5 @@ def test_after_the_end_the_norm_is_an_error_that_says_so(tmp_path: Path) -> None
         num_workers=2,
         folder=tmp_path,
     )
-    for message in (told for worker in answers for told in worker):
+    for message in (reported for worker in answers for reported in worker):
         assert "the norm of step 0's gradients is unknown" in message

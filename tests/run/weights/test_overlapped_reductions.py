@@ -9,7 +9,7 @@ from tests.run.support.forked import answers_of
 from tests.run.support.slow_replica import NUM_STEPS
 
 
-def test_nobody_waits_for_a_reduction_but_its_update(tmp_path: Path) -> None:
+def test_only_its_update_waits_for_a_reduction(tmp_path: Path) -> None:
     """WPipe on two replicas of one device, the second slower.
 
     The first has begun its reduction, and computes for the other group before the

@@ -45,8 +45,8 @@ class CacheCosts(NamedTuple):
         return reads_s + (self.write_s if len(frozen_s) > self.boundary else 0.0)
 
 
-class CacheVerdict(Enum):
-    """What is known."""
+class CacheMode(Enum):
+    """What a run does with the frozen layers of a batch."""
 
     MEASURING = "measuring"
     READS = "reads"
@@ -65,10 +65,10 @@ class Payoff:
     it takes longer than computing does, it is given up.
 
     Attributes:
-        verdict: what to do.
+        mode: what to do.
     """
 
-    verdict: CacheVerdict = CacheVerdict.MEASURING
+    mode: CacheMode = CacheMode.MEASURING
     _computed: list[float] = field(default_factory=list)
     _read: deque[float] = field(default_factory=_latest)
 
@@ -89,12 +89,12 @@ class Payoff:
         if len(self._computed) < _NUM_TRIALS:
             return False
         pays = self.read_s <= _MOST * self.compute_s
-        self.verdict = CacheVerdict.READS if pays else CacheVerdict.COMPUTES
+        self.mode = CacheMode.READS if pays else CacheMode.COMPUTES
         return True
 
     def add_read(self, read_s: float) -> bool:
         """Add what reading took once more; return whether it is given up."""
         self._read.append(read_s)
         if len(self._read) == _NUM_LATEST and self.read_s > _MOST * self.compute_s:
-            self.verdict = CacheVerdict.COMPUTES
-        return self.verdict is CacheVerdict.COMPUTES
+            self.mode = CacheMode.COMPUTES
+        return self.mode is CacheMode.COMPUTES

@@ -91,7 +91,7 @@ class ArgminGradientSettings(FreezeSettings):
 
     Args:
         alpha: the largest share of the layers left that freezes at a decision.
-        patience: as many decisions in a row must wish it.
+        patience: as many decisions in a row must propose it.
     """
 
     policy: Literal["argmin-gradient"]
@@ -104,7 +104,7 @@ class PercentileSettings(FreezeSettings):
 
     Args:
         percentile: the percentile, from 0 to 100, of the changes of gradients.
-        patience: as many decisions in a row must wish it.
+        patience: as many decisions in a row must propose it.
     """
 
     policy: Literal["percentile"]

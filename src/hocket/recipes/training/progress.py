@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
+from textwrap import fill
 from time import monotonic
 from typing import Final
 
@@ -202,8 +204,21 @@ class RecentSteps:
 
 
 def print_plain(console: Console, text: str) -> None:
-    """Print text without colours, markup or line breaks."""
+    """Print text without colours or markup; on a terminal, broken between words."""
+    if console.is_terminal:
+        text = "\n".join(map(partial(_broken, width=console.width), text.split("\n")))
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _broken(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    return fill(
+        line,
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,  # paths
+        break_on_hyphens=False,
+    )
 
 
 def plan_line(plan: Plan, recipe: Recipe) -> str:

@@ -37,10 +37,12 @@ def common_state(now: PlayedLayout, world: World) -> CommonState | None:
         return own
     tensors: dict[str, Tensor] = {}
     known = None if own is None else [[*own.groups], own.schedule]
-    told = _of_last(now, world, encode(known, "the learning-rate schedule", tensors))
+    received = _of_last(
+        now, world, encode(known, "the learning-rate schedule", tensors)
+    )
     if own is not None:
         return own
-    return CommonState(*decode(told, _refuse_tensor))
+    return CommonState(*decode(received, _refuse_tensor))
 
 
 def _all_train(now: PlayedLayout) -> bool:

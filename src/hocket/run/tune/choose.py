@@ -1,7 +1,7 @@
 """`schedule="auto"`: chooses the fastest order that fits the memory.
 
-    all workers   profile model ───┐                       ┌─▶ make the order by name
-    rank 0                         └─▶ rank ─▶ broadcast ──┘
+    all workers   profile model, send messages ───┐              ┌─▶ make the order
+    rank 0                                        └─▶ rank the orders ─▶ broadcast ──┘
 
 Rank 0 decides and broadcasts, since floating-point results differ between hosts.
 """
@@ -22,9 +22,10 @@ from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
 from hocket.planner.ranking.ranking import Ranking
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.world import World
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import NUM_LAYERS
 from hocket.run.tune.config import PipelineConfig
+from hocket.run.tune.cut.cut_model import with_messages
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
@@ -37,14 +38,13 @@ _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
 
 def choose_order(
-    config: PipelineConfig, world: World, layout: Layout
+    config: PipelineConfig, context: WorkerContext
 ) -> tuple[PipelineConfig, ProfiledModel]:
     """Choose the schedule, the same on every worker. Every worker must call this.
 
     Args:
         config: the pipeline's.
-        world: all workers.
-        layout: the ranks by device and replica.
+        context: this worker's context, with a transport that is used for nothing else.
 
     Returns:
         The configuration with the schedule's name and its stages per device; and the
@@ -55,12 +55,14 @@ def choose_order(
         PlanError: no order takes the numbers.
         ModelError: the model cannot be captured.
     """
+    world, layout = context.world, context.layout
     num_layers = NUM_LAYERS if may_reverse(config, layout) else 0
     known = profile_model(config, world, num_layers)
+    known = with_messages(known, config, context)
     most = config.memory_of(world)
 
     def decide() -> tuple[str, int]:
-        cluster = usual_cluster(world, most)
+        cluster = usual_cluster(world, most, known.messages)
         return _best(config, known, cluster, search_of(config, layout))
 
     config.report(_ACTIVITY)

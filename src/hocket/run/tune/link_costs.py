@@ -24,7 +24,7 @@ from torch import Tensor
 from hocket.core.costs import Link
 from hocket.core.hardware import load_catalogue
 from hocket.model.profile.clock import clock_of
-from hocket.planner.cluster import Cluster
+from hocket.planner.cluster import Cluster, MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.comm.schema import Schema, schema_of
 from hocket.run.comm.transport import (
@@ -48,15 +48,19 @@ _BETWEEN_GPUS: Final = "pcie3"
 _BETWEEN_HOSTS: Final = "10gb"
 
 
-def usual_cluster(world: World, memory_bytes: int = 0) -> Cluster:
+def usual_cluster(
+    world: World, memory_bytes: int = 0, messages: MessageCosts | None = None
+) -> Cluster:
     """Return all workers as a cluster with usual links.
 
-    The balanced cut and `schedule="auto"` rest on these instead of measured ones, so
-    that the same profile always gives the same cut.
+    The balanced cut rests on these instead of measured ones, so that the same profile
+    always gives the same cut.
 
     Args:
         world: all workers.
         memory_bytes: the memory of each for the model.
+        messages: the measured costs of messages between workers of one host, which
+            orders are simulated with.
     """
     catalogue = load_catalogue()
     num_hosts = max(1, world.world_size // len(world.same_host))
@@ -68,20 +72,8 @@ def usual_cluster(world: World, memory_bytes: int = 0) -> Cluster:
         catalogue.link(inside if is_even else _BETWEEN_HOSTS),
         catalogue.link(_BETWEEN_HOSTS),
         num_hosts if is_even else 1,
+        messages=messages if is_even else None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class MessageCosts:
-    """The costs of messages, for the simulator.
-
-    Args:
-        link: latency and bandwidth between devices.
-        handling: the time that the lanes at both ends spend themselves.
-    """
-
-    link: Link
-    handling: Link
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from hocket.errors import FitError
 from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
+from hocket.planner.cluster import MessageCosts
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
@@ -31,13 +32,9 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import bucketed_order
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, with_messages
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
-from hocket.run.tune.link_costs import (
-    MessageCosts,
-    measure_messages,
-    usual_cluster,
-)
+from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
 from hocket.schedules import SCHEDULES
 
@@ -178,8 +175,8 @@ def _stages_per_device(
     config: PipelineConfig, known: ProfiledModel, context: WorkerContext
 ) -> int:
     """Choose how many groups of layers each device gets."""
-    messages = measure_messages(context.world, context.transport)
-
+    messages = with_messages(known, config, context).messages
+    assert messages is not None
     most = len(known.captured.layers) // context.layout.num_devices
     if most <= 1:
         return 1

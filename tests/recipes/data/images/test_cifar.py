@@ -1,4 +1,4 @@
-"""CIFAR: every image and label as it was written, every fault told with its file."""
+"""CIFAR: every image and label as it was written; errors name the file."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_too_few_class_names_are_refused(tmp_path: Path) -> None:
         load_cifar10(tmp_path)
 
 
-def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     """And a file in its place too."""
     with pytest.raises(DataError, match=f"nowhere does not exist: .*{ADVICE}"):
         load_cifar10(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Oxford's flowers: both forms of the folder, the parts, and faults told."""
+"""Oxford's flowers: both forms of the folder, the parts, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_reads_what_torchvision_has_downloaded(tmp_path: Path) -> None:
     assert training.num_samples == 8
 
 
-def test_missing_files_are_told_with_where_to_get_them(tmp_path: Path) -> None:
+def test_missing_files_are_reported_with_where_to_get_them(tmp_path: Path) -> None:
     """The folder, a table, an image."""
     with pytest.raises(DataError, match=r"does not exist.*robots\.ox\.ac\.uk"):
         load_flowers(tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Image folders: classes by their names, any size and format, broken ones told."""
+"""Image folders: classes by names, any size and format; errors name broken ones."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_training_takes_any_part_and_mirrors_some(tmp_path: Path) -> None:
     )
 
 
-def test_a_broken_image_is_told_with_its_path(folder: Path) -> None:
+def test_a_broken_image_is_reported_with_its_path(folder: Path) -> None:
     """When a batch asks for it; cut off in the middle, or no image at all."""
     path = folder / "train/red/a.png"
     paint(path, RED, (300, 300))

@@ -40,17 +40,17 @@ def test_a_driver_and_a_torch_that_do_not_fit() -> None:
     old = replace(
         idle, cuda="13.0", error="The NVIDIA driver on your system is too old"
     )
-    told = ["for CUDA 13.0 cannot use it: The NVIDIA driver", "--gpus all"]
-    check(judge_gpus(old, 1), Severity.FAIL, *told)
+    reported = ["for CUDA 13.0 cannot use it: The NVIDIA driver", "--gpus all"]
+    check(judge_gpus(old, 1), Severity.FAIL, *reported)
 
 
 def test_gpus_for_all_workers() -> None:
     """One each."""
     found = "2 x NVIDIA A100-SXM4-80GB with 80 GiB, driver 550.54"
     check(judge_gpus(TWO, 2), Severity.OK, found)
-    told = ["3 workers", "--nproc-per-node 2"]
-    check(judge_gpus(TWO, 3), Severity.FAIL, *told, "HOCKET_BACKEND=gloo")
-    check(judge_gpus(TWO, 3, "gloo"), Severity.WARN, *told, "share a GPU")
+    reported = ["3 workers", "--nproc-per-node 2"]
+    check(judge_gpus(TWO, 3), Severity.FAIL, *reported, "HOCKET_BACKEND=gloo")
+    check(judge_gpus(TWO, 3, "gloo"), Severity.WARN, *reported, "share a GPU")
 
 
 def test_peer_access() -> None:
@@ -91,7 +91,7 @@ def test_the_driver_s_version(tmp_path: Path, text: str, version: str) -> None:
 
 
 def test_this_machine_is_asked() -> None:
-    """What torch can use is what is told."""
+    """What torch can use is what is reported."""
     found = probe_gpus()
     assert len(found.devices) == torch.cuda.device_count()
     assert found.torch == torch.__version__

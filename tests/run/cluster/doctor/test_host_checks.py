@@ -55,16 +55,16 @@ GIB: Final = 2**30
 MIB: Final = 2**20
 
 
-def check(finding: Finding, severity: Severity, *told: str) -> None:
+def check(finding: Finding, severity: Severity, *reported: str) -> None:
     """The severity, words that must be in the text, and a way out where one is due."""
     assert finding.severity is severity, finding
-    for words in told:
+    for words in reported:
         assert words in f"{finding.found} | {finding.mend}"
     assert bool(finding.mend) == (severity is not Severity.OK)
 
 
 def test_findings_travel_as_json() -> None:
-    """From the workers to the one that tells."""
+    """From the workers to the one that reports."""
     finding = Finding("disk", Severity.WARN, "little", "delete", {"free": 3}, "node-a")
     assert Finding.from_json(finding.to_json()) == finding
     good = Finding("load", Severity.OK, "none")
@@ -85,13 +85,13 @@ def test_a_name_that_leads_here() -> None:
 
 
 def test_a_host_without_a_network() -> None:
-    """Nobody looks for it, so that its name may lead nowhere else."""
+    """It is not resolved, so that its name may lead nowhere."""
     alone = replace(NAMING, resolved=("127.0.1.1",), own=("127.0.0.1", "::1"))
     check(judge_name(alone), Severity.OK)
 
 
 @pytest.mark.parametrize(
-    ("resolved", "error", "told"),
+    ("resolved", "error", "reported"),
     [
         ((), "Name or service not known", "does not resolve (Name or service not"),
         (("127.0.1.1", "::1"), "", "look for this one on themselves"),
@@ -100,12 +100,12 @@ def test_a_host_without_a_network() -> None:
     ],
 )
 def test_a_name_that_leads_elsewhere(
-    resolved: tuple[str, ...], error: str, told: str
+    resolved: tuple[str, ...], error: str, reported: str
 ) -> None:
     """Each of the ways that stop several hosts, Debian's 127.0.1.1 among them."""
     naming = replace(NAMING, resolved=resolved, error=error, used="10.0.0.2")
     mend = "write `10.0.0.2 node-a` into /etc/hosts"
-    check(judge_name(naming), Severity.WARN, told, mend, "--local-addr 10.0.0.2")
+    check(judge_name(naming), Severity.WARN, reported, mend, "--local-addr 10.0.0.2")
 
 
 def test_the_name_is_looked_up() -> None:
@@ -123,7 +123,7 @@ LIMITS: Final = Limits(65536, 65536, -1, has_infiniband=False)
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "num_workers", "severity", "told"),
+    ("soft", "hard", "num_workers", "severity", "reported"),
     [
         (65536, 65536, 2, Severity.OK, "65,536 files"),
         (-1, -1, 512, Severity.OK, ""),
@@ -135,15 +135,15 @@ LIMITS: Final = Limits(65536, 65536, -1, has_infiniband=False)
     ],
 )
 def test_open_files(
-    soft: int, hard: int, num_workers: int, severity: Severity, told: str
+    soft: int, hard: int, num_workers: int, severity: Severity, reported: str
 ) -> None:
     """The more workers, the more sockets."""
     limits = replace(LIMITS, open_files=soft, most_open_files=hard)
-    check(judge_open_files(limits, num_workers), severity, told)
+    check(judge_open_files(limits, num_workers), severity, reported)
 
 
 def test_the_limits_are_this_process_s() -> None:
-    """Whoever started it may have lowered them."""
+    """The parent process may have lowered them."""
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200));"
         "resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, 4096));"
@@ -181,12 +181,12 @@ def test_locked_memory() -> None:
 def test_shared_memory(free_bytes: int, severity: Severity) -> None:
     """What docker gives is too little for a data loader of images."""
     space = DiskSpace("/dev/shm", 16 * GIB, free_bytes, -1)
-    told = ["of 16 GiB free"] + ["--shm-size=8g"] * (severity is not Severity.OK)
-    check(judge_shared_memory(space), severity, *told)
+    reported = ["of 16 GiB free"] + ["--shm-size=8g"] * (severity is not Severity.OK)
+    check(judge_shared_memory(space), severity, *reported)
 
 
 @pytest.mark.parametrize(
-    ("space", "severity", "told"),
+    ("space", "severity", "reported"),
     [
         (DiskSpace("/data", GIB, 100 * GIB, 5), Severity.OK, "100 GiB free in /data"),
         (DiskSpace("/data", GIB, 5 * GIB, 5), Severity.WARN, "old checkpoints"),
@@ -200,9 +200,9 @@ def test_shared_memory(free_bytes: int, severity: Severity) -> None:
         ),
     ],
 )
-def test_disk(space: DiskSpace, severity: Severity, told: str) -> None:
+def test_disk(space: DiskSpace, severity: Severity, reported: str) -> None:
     """Bytes, files, and the right to write."""
-    check(judge_disk(space), severity, told)
+    check(judge_disk(space), severity, reported)
 
 
 def test_memory() -> None:
@@ -221,8 +221,8 @@ def test_room_is_looked_for(tmp_path: Path) -> None:
     found = probe_disk(tmp_path / "not" / "yet")
     assert found.path == str(tmp_path)
     assert not found.error
-    told = os.statvfs(tmp_path)
-    assert found.total_bytes == told.f_blocks * told.f_frsize
+    reported = os.statvfs(tmp_path)
+    assert found.total_bytes == reported.f_blocks * reported.f_frsize
     assert list(tmp_path.iterdir()) == []
     assert probe_shared_memory().path == "/dev/shm"
     assert MIB < probe_memory().available_bytes < 2**50
@@ -239,7 +239,7 @@ def test_a_folder_that_cannot_be_written_to() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "severity", "told"),
+    ("cores", "severity", "reported"),
     [
         (Cores(8, 2, 4, 0.0), Severity.OK, "2 workers x 4 threads on 8 cores"),
         (Cores(8, 4, 8, 0.0), Severity.WARN, "OMP_NUM_THREADS=2"),
@@ -247,13 +247,13 @@ def test_a_folder_that_cannot_be_written_to() -> None:
         (Cores(2, 4, 1, 0.0), Severity.WARN, "start fewer workers"),
     ],
 )
-def test_cores(cores: Cores, severity: Severity, told: str) -> None:
+def test_cores(cores: Cores, severity: Severity, reported: str) -> None:
     """Threads that wait for each other's cores are slower than none."""
-    check(judge_cores(cores), severity, told)
+    check(judge_cores(cores), severity, reported)
 
 
 def test_load() -> None:
-    """Somebody else's work makes every profile wrong."""
+    """Other processes' work makes every profile wrong."""
     check(judge_load(Cores(4, 1, 1, 0.5)), Severity.OK)
     check(judge_load(Cores(4, 1, 1, 5.25)), Severity.WARN, "5.2 on 4 cores")
 
@@ -279,7 +279,7 @@ def test_free_ports(num_used: int, severity: Severity) -> None:
 
 
 def test_default_port() -> None:
-    """A second job of torchrun's on one host has to be told another."""
+    """A second job of torchrun's on one host needs another port."""
     check(judge_default_port(Ports(28_232, 0, (80,))), Severity.OK)
     taken = judge_default_port(Ports(28_232, 0, (80, DEFAULT_PORT)))
     check(taken, Severity.WARN, "is taken", "--master-port")
@@ -310,8 +310,8 @@ def test_versions() -> None:
     """What is needed is there, and new enough; numbers, not letters, are compared."""
     check(judge_versions(VERSIONS), Severity.OK, "torch 2.13.0+cpu")
     old = replace(VERSIONS, needed=(RequiredPackage("torch", "2.11", "2.9.1+cu128"),))
-    told = "torch 2.9.1+cu128 (needs 2.11 or newer)"
-    check(judge_versions(old), Severity.FAIL, told, "pip install")
+    reported = "torch 2.9.1+cu128 (needs 2.11 or newer)"
+    check(judge_versions(old), Severity.FAIL, reported, "pip install")
     none = replace(VERSIONS, needed=(RequiredPackage("typer", "", ""),))
     check(judge_versions(none), Severity.FAIL, "typer is missing")
 

@@ -31,10 +31,10 @@ def links(*speeds: float, same_host: bool = True) -> list[MeasuredLink]:
 
 
 def test_links_that_are_equal() -> None:
-    """The median of each kind is told."""
+    """The median of each kind is reported."""
     near, far = links(2e9, 1.9e9, 2.1e9), links(1e9, same_host=False)
-    told = ["3 pairs on one host at 1.863 GiB/s, 100 µs", "1 pair between hosts"]
-    check(judge_links([*near, *far], "gloo"), Severity.OK, *told)
+    reported = ["3 pairs on one host at 1.863 GiB/s, 100 µs", "1 pair between hosts"]
+    check(judge_links([*near, *far], "gloo"), Severity.OK, *reported)
 
 
 def test_a_link_that_stands_out() -> None:
@@ -45,7 +45,7 @@ def test_a_link_that_stands_out() -> None:
 
 
 def test_links_that_are_all_slow() -> None:
-    """Below 100 Mb/s nobody trains."""
+    """Below 100 Mb/s training is useless."""
     slow = judge_links(links(5e6, 5e6, same_host=False), "gloo")
     check(slow, Severity.WARN, "slow: 0 and 1, 0 and 2, at worst 4.768 MiB/s")
 
@@ -56,8 +56,8 @@ def test_a_link_that_is_broken() -> None:
         *links(2e9),
         MeasuredLink((2, 5), False, 0.0, 0.0, "timed out connecting"),
     ]
-    told = ["1 of 2 pairs cannot: ranks 2 and 5: timed out", "firewall"]
-    check(judge_links(broken, "NCCL"), Severity.FAIL, *told)
+    reported = ["1 of 2 pairs cannot: ranks 2 and 5: timed out", "firewall"]
+    check(judge_links(broken, "NCCL"), Severity.FAIL, *reported)
 
 
 @pytest.mark.parametrize("num_hosts", [1, 3, 40])
@@ -85,8 +85,8 @@ def test_clocks() -> None:
 def test_rendezvous() -> None:
     """Over what, and why not."""
     met = judge_rendezvous(TWO, ["eth0 (10.0.0.1)"] * 2 + ["ib0 (10.0.0.2)"] * 2)
-    told = "4 workers on 2 hosts met, over eth0 (10.0.0.1), ib0 (10.0.0.2)"
-    check(met, Severity.OK, told)
+    reported = "4 workers on 2 hosts met, over eth0 (10.0.0.1), ib0 (10.0.0.2)"
+    check(met, Severity.OK, reported)
     check(judge_failed_rendezvous(WaitError("no rank 1")), Severity.FAIL, "no rank 1")
 
 
@@ -102,9 +102,9 @@ def test_workers_examine_their_job(tmp_path: Path) -> None:
     )
     assert outcome.codes == {0: 0, 1: 0}, outcome.output
     assert outcome.results[1] == []
-    told: list[Any] = outcome.results[0]
-    found = {one["check"]: Finding.from_json(one) for one in told}
-    assert len(found) == len(told)
+    reported: list[Any] = outcome.results[0]
+    found = {one["check"]: Finding.from_json(one) for one in reported}
+    assert len(found) == len(reported)
     assert found["rendezvous"].found == "2 workers on 1 host met, over lo"
     assert found["same versions"].severity is Severity.OK
     gloo = found["all-reduce, gloo"]

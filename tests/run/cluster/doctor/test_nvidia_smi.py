@@ -93,25 +93,28 @@ def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may have the driver's library and not its tools."""
     monkeypatch.setenv("PATH", "")
     assert probe_gpu_states() == ()
-    told = ["`nvidia-smi` is missing", "NVIDIA_DRIVER_CAPABILITIES"]
-    check(judge_gpu_memory(()), Severity.WARN, *told)
-    check(judge_clocks(()), Severity.WARN, *told)
+    reported = ["`nvidia-smi` is missing", "NVIDIA_DRIVER_CAPABILITIES"]
+    check(judge_gpu_memory(()), Severity.WARN, *reported)
+    check(judge_clocks(()), Severity.WARN, *reported)
 
 
 def test_memory_that_others_hold() -> None:
     """Who holds it is named, but not this process itself."""
     check(judge_gpu_memory([FREE]), Severity.OK, "at least 79.11 GiB free")
     _, full = parse_gpu_states(STATES, LIMITS, PROCESSES)
-    told = ["GPU 1 has 612 MiB of 79.65 GiB free", "python3 (process 4242, 69.34 GiB)"]
-    check(judge_gpu_memory([FREE, full]), Severity.FAIL, *told, "kill PID")
+    reported = [
+        "GPU 1 has 612 MiB of 79.65 GiB free",
+        "python3 (process 4242, 69.34 GiB)",
+    ]
+    check(judge_gpu_memory([FREE, full]), Severity.FAIL, *reported, "kill PID")
     own = GpuProcess(os.getpid(), "python", GIB)
     half = replace(FREE, free_bytes=40 * GIB, processes=(own,))
-    told = ["40 GiB of 79.65 GiB free", "no process that can be seen"]
-    check(judge_gpu_memory([half]), Severity.WARN, *told)
+    reported = ["40 GiB of 79.65 GiB free", "no process that can be seen"]
+    check(judge_gpu_memory([half]), Severity.WARN, *reported)
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "reported"),
     [
         (ClockLimit.HEAT, ("lowered by heat:", "cooling")),
         (ClockLimit.HEAT | ClockLimit.SOFTWARE_HEAT, ("lowered by heat:", "cooling")),
@@ -119,11 +122,11 @@ def test_memory_that_others_hold() -> None:
         (ClockLimit.USER, ("a user setting", "nvidia-smi -rgc -rac")),
     ],
 )
-def test_lowered_clocks(limits: ClockLimit, told: tuple[str, ...]) -> None:
+def test_lowered_clocks(limits: ClockLimit, reported: tuple[str, ...]) -> None:
     """One GPU that is slower than the others slows down the pipeline."""
     check(judge_clocks([FREE]), Severity.OK, "at most 1980 MHz")
     slow = replace(FREE, limits=limits)
-    check(judge_clocks([FREE, slow]), Severity.WARN, "GPU 0 at", *told)
+    check(judge_clocks([FREE, slow]), Severity.WARN, "GPU 0 at", *reported)
 
 
 def test_settings_that_let_kernels_wait_for_messages() -> None:
@@ -133,11 +136,11 @@ def test_settings_that_let_kernels_wait_for_messages() -> None:
     check(judge_cuda_settings(eager, 8), Severity.OK, "need not wait")
     check(judge_cuda_settings(unset, 8), Severity.OK, "need not wait")
     check(judge_cuda_settings(lazy, 1), Severity.OK, "need not wait")
-    told = ["CUDA_MODULE_LOADING is LAZY", "unset CUDA_MODULE_LOADING"]
-    check(judge_cuda_settings(lazy, 2), Severity.WARN, *told)
+    reported = ["CUDA_MODULE_LOADING is LAZY", "unset CUDA_MODULE_LOADING"]
+    check(judge_cuda_settings(lazy, 2), Severity.WARN, *reported)
     one = replace(eager, max_connections="1")
-    told = ["CUDA_DEVICE_MAX_CONNECTIONS=1: with so few", "unset CUDA_DEVICE_MAX"]
-    check(judge_cuda_settings(one, 1), Severity.WARN, *told)
+    reported = ["CUDA_DEVICE_MAX_CONNECTIONS=1: with so few", "unset CUDA_DEVICE_MAX"]
+    check(judge_cuda_settings(one, 1), Severity.WARN, *reported)
     for wrong in ("0", "33", "many"):
         found = judge_cuda_settings(replace(eager, max_connections=wrong), 1)
         check(found, Severity.WARN, f"={wrong} is not 1 to 32")

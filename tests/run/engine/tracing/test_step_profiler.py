@@ -145,10 +145,10 @@ def test_a_snapshot_of_memory_needs_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "reported"),
     [(range(3, 3), "it is empty"), ([2, -1], "got -1"), (["3"], "got '3'")],
 )
-def test_what_is_no_step_is_refused(steps: Any, told: str) -> None:
+def test_what_is_no_step_is_refused(steps: Any, reported: str) -> None:
     """At once."""
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         hocket.ProfileSteps(steps)

@@ -68,13 +68,13 @@ def test_the_gradient_is_never_that_of_another_loss() -> None:
     eager, compiled = runners
 
     for splits in (False, True):
-        for uses, told in (
+        for uses, reported in (
             ((0, 1, 2), "loss uses tensor 2 of the 3 .* and did not use when"),
             ((2,), "loss does not use tensor 0 of the 3 .* and did when"),
             ((1,), "loss does not use tensor 0 of the 3 .* and did when"),
         ):
             loss.uses = uses
-            with pytest.raises(ModelError, match=f"{told}.*compile=False"):
+            with pytest.raises(ModelError, match=f"{reported}.*compile=False"):
                 run(compiled, part, splits=splits)
             assert all(grad is None for grad in grads_of(compiled).values())
     assert function_of(compiled).num_calls == 6

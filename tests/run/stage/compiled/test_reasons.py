@@ -105,9 +105,11 @@ def check_runs_as_it_is(stage: StageModule, why: str, loss: Any = classes) -> No
     code, state = stage.training_code, random.getstate()
     layers = [x for x in stage.modules() if isinstance(x, Layer)]
     noted = [noted_by(x) for x in layers]
-    with pytest.warns(CompileWarning, match=f"stage 0 is not compiled.*{why}") as told:
+    with pytest.warns(
+        CompileWarning, match=f"stage 0 is not compiled.*{why}"
+    ) as raised:
         compile_one([stage], 0, loss, [PART])
-    assert len(told) == 1
+    assert len(raised) == 1
     assert stage.training_code is code
     assert random.getstate() == state
     for before, layer in zip(noted, layers, strict=True):

@@ -47,7 +47,7 @@ def test_of_microbatches_of_one_sample() -> None:
     """They add up to those of the stage as it is; with B's, and with I's and W's.
 
     Past bug: two parameters had one tensor as `.grad`, to which each microbatch was
-    added twice; and others had a gradient in memory that somebody else wrote to.
+    added twice; and others had a gradient in memory that another op wrote to.
     """
     torch.manual_seed(5)
     model = nn.Sequential(Summed(), nn.Linear(WIDTH, 3)).double().train()

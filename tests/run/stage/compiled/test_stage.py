@@ -67,9 +67,9 @@ def test_three_microbatches_on_their_way(name: str, recomputes: bool) -> None:
             waiting.finish()
 
     assert_close(eager, compiled)
-    told = compiled.loss.values.read()
+    reported = compiled.loss.values.read()
     for m, losses in eager.loss.values.read().items():
-        assert told[m] == pytest.approx(losses, rel=TOLERANCE)
+        assert reported[m] == pytest.approx(losses, rel=TOLERANCE)
     assert not compiled.live
     assert function_of(compiled).num_calls == 4 * (2 if recomputes else 1)
 

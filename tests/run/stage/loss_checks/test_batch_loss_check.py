@@ -142,9 +142,9 @@ COMPARING: Final[dict[str, tuple[Any, Any, Any]]] = {
 def test_losses_that_compare_samples_are_refused(name: str) -> None:
     """With both numbers, and three ways out, of which the last one works."""
     loss, output, targets = COMPARING[name]
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(ModelError) as raised:
         look(loss, output, targets)
-    text = str(told.value)
+    text = str(raised.value)
     assert "of 4 samples is" in text
     assert "of the same 4 samples twice" in text
     assert "compares samples with each other" in text
@@ -157,7 +157,7 @@ def test_losses_that_compare_samples_are_refused(name: str) -> None:
 
 
 def test_one_sample_is_enough() -> None:
-    """Microbatches of one: against nobody, against itself."""
+    """Microbatches of one: against no other sample, against itself."""
     output = (scores(1, 8), scores(1, 8) + 0.3)
     with pytest.raises(ModelError, match="of 1 sample is 0, and of the same 1 sample"):
         look(clip, output, labels(1), 1)

@@ -139,8 +139,8 @@ def test_all_weights_at_the_end(name: str) -> None:
 def test_hooks_hear_each_microbatch_once_with_all_of_it(
     name: str, recomputes: bool
 ) -> None:
-    """Of a tied weight, too: what has been added up so far, as autograd tells it."""
-    told: list[dict[str, list[Tensor]]] = []
+    """Of a tied weight, too: what is added up so far, as autograd's hooks get it."""
+    reported: list[dict[str, list[Tensor]]] = []
     for splits in (False, True):
         runner = runner_of(name, recomputes=recomputes)
         heard: dict[str, list[Tensor]] = {}
@@ -154,9 +154,9 @@ def test_hooks_hear_each_microbatch_once_with_all_of_it(
                 runner.input_gradients(0, m, ())[1].finish()
             else:
                 runner.backward(0, m, ())
-        told.append(heard)
+        reported.append(heard)
 
-    expected, actual = told
+    expected, actual = reported
     assert {len(grads) for grads in expected.values()} <= {0, NUM}
     for path, grads in expected.items():
         assert len(actual[path]) == len(grads), path

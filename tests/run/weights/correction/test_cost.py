@@ -88,7 +88,7 @@ def test_planned_as_kept(name: CorrectionName, kind: str, delay: int) -> None:
     assert abs(more - planned.update_work_bytes) <= 2 * largest
 
 
-def test_whoever_refuses_small_weights_may_keep_a_copy() -> None:
+def test_corrections_of_large_weights_may_keep_a_copy() -> None:
     """More is planned rather than less."""
 
     def picky(parameters: Parameters) -> torch.optim.Optimizer:

@@ -191,7 +191,7 @@ def test_an_unknown_word_is_refused() -> None:
 
 
 def test_workers_compare_the_word() -> None:
-    """Each tells the others what it was told."""
+    """Each sends the others what it got."""
     texts = {
         TrainingConfig(optimizer=descent(LR), correction=name).text for name in NAMES
     }

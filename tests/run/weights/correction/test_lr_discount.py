@@ -1,4 +1,4 @@
-"""The learning-rate discount: as large as the delay, fading, and seen by nobody."""
+"""The learning-rate discount: as large as the delay, fading, hidden from the user."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.freeze.cache.folder import claim_folder
-from hocket.freeze.cache.payoff import CacheCosts, CacheVerdict, Payoff
+from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
@@ -94,15 +94,15 @@ class CachedPrefix:
     def costs(self) -> CacheCosts | None:
         """What it takes here, for a microbatch; None where frozen layers compute."""
         write_s = self._kept.write_s
-        match self._payoff.verdict:
-            case CacheVerdict.COMPUTES:
+        match self._payoff.mode:
+            case CacheMode.COMPUTES:
                 return None
-            case CacheVerdict.MEASURING:
+            case CacheMode.MEASURING:
                 return CacheCosts(write_s=write_s)
-            case CacheVerdict.READS:
+            case CacheMode.READS:
                 return CacheCosts(self._boundary, self._payoff.read_s, write_s)
             case _:
-                assert_never(self._payoff.verdict)
+                assert_never(self._payoff.mode)
 
     def batches(self, loader: Iterable[Any]) -> Iterator[PartBatch]:
         """Return a loader's batches, which name their samples.
@@ -160,16 +160,16 @@ class CachedPrefix:
         if rows is None:
             return compute()
         samples = microbatch.samples.tolist()
-        match self._payoff.verdict:
-            case CacheVerdict.MEASURING:
+        match self._payoff.mode:
+            case CacheMode.MEASURING:
                 kept = self._tried(now, form, samples, compute)
-            case CacheVerdict.READS:
+            case CacheMode.READS:
                 found = self._found(now, form, samples)
                 if found is not None:
                     return found
                 kept = rows.kept(self._computed(form, samples, microbatch, compute))
                 self._kept.write(now, form, samples, kept)
-            case CacheVerdict.COMPUTES:
+            case CacheMode.COMPUTES:
                 kept = rows.kept(compute())
         return rows.computed(kept)
 
@@ -280,7 +280,7 @@ class CachedPrefix:
         if self._num_unread <= _MOST_UNREAD:
             self._kept.write(now, form, samples, kept)
         else:
-            self._payoff.verdict = CacheVerdict.COMPUTES
+            self._payoff.mode = CacheMode.COMPUTES
             if not self._kept.problem:  # which is warned of
                 self._switch_off("nothing that it stores is read back")
         return kept
@@ -294,7 +294,7 @@ class CachedPrefix:
             num_samples,
             1e3 * payoff.read_s,
             1e3 * payoff.compute_s,
-            "on" if payoff.verdict is CacheVerdict.READS else "off",
+            "on" if payoff.mode is CacheMode.READS else "off",
         )
 
     def _rows_of(
@@ -303,7 +303,7 @@ class CachedPrefix:
         """Return the form of a part's outputs; None where they cannot be kept."""
         if form in part.rows:
             return part.rows[form]
-        if self._payoff.verdict is CacheVerdict.COMPUTES:
+        if self._payoff.mode is CacheMode.COMPUTES:
             return None
         try:
             rows = part.add_form(form, microbatch)
@@ -329,9 +329,9 @@ class CachedPrefix:
         before = self._before
         known = None if before is None else before.rows.get(form)
         is_as_small = known is not None and rows.num_bytes <= known.num_bytes
-        if is_as_small and self._payoff_before.verdict is CacheVerdict.READS:
+        if is_as_small and self._payoff_before.mode is CacheMode.READS:
             self._payoff = self._payoff_before
 
     def _switch_off(self, why: str) -> None:
         self._warnings.add(f"the cache is off: {why}")
-        self._payoff.verdict = CacheVerdict.COMPUTES
+        self._payoff.mode = CacheMode.COMPUTES

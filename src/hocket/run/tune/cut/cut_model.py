@@ -12,6 +12,7 @@ from hocket.freeze.greedy import greedy_boundaries
 from hocket.model.profile.costs import stage_costs
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.stage import StageModule
+from hocket.planner.cluster import MessageCosts
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
@@ -81,8 +82,9 @@ def cut_and_measure(
     modules = cut(known.captured, boundaries, program.flows)
 
     def measure() -> Costs:
-        config.report("measuring messages and updates")
-        messages = measure_messages(world, context.transport)
+        messages = with_messages(known, config, context).messages
+        assert messages is not None
+        config.report("measuring updates")
         costs = stage_costs(
             known.profile,
             boundaries,
@@ -107,6 +109,34 @@ def cut_and_measure(
     }
     costs = kept_costs(config.profile_dir, known, depends_on, world, measure)
     return CutModel(known, tuple(boundaries), modules, costs)
+
+
+def with_messages(
+    known: ProfiledModel, config: PipelineConfig, context: WorkerContext
+) -> ProfiledModel:
+    """Return a model with the costs of messages. Every worker must call this.
+
+    They are kept beside the profile, so that the same profile always gives the same
+    choice of an order.
+
+    Args:
+        known: the profiled model.
+        config: the pipeline's.
+        context: this worker's context.
+    """
+    if known.messages is not None:
+        return known
+    if context.world.world_size == 1:
+        return replace(known, messages=MessageCosts(Link(), Link()))
+
+    def measure() -> Costs:
+        config.report("measuring messages")
+        found = measure_messages(context.world, context.transport)
+        return Costs((), link=found.link, handling=found.handling)
+
+    depends_on = {"transport": type(context.transport).__name__}
+    costs = kept_costs(config.profile_dir, known, depends_on, context.world, measure)
+    return replace(known, messages=MessageCosts(costs.link, costs.handling))
 
 
 def balanced_boundaries(

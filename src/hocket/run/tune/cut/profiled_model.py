@@ -17,6 +17,7 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
+from hocket.planner.cluster import MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
     call_arguments,
@@ -48,6 +49,7 @@ class ProfiledModel:
         updates: a digest of how its parameters are updated.
         code: the functions and modules of the user's that costs depend on.
         frozen_s: see `Plan`.
+        messages: the costs of messages, once they are measured.
     """
 
     captured: Captured
@@ -55,6 +57,7 @@ class ProfiledModel:
     updates: str
     code: tuple[object, ...]
     frozen_s: tuple[float, ...] = ()
+    messages: MessageCosts | None = None
 
 
 def profile_model(

@@ -6,16 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hocket.core.check import check
+from hocket.core.costs import Costs
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.passes.fill_with import fill_with
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.run.cluster.layout import Layout
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel
-from hocket.run.tune.teachers.program import joint_costs, joint_program
-from hocket.run.tune.teachers.stages import CutTeacher
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.profiled_model import ProfiledModel
+from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries
+from hocket.run.tune.teachers.program import (
+    joint_costs,
+    joint_program,
+    measure_teacher_updates,
+)
+from hocket.run.tune.teachers.stages import CutTeacher, KnownTeacher
 from hocket.run.tune.timed_order import order_for_costs, takes_costs
 
 
@@ -34,32 +42,71 @@ class JointNets:
     student: CutModel
 
 
-def joined(
-    config: PipelineConfig,
-    order: Schedule,
-    student: CutModel,
-    cuts: Sequence[CutTeacher],
-    update_s: Sequence[float] = (),
-) -> JointNets:
-    """Put a student and its teachers together.
+class NetCutter:
+    """Cuts all nets for orders of the student, and measures every cut once.
+
+    Orders with equal stages thus have equal costs, so that these compare orders alone.
 
     Args:
-        config: the pipeline's.
-        order: an order of the student.
-        student: the student's stages.
-        cuts: the teachers' stages.
-        update_s: the seconds of each teacher stage's update; 0 when not given.
+        context: this worker's context.
+        student: the profiled student.
+        teachers: the profiled teachers.
     """
-    own = _frozen(config, order, student).program
-    seconds = update_s or [0.0] * sum(len(x.modules) for x in cuts)
-    model = replace(
-        student,
-        modules=(*(m for x in cuts for m in x.modules), *student.modules),
-        costs=joint_costs(cuts, student.costs, seconds),
-        teachers=tuple(cuts),
-    )
-    program = joint_program(own, cuts, whole_batch=config.whole_batch)
-    return JointNets(program, model, student)
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        student: ProfiledModel,
+        teachers: Sequence[KnownTeacher],
+    ) -> None:
+        """Begin without any cut."""
+        self._context = context
+        self._student = student
+        self._teachers = teachers
+        self._found: dict[tuple[Program, tuple[int, ...]], _Measured] = {}
+
+    def cut(self, config: PipelineConfig, order: Schedule) -> JointNets:
+        """Cut all nets for an order of the student. Every worker must call this.
+
+        Args:
+            config: the pipeline's.
+            order: the student's, for any costs.
+
+        Raises:
+            ModelError: the nets cannot be cut so.
+            ConfigError: a teacher's cut makes more stages than there are devices.
+        """
+        program, context = order.program, self._context
+        at = student_boundaries(config, program, context, self._student, self._teachers)
+        key = program, at
+        if key not in self._found:
+            student = cut_and_measure(config, program, context, self._student, at)
+            cuts = tuple(cut_teachers(self._teachers, student, program))
+            update_s = measure_teacher_updates(cuts, context)
+            costs = joint_costs(cuts, student.costs, update_s)
+            self._found[key] = _Measured(student, cuts, costs)
+        found = self._found[key]
+        student, cuts = found.student, found.teachers
+        own = _frozen(config, order, student).program
+        return JointNets(
+            joint_program(own, cuts, whole_batch=config.whole_batch),
+            replace(
+                student,
+                modules=(*(m for x in cuts for m in x.modules), *student.modules),
+                costs=found.costs,
+                teachers=cuts,
+            ),
+            student,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One cut of all nets, and the costs of all stages."""
+
+    student: CutModel
+    teachers: tuple[CutTeacher, ...]
+    costs: Costs
 
 
 def filled_order(

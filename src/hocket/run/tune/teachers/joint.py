@@ -1,8 +1,9 @@
 """Makes the order of a student and its teachers, for measured times.
 
-All workers profile all nets, and rank 0 chooses the student's schedule where it is not
-named. All make the student's order of one step, and cut all nets together. Rank 0 fills
-the waits of that order with the teachers' forwards, and broadcasts the result.
+All workers profile all nets, make the student's order of one step, and cut all nets
+together; where no schedule is named, they do so for each that could be. Rank 0 fills
+the waits of the order with the teachers' forwards, chooses the fastest if there are
+several, and broadcasts the result.
 """
 
 from __future__ import annotations
@@ -24,14 +25,12 @@ from hocket.run.engine.programs.net_setup import example_output
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.cut_model import CutModel, with_messages
 from hocket.run.tune.cut.profiled_model import load_or_measure, profile_model
 from hocket.run.tune.order import configured_order
 from hocket.run.tune.profile_workers import measured_together
-from hocket.run.tune.teachers.choose import choose_schedule
-from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries
-from hocket.run.tune.teachers.filled import filled_order, joined
-from hocket.run.tune.teachers.program import measure_teacher_updates
+from hocket.run.tune.teachers.choose import choose_order
+from hocket.run.tune.teachers.filled import NetCutter, filled_order
 from hocket.run.tune.teachers.refusals import (
     refuse_unfillable,
     warn_of_low_momentum,
@@ -91,15 +90,11 @@ def joint_order(
     ]
     profiled = profile_model(config, world, num_stages, outputs)
     if is_chosen:
-        config = choose_schedule(config, context, profiled, teachers)
-        student = configured_order(config, layout)
-    boundaries = student_boundaries(
-        config, student.program, context, profiled, teachers
-    )
-    found = cut_and_measure(config, student.program, context, profiled, boundaries)
-    cuts = cut_teachers(teachers, found, student.program)
-    update_s = measure_teacher_updates(cuts, context)
-    nets = joined(config, student, found, cuts, update_s)
+        profiled = with_messages(profiled, config, context)
+    cutter = NetCutter(context, profiled, teachers)
+    if is_chosen:
+        return choose_order(config, context, profiled, cutter)
+    nets = cutter.cut(config, student)
     most = config.memory_of(world)
 
     def decide() -> str:
