@@ -20,6 +20,7 @@ from bench.emulated import picture as idle_shares
 from bench.emulated.table import idle, kept
 from bench.flush_free import picture as steps_and_memory
 from bench.flush_free.table import against, blocks, kinds, layouts, steps
+from bench.freezing.table import forwards
 from bench.freezing.table import measured as ten_epochs
 from bench.freezing.table import predicted as predicted_epochs
 from bench.freezing.table import qualities as beside_unfrozen
@@ -156,6 +157,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("flush_free", "kinds"): kinds,
     ("freezing", "table"): ten_epochs,
     ("freezing", "predictions"): predicted_epochs,
+    ("freezing", "forward"): forwards,
     ("freezing", "quality"): beside_unfrozen,
     ("ooo_data", "table"): measured,
     ("ooo_data", "hosts"): hosts,
@@ -184,6 +186,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
 FILES: dict[tuple[str, str], str] = {
     ("emulated", "flush_free"): "flush_free.json",
     ("flush_free", "replicas"): "replicas.json",
+    ("freezing", "forward"): "forward.json",
     ("freezing", "quality"): "quality.json",
     ("flush_free", "blocks"): "blocks.json",
     ("teacher", "emulated"): "emulated.json",

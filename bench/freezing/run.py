@@ -35,6 +35,7 @@ from bench.freezing.cases import (
 from bench.freezing.parts import is_measured, joined, rows_of
 from bench.freezing.table import measured
 from bench.freezing.training import (
+    Known,
     base,
     pretrain,
     ready,
@@ -43,7 +44,6 @@ from bench.freezing.training import (
 )
 from bench.measure import environment, write_result
 from hocket.cli.shared.output import aligned
-from hocket.freeze.forecast import Pace
 from hocket.run.cluster.world import World, join_world
 
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
@@ -121,7 +121,7 @@ def _measured(
         if x.name in (BASE, UNFROZEN)
     }
     memory_bytes = (whole[BASE].bytes + whole[UNFROZEN].bytes) // 2
-    begun, pace = pretrain(
+    begun, known = pretrain(
         *ready(case.recipe, [*common, *PRETRAINING]), world, folder / "begun"
     )
     common.append(f"model.pretrained={begun}")
@@ -129,7 +129,11 @@ def _measured(
     for contestant in CONTESTANTS[:: -1 if number % 2 else 1]:
         if contestant.name in contestants:
             settings = [*common, f"training.seed={number}"]
-            found = _one(case, contestant, settings, memory_bytes, pace, world, folder)
+            own = known
+            if not contestant.freezes:  # its own costs, measured before the first step
+                pace = known.pace._replace(share=1.0)
+                own = Known(pace, whole[contestant.name].probe_s)
+            found = _one(case, contestant, settings, memory_bytes, own, world, folder)
             ran[contestant.name] = found
             _say(world, case, contestant.name, found)
     return {
@@ -138,7 +142,7 @@ def _measured(
         "bytes_2x1": whole[BASE].bytes,
         "bytes_1x2": whole[UNFROZEN].bytes,
         "memory_bytes": memory_bytes,
-        "pace": [round(x, 5) for x in pace],
+        "pace": [round(x, 5) for x in known.pace],
         _RUNS: ran,
     }
 
@@ -148,7 +152,7 @@ def _one(
     contestant: Contestant,
     settings: list[str],
     memory_bytes: int,
-    pace: Pace,
+    known: Known,
     world: World,
     folder: Path,
 ) -> dict[str, Any]:
@@ -162,9 +166,7 @@ def _one(
         own.append(f"cache.folder={folder / f'cache{number}'}")
     _, evaluated = ready(case.recipe, [*own, EVALUATED])
     task = ready(case.recipe, own)
-    if not contestant.freezes:  # its own measurements before the first step
-        pace = pace._replace(share=1.0)
-    return train(*task, evaluated.evaluation, world, folder, pace)
+    return train(*task, evaluated.evaluation, world, folder, known)
 
 
 def _say(world: World, case: Case, name: str, found: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise
 from statistics import fmean, median, pstdev
 from typing import Any
 
@@ -47,6 +47,37 @@ def qualities(rows: list[Row]) -> list[list[str]]:
 
 def _spread(values: list[float]) -> str:
     return f"{fmean(values):.1f} ± {pstdev(values):.1f} %"
+
+
+def forwards(rows: list[Row]) -> list[list[str]]:
+    """The forward alone of each wholly frozen net, beside reading its outputs."""
+    head = ["net", "batch", "computed", "images/s", "read from memory"]
+    return [
+        [*head, "read from disk", "times as fast", "kept of a sample"],
+        *(
+            [
+                row["case"],
+                str(row["batch_size"]),
+                *_forward_cells(row),
+                f"{row['bytes_per_sample'] / 1e3:.1f} kB",
+            ]
+            for row in rows
+        ),
+    ]
+
+
+def _forward_cells(row: Row) -> list[str]:
+    computed, memory, disk = (
+        row[name]["median_ms"]
+        for name in ("computed", "read from memory", "read from disk")
+    )
+    return [
+        f"{computed:.0f} ms",
+        f"{1e3 * row['batch_size'] / computed:,.0f}",
+        f"{memory:.1f} ms",
+        f"{disk:.1f} ms",
+        f"**{computed / memory:.0f}**, {computed / disk:.0f}",
+    ]
 
 
 def steps_s(ran: Row) -> float:
@@ -104,24 +135,35 @@ def _transitions(runs: list[Row]) -> str:
 
 def predicted(rows: list[Row]) -> list[list[str]]:
     """Predictions of all runs, round by round."""
-    head = ["case", "contestant", "steps", "predicted", "error"]
-    head += ["after the first epoch", "after half of them", "epoch by epoch"]
+    head = ["case", "contestant", "steps", "predicted", "error", "at its speed"]
+    head += ["after the first epoch", "at its speed", "after half of them"]
+    head += ["epoch by epoch"]
     return [head, *(x for row in rows for x in _predictions(row))]
 
 
 def _predictions(row: Row) -> Iterator[list[str]]:
     for name, by_round in row["contestants"].items():
         runs = [ran for ran in by_round.values() if "ends_s" in ran]
+        if not runs:
+            continue
         seconds = [f"{steps_s(ran):.1f}" for ran in runs]
         expected = [f"{ran['predicted_s']:.1f}" for ran in runs]
-        errors = [_percent(ran["predicted_s"] / steps_s(ran) - 1) for ran in runs]
-        later = [
-            [_percent(whole_s(ran, num) / ran["seconds"] - 1) for ran in runs]
-            for num in (1, 5)
-        ]
-        late = [_percent(followed_s(ran) / sum(ran["epochs_s"]) - 1) for ran in runs]
-        cells = (seconds, expected, errors, *later, late)
-        yield [row["case"], name, *(", ".join(cell) or "–" for cell in cells)]
+        cells = (seconds, expected, *map(list, zip(*map(_errors, runs), strict=True)))
+        yield [row["case"], name, *(", ".join(cell) for cell in cells)]
+
+
+def _errors(ran: Row) -> list[str]:
+    """Return how far each prediction of one run is off."""
+    whole_run_s, epochs_s = ran["seconds"], sum(ran["epochs_s"])
+    pairs = (
+        (ran["predicted_s"], steps_s(ran)),
+        (at_its_speed_s(ran), steps_s(ran)),
+        (whole_s(ran, 1), whole_run_s),
+        (rest_at_its_speed_s(ran), whole_run_s),
+        (whole_s(ran, 5), whole_run_s),
+        (followed_s(ran), epochs_s),
+    )
+    return ["–" if a is None else _percent(a / b - 1) for a, b in pairs]
 
 
 def _percent(share: float) -> str:
@@ -131,6 +173,37 @@ def _percent(share: float) -> str:
 def whole_s(ran: Row, num_epochs: int) -> float:
     """Return a run's seconds as they are predicted after some epochs."""
     return float(sum(ran["ends_s"][num_epochs - 1]))
+
+
+def slower(ran: Row) -> list[float]:
+    """Return how many times as long as before a probe took, beside each epoch.
+
+    Before is when the pace was measured that the run is predicted by. Empty where the
+    machine was not probed.
+    """
+    if not ran.get("known_probe_s"):
+        return []
+    return [fmean(x) / ran["known_probe_s"] for x in pairwise(ran["probes_s"])]
+
+
+def at_its_speed_s(ran: Row) -> float | None:
+    """Return a run's predicted steps at the speed that the machine had in each epoch.
+
+    None where it was not probed.
+    """
+    shares = slower(ran)
+    if not shares:
+        return None
+    return sum(a * b for a, b in zip(shares, ran["epochs_predicted_s"], strict=True))
+
+
+def rest_at_its_speed_s(ran: Row) -> float | None:
+    """Return a run as predicted after its first epoch, at the machine's later speed.
+
+    None where it was not probed.
+    """
+    shares, (passed_s, left_s) = slower(ran), ran["ends_s"][0]
+    return passed_s + left_s * fmean(shares[1:]) / shares[0] if shares else None
 
 
 def followed_s(ran: Row) -> float:

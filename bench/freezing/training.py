@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
 
+from bench.freezing.speed import Probe
 from hocket.freeze.forecast import Pace, Stretch
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
@@ -24,7 +26,21 @@ from hocket.run.data.samples import Samples
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
 
-_PLAIN: Final = Pace()
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known before a run.
+
+    Args:
+        pace: what steps are predicted to take beside what is simulated.
+        probe_s: the seconds of a probe when the pace was measured.
+    """
+
+    pace: Pace
+    probe_s: float
+
+
+_NOTHING: Final = Known(Pace(), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +51,9 @@ class Ran:
         seconds: from the first batch to the end of the last step, transitions included.
         transitions_s: of each change of the layout.
         predicted_s: the steps, as simulated by the plan that was played at each, at the
-            pace of the pretraining.
+            pace that was known before.
+        known_probe_s: the seconds of a probe when that was measured.
+        probes_s: before the first epoch, and after each.
         epochs: layout and frozen layers of each epoch.
         epochs_s: the seconds of each epoch's steps, without transitions.
         epochs_predicted_s: their share of `predicted_s`.
@@ -49,6 +67,8 @@ class Ran:
     seconds: float
     transitions_s: list[float]
     predicted_s: float
+    known_probe_s: float
+    probes_s: list[float]
     epochs: list[list[Any]]
     epochs_s: list[float]
     epochs_predicted_s: list[float]
@@ -70,7 +90,7 @@ def train(
     evaluation: Samples,
     world: World,
     place: Path,
-    pace: Pace = _PLAIN,
+    known: Known = _NOTHING,
 ) -> dict[str, Any]:
     """Train a recipe to its end, and evaluate; every worker must call this.
 
@@ -80,13 +100,13 @@ def train(
         evaluation: the samples to evaluate on.
         world: the job.
         place: a folder for profiles.
-        pace: what steps are predicted to take beside what is simulated.
+        known: what the run is predicted by.
     """
     layout = StepLayout.of(recipe, task.training)
     with make_pipeline(
         task, layout, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
-        return _trained(pipeline, layout, task, evaluation, world, pace)
+        return _trained(pipeline, layout, task, evaluation, world, known)
 
 
 def _trained(
@@ -95,22 +115,25 @@ def _trained(
     task: Task,
     evaluation: Samples,
     world: World,
-    pace: Pace,
+    known: Known,
 ) -> dict[str, Any]:
     steps: list[tuple[int, str, int, float, float]] = []
     transitions_s, ends_s, hits = [], [], 0
+    probe = Probe(world)
+    probes_s = [probe.seconds()]
     world.barrier("the first step")
     begin_s = now_s = perf_counter()
     for result in pipeline.train(layout.loader()):
         before_s, now_s = now_s, perf_counter()
         lasted_s = now_s - before_s - result.transition_s
-        predicted_s = pace.step_s(_stretch(pipeline, result))
+        predicted_s = known.pace.step_s(_stretch(pipeline, result))
         epoch = layout.epoch(result.step)
         steps.append((epoch, result.layout, result.num_frozen, lasted_s, predicted_s))
         hits += result.cache_hits
         if (result.step + 1) % layout.batches_per_epoch == 0:
             left_s = pipeline.seconds_left(layout.num_steps) or 0.0
             ends_s.append([round(now_s - begin_s, 4), round(left_s, 4)])
+            probes_s.append(probe.seconds())
             asked_s = perf_counter() - now_s
             now_s, begin_s = now_s + asked_s, begin_s + asked_s
         if result.transition_s:
@@ -122,6 +145,8 @@ def _trained(
         round(seconds, 4),
         transitions_s,
         round(sum(x[4] for x in steps), 4),
+        round(known.probe_s, 6),
+        [round(x, 6) for x in probes_s],
         [[group[-1][1], group[-1][2]] for group in by_epoch],
         [round(sum(x[3] for x in group), 4) for group in by_epoch],
         [round(sum(x[4] for x in group), 4) for group in by_epoch],
@@ -140,10 +165,12 @@ class Base:
     Args:
         bytes: what a device needs, as predicted.
         num_parameters: of the model.
+        probe_s: the seconds of a probe when its costs were measured.
     """
 
     bytes: int
     num_parameters: int
+    probe_s: float
 
 
 def base(recipe: Recipe, task: Task, world: World, place: Path) -> Base:
@@ -156,11 +183,14 @@ def base(recipe: Recipe, task: Task, world: World, place: Path) -> Base:
         place: a folder for profiles.
     """
     layout = StepLayout.of(recipe, task.training)
+    probe = Probe(world)
+    before_s = probe.seconds()
     with make_pipeline(
         task, layout, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
         most_bytes = round(pipeline.plan.predicted.most_bytes)
-        return Base(most_bytes, pipeline.num_parameters[0])
+        probe_s = (before_s + probe.seconds()) / 2
+        return Base(most_bytes, pipeline.num_parameters[0], probe_s)
 
 
 def _stretch(pipeline: Pipeline, result: StepResult) -> Stretch:
@@ -171,7 +201,7 @@ def _stretch(pipeline: Pipeline, result: StepResult) -> Stretch:
 
 def pretrain(
     recipe: Recipe, task: Task, world: World, folder: Path
-) -> tuple[Path, Pace]:
+) -> tuple[Path, Known]:
     """Train as the recipe says; every worker must call this.
 
     It stands in for the pretraining on other data that fine-tuning begins with.
@@ -181,6 +211,7 @@ def pretrain(
         simulated, and outside of their order (reading and cutting up the batch).
     """
     layout = StepLayout.of(recipe, task.training)
+    probe, probes_s = Probe(world), list[float]()
     with make_pipeline(
         task, layout, folder, profile_dir=folder.parent / "profiles", world=world
     ) as pipeline:
@@ -189,6 +220,9 @@ def pretrain(
             before_s, now_s = now_s, perf_counter()
             measured_s.append(result.seconds)
             beside_s.append(now_s - before_s - result.seconds)
+            if (result.step + 1) % layout.batches_per_epoch == 0:
+                probes_s.append(probe.seconds())
+                now_s = perf_counter()
         pace = Pace.of(measured_s, beside_s, _stretch(pipeline, result))
         state = pipeline.state_dict()
     if world.rank == 0:
@@ -196,7 +230,7 @@ def pretrain(
         whole = {name: x.clone().contiguous() for name, x in state.items()}
         save_file(whole, folder / "model.safetensors", {"format": "pt"})
     world.barrier("the pretrained weights")
-    return folder, pace
+    return folder, Known(pace, fmean(probes_s))
 
 
 def use_one_thread() -> None:

@@ -54,8 +54,23 @@ OUR_TRANSITION_S: Final = 2.0
 OUR_PARTS: Final = 32  # microbatches of the whole batch, in any layout
 _LENGTHS: Final = (8, 4, 2, 1)
 
-# Three copies in host memory and one to the device that is not pinned, in the step.
-_COPY_S_PER_BYTE: Final = 3 / 5e9 + 1 / 6e9
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What kept outputs take in a step, for each byte.
+
+    Args:
+        read_s: seconds of reading it.
+        store_s: seconds of keeping it.
+    """
+
+    read_s: float
+    store_s: float = 0.0
+
+
+# Three copies in host memory and one to the device that is not pinned. What storing
+# takes is not published; see `caching.py` for what can be read from a log.
+_COPIES: Final = Copies(3 / 5e9 + 1 / 6e9)
 
 Make = Callable[[], tuple[CountedLayer, ...]]
 
@@ -183,17 +198,27 @@ def baseline(task: Task) -> float:
 
 
 def published_run(
-    task: Task, frozen: Sequence[int], modules: Modules = ALL
+    task: Task,
+    frozen: Sequence[int],
+    modules: Modules = ALL,
+    copies: Copies = _COPIES,
 ) -> Iterator[Epoch]:
-    """Simulate PipeTransformer's epochs."""
+    """Simulate PipeTransformer's epochs.
+
+    Args:
+        task: what is fine-tuned.
+        frozen: the frozen blocks of each epoch.
+        modules: which parts of the system are on.
+        copies: what the cache takes.
+    """
     lengths = published_lengths(task, frozen)
     before = 0, DEVICES_PER_HOST
     for number, length in zip(frozen, lengths, strict=True):
         stages = length if modules.shortens else DEVICES_PER_HOST
         replicas = NUM_DEVICES // stages if modules.replicates else NUM_HOSTS
-        caches = modules.caches and number >= task.caches_from
+        caches = copies if modules.caches and number >= task.caches_from else None
         step_s = _published_step_s(task, stages, replicas, number)
-        step_s += _prefix_s(task, number, before[0], caches=caches)
+        step_s += _prefix_s(task, number, before[0], caches)
         seconds = _num_steps(task, replicas) * step_s
         seconds += TRANSITION_S * (stages != before[1])
         before = number, stages
@@ -252,19 +277,25 @@ def _published_step_s(
     return simulate(order, played).makespan_s
 
 
-def _prefix_s(task: Task, num_frozen: int, before: int, *, caches: bool) -> float:
-    """Return what a step spends on frozen layers, before the pipeline begins."""
+def _prefix_s(task: Task, num_frozen: int, before: int, caches: Copies | None) -> float:
+    """Return what a step spends on frozen layers, before the pipeline begins.
+
+    Args:
+        task: what is fine-tuned.
+        num_frozen: blocks.
+        before: those of the epoch before, whose outputs are kept from `caches_from` on.
+        caches: what the cache takes; None where nothing is kept now.
+    """
     layers = counted(task.make).layers(task.batch_size)
-    begin = 0
-    load_s = task.batch_size * task.kept_bytes * _COPY_S_PER_BYTE
-    if not caches:
-        load_s = 0.0
-    elif before >= task.caches_from:
-        begin = first_active(before)
-    else:
-        load_s = 0.0  # nothing is kept yet
+    begin, num_bytes, total_s = 0, task.batch_size * task.kept_bytes, 0.0
+    if caches is not None:
+        if before >= task.caches_from:
+            begin = first_active(before)
+            total_s += num_bytes * caches.read_s
+        if num_frozen != before:
+            total_s += num_bytes * caches.store_s
     computed = layers[begin : first_active(num_frozen)]
-    return load_s + sum(layer.forward_s for layer in computed)
+    return total_s + sum(layer.forward_s for layer in computed)
 
 
 def _num_steps(task: Task, num_replicas: int) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from bench.freezing.cases import BASE
 from bench.freezing.parts import is_measured, joined
-from bench.freezing.table import followed_s, times_as_fast, whole_s
+from bench.freezing.table import (
+    at_its_speed_s,
+    followed_s,
+    forwards,
+    predicted,
+    rest_at_its_speed_s,
+    times_as_fast,
+    whole_s,
+)
 
 
 def test_rounds_continue_those_before() -> None:
@@ -40,3 +48,47 @@ def test_an_epoch_is_late_as_the_one_before_was() -> None:
     """By hand: 4 s; 3 + (5 - 4) s; 2 + (3.5 - 3) s."""
     ran = {"epochs_predicted_s": [4.0, 3.0, 2.0], "epochs_s": [5.0, 3.5, 2.25]}
     assert followed_s(ran) == 4.0 + 4.0 + 2.5
+
+
+def test_a_slower_machine_is_no_error_of_the_prediction() -> None:
+    """By hand: a probe of 2 s before took 2, 4 and 4 s beside the two epochs.
+
+    So they were expected to take 1.5 and 2 times as long.
+    """
+    ran = {
+        "seconds": 20.0,
+        "predicted_s": 12.0,
+        "known_probe_s": 2.0,
+        "probes_s": [2.0, 4.0, 4.0],
+        "epochs_predicted_s": [8.0, 4.0],
+        "ends_s": [[12.0, 6.0], [20.0, 0.0]],
+    }
+    assert at_its_speed_s(ran) == 1.5 * 8.0 + 2.0 * 4.0
+    assert rest_at_its_speed_s(ran) == 12.0 + 6.0 * 2.0 / 1.5
+
+
+def test_runs_that_were_not_probed_stay_in_the_table() -> None:
+    """Without what is not known of them."""
+    ran = {
+        "seconds": 10.0,
+        "transitions_s": [1.0],
+        "predicted_s": 9.9,
+        "epochs_s": [2.0] * 5,
+        "epochs_predicted_s": [2.0] * 5,
+        "ends_s": [[2.0 * n, 10.0 - 2.0 * n] for n in range(1, 6)],
+    }
+    rows = [{"case": "a", "contestants": {"x": {"0": ran}, "y": {}}}]
+    head, row = predicted(rows)
+    assert len(head) == len(row)
+    assert row[2:6] == ["9.0", "9.9", "+10.0 %", "–"]
+    assert row[-2:] == ["+0.0 %", "+0.0 %"]
+
+
+def test_a_forward_beside_reading() -> None:
+    """Images a second, and times as fast from memory and from disk."""
+    names = {"computed": 200.0, "read from memory": 10.0, "read from disk": 20.0}
+    found = {name: {"median_ms": ms} for name, ms in names.items()}
+    row = {"case": "a", "batch_size": 64, "bytes_per_sample": 25_000, **found}
+    assert forwards([row])[1] == [
+        *("a", "64", "200 ms", "320", "10.0 ms", "20.0 ms", "**20**, 10", "25.0 kB")
+    ]

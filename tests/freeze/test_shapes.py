@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from hocket.core.check import check
+from hocket.core.costs import Costs, Link
 from hocket.errors import FitError, ShapeError
 from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.shapes import (
@@ -105,6 +106,13 @@ def test_predictions_in_closed_form() -> None:
     assert alone.peak_bytes >= 2 * 10 + 4 * 40
     whole = predict(Frozen(layers([1.0] * 6), 0), PipelineShape(1, 1), 8, "gpipe")
     assert whole.peak_bytes - alone.peak_bytes >= 2 * 30
+
+
+def test_a_cache_that_was_not_measured_takes_as_long_as_messages() -> None:
+    """Four bytes at half a byte a second, to read and to store."""
+    received = [replace(x, received_bytes=4) for x in layers([1.0] * 6)]
+    model = Frozen(received, 2, beside=Costs((), link=Link(bytes_per_s=0.5)))
+    assert model.unmeasured_cache == CacheCosts(2, 8.0, 8.0)
 
 
 def test_layers_stay_where_they_are() -> None:

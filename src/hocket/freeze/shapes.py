@@ -82,6 +82,16 @@ class Frozen:
         return sum(own_s) if self.cache is None else self.cache.prefix_s(own_s)
 
     @property
+    def unmeasured_cache(self) -> CacheCosts:
+        """What the cache is taken to need for the frozen layers' outputs.
+
+        Until it is measured: to read or store them takes as long as to send them.
+        """
+        num_bytes = self.layers[self.num_frozen].received_bytes
+        seconds = self.beside.link.occupied_s(num_bytes)
+        return CacheCosts(self.num_frozen, seconds, seconds)
+
+    @property
     def _forwards_s(self) -> Sequence[float]:
         return self.frozen_s or [layer.forward_s for layer in self.layers]
 

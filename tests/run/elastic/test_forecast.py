@@ -5,13 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import hocket
 from hocket.freeze import Alpha, Percentile
+from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.forecast import Stretch
+from hocket.freeze.shapes import Frozen
+from hocket.run.data.samples import EpochRandom
 from tests.run.elastic.test_refusals import batch, make_pipeline
+from tests.run.support.cached_workers import Rows
 
 NUM_STEPS = 10
+
+
+class FewRows(Rows):
+    """Two batches of what the pipeline's model takes."""
+
+    def __init__(self) -> None:
+        super().__init__(width=4, num_samples=16)
+
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
+        """Their inputs: (B, 4), float32."""
+        return super().inputs(rows, draw).float()
 
 
 @pytest.mark.parametrize("every_steps", [2, None])
@@ -50,6 +66,31 @@ def test_nothing_changes_once_all_layers_are_frozen(tmp_path: Path) -> None:
         found = [*freezing.ahead(1, 5_000, played)]
     assert [x.begin for x in found] == [1, 1, 2, 3, 4]  # 2, 3, 4 frozen, and again 4
     assert not any(x.change_s for x in found)
+
+
+def test_the_cache_is_foreseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past bug: unless it had been measured, all frozen layers were to run each epoch.
+
+    In the epoch in which layers freeze first, nothing is kept yet.
+    """
+    at_once = property(lambda model: CacheCosts(model.num_frozen))
+    monkeypatch.setattr(Frozen, "unmeasured_cache", at_once)
+    loader = hocket.SampleLoader(FewRows(), 8, varied=False)
+    cache = hocket.Cache(tmp_path / "cache", ram_bytes=1 << 20, disk_bytes=0)
+    with make_pipeline(tmp_path, freeze=Alpha(1 / 4), cache=cache) as pipeline:
+        for _ in pipeline.train(loader):
+            pass
+        ahead = stretches(pipeline)
+        freezing = pipeline._freezing
+        assert freezing is not None
+        monkeypatch.setattr(freezing, "cache", None)
+        plain = stretches(pipeline)
+    begins = [2, 2, 4, 6, 8]  # the last freezes nothing more, and reads all
+    assert [x.begin for x in ahead] == [x.begin for x in plain] == begins
+    cached_s, plain_s = ([x.step_s for x in y] for y in (ahead, plain))
+    assert cached_s[:2] == plain_s[:2]
+    assert cached_s[2] < plain_s[2]
+    assert cached_s[4] < cached_s[3] < plain_s[3]
 
 
 def test_a_policy_that_measures_is_taken_to_freeze_no_more(tmp_path: Path) -> None:

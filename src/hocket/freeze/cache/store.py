@@ -3,6 +3,9 @@
 training   put ─────▶ memory ◀───── get
              │           ▲ read ahead: what is used next
 a thread     └─▶ disk ───┘
+
+The thread is woken once in a step, by `used`: where workers have as many cores as there
+are, each time that it takes a lock may cost the training a time slice.
 """
 
 from __future__ import annotations
@@ -91,7 +94,7 @@ class Store:
         contents: Callable[[], Sequence[Content]],
         num_bytes: int,
     ) -> None:
-        """Keep entries, soon: `flush` waits until they are kept.
+        """Keep entries, from the next `used` or `flush` on.
 
         Args:
             keys: the entries' keys.
@@ -125,7 +128,8 @@ class Store:
             for key in over:
                 self._memory.drop(key)
                 self._disk.drop(key)
-            self._changed.notify_all()
+            if self._jobs or self._reads:
+                self._changed.notify_all()
 
     def read_ahead(self, ahead: Iterable[tuple[int, Key]]) -> None:
         """Bring entries from the disk into the memory, as far as there is room.
@@ -144,6 +148,7 @@ class Store:
             BaseException: what ended the thread.
         """
         with self._changed:
+            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._num_waiting or self._error)
             self._raise()
 
@@ -161,6 +166,8 @@ class Store:
 
     def _submit(self, num_bytes: int, job: Callable[[], None]) -> None:
         with self._changed:
+            if self._waiting_bytes > _MOST_WAITING_BYTES:
+                self._changed.notify_all()
             self._changed.wait_for(
                 lambda: self._waiting_bytes <= _MOST_WAITING_BYTES or self._error
             )
@@ -168,7 +175,6 @@ class Store:
             self._waiting_bytes += num_bytes
             self._num_waiting += 1
             self._jobs.append((num_bytes, job))
-            self._changed.notify_all()
 
     def _work(self) -> None:
         try:

@@ -175,7 +175,8 @@ class Freezing:
         """Predict the layouts from a step on: what the policy will decide.
 
         A policy that measures is taken to freeze nothing more. Before a change of
-        layout was measured, none takes time beside its messages.
+        layout was measured, none takes time beside its messages; before the cache was,
+        it is taken to pay (`Frozen.unmeasured_cache`).
 
         Args:
             step: the number of the next step.
@@ -206,8 +207,10 @@ class Freezing:
             change_s = self._choice.transition_s(num, found, present, unknown_s=0.0)
             yield Stretch(at, found.shape.num_replicas, found.step_s, change_s)
             decider.num_frozen, cache = num, present.cache
-            if cache is not None and cache.boundary:
-                cache = cache._replace(boundary=self._edges[num])
+            if cache is not None and num:  # is kept from now on
+                model = self._reshaper.costs_of(self._edges[num])
+                known = cache if cache.boundary else model.unmeasured_cache
+                cache = known._replace(boundary=model.num_frozen)
             shape, boundaries = found.shape, found.boundaries
             present = Present(shape, boundaries, num, cache=cache)
 

@@ -31,7 +31,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.reads import PartBatch
 from hocket.run.elastic.cache.cache_warnings import CacheWarnings, small_budgets
 from hocket.run.elastic.cache.extension import Extension, PartMaker
-from hocket.run.elastic.cache.frozen_part import FrozenPart, run_stage
+from hocket.run.elastic.cache.frozen_part import Begun, FrozenPart, run_stage
 from hocket.run.elastic.cache.kept_rows import KeptRows
 from hocket.run.elastic.cache.output_rows import OutputRows, input_form
 from hocket.run.elastic.cache.prefix_digest import model_digest
@@ -245,15 +245,26 @@ class CachedPrefix:
         compute: Callable[[], tuple[Tensor, ...]],
     ) -> tuple[Tensor, ...]:
         """Compute a microbatch, from what is kept of earlier layers if it is."""
+        begun = self._begun(self._now, form, microbatch)
+        if begun is None:
+            return compute()
+        return run_stage(begun.runner, microbatch, begun.received)
+
+    def _begun(
+        self, part: FrozenPart | None, form: int, microbatch: Microbatch
+    ) -> Begun | None:
+        """Return what is kept of a microbatch behind earlier layers, if it is."""
         extension = self._extension
-        if extension is None:
-            return compute()
-        if self._rows_of(extension.before, form, microbatch) is None:
-            return compute()
+        if extension is None or part is not self._now:
+            return None
+        rows = self._rows_of(extension.before, form, microbatch)
+        if rows is None or microbatch.samples is None:
+            return None
+        samples = microbatch.samples.tolist()
         received = self._kept.read(extension.before, form, samples)
         if received is None:
-            return compute()
-        return run_stage(extension.between, microbatch, received)
+            return None
+        return Begun(extension.between, received, rows)
 
     def _tried(
         self,
@@ -306,7 +317,7 @@ class CachedPrefix:
         if self._payoff.mode is CacheMode.COMPUTES:
             return None
         try:
-            rows = part.add_form(form, microbatch)
+            rows = part.add_form(form, microbatch, self._begun(part, form, microbatch))
         except ModelError as error:
             self._switch_off(str(error))
             return None

@@ -45,13 +45,22 @@ class FrozenPart:
         """
         return [Key(self.digest, data, form, sample) for sample in samples]
 
-    def add_form(self, form: int, microbatch: Microbatch) -> OutputRows:
+    def add_form(
+        self, form: int, microbatch: Microbatch, begun: Begun | None = None
+    ) -> OutputRows:
         """Find the form of the outputs for microbatches like one.
+
+        Args:
+            form: the form of the inputs.
+            microbatch: the microbatch.
+            begun: what is kept of it behind the first layers, so that only those that
+                follow run.
 
         Raises:
             ModelError: outputs cannot be kept by sample.
         """
-        outputs = run_stage(self.runner, microbatch, ())
+        begun = Begun(self.runner) if begun is None else begun
+        outputs = run_stage(begun.runner, microbatch, begun.received)
         module = self.runner.module
         rows = OutputRows.of(
             outputs,
@@ -61,9 +70,34 @@ class FrozenPart:
             is_fixed=module.fixed_samples > 0,
         )
         if not self.rows:
-            _refuse_dependent(self.runner, microbatch, outputs, rows)
+            _refuse_dependent(begun, microbatch, outputs, rows)
         self.rows[form] = rows
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A microbatch of which the first layers' outputs are known.
+
+    Args:
+        runner: runs the layers behind them.
+        received: those outputs; none where the runner runs all layers.
+        rows: their form, in which no sample depends on another.
+    """
+
+    runner: StageRunner
+    received: tuple[Tensor, ...] = ()
+    rows: OutputRows | None = None
+
+    def repeated(self, rows_of: Tensor) -> tuple[Tensor, ...]:
+        """Return what is received for a microbatch of some of its samples.
+
+        Args:
+            rows_of: the samples.
+        """
+        if self.rows is None:
+            return self.received
+        return self.rows.taken(self.received, rows_of)
 
 
 def run_stage(
@@ -75,7 +109,7 @@ def run_stage(
 
 
 def _refuse_dependent(
-    runner: StageRunner,
+    begun: Begun,
     microbatch: Microbatch,
     outputs: Sequence[Tensor],
     rows: OutputRows,
@@ -101,7 +135,8 @@ def _refuse_dependent(
         return leaf[again.to(leaf.device)] if is_cut else leaf
 
     leaves = tuple(pytree.tree_map_only(Tensor, repeated, list(microbatch.leaves)))
-    other = run_stage(runner, replace(microbatch, leaves=leaves), ())
+    copies = replace(microbatch, leaves=leaves)
+    other = run_stage(begun.runner, copies, begun.repeated(again))
     for x, y, column in zip(outputs, other, rows.columns, strict=True):
         count = len(x) if column is None else half * column.shape[0]
         a, b = x[:count].double(), y[:count].double()

@@ -119,6 +119,22 @@ class OutputRows:
             for x, column in zip(kept, self.columns, strict=True)
         )
 
+    def taken(self, outputs: Sequence[Tensor], samples: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of some of a microbatch's samples.
+
+        Args:
+            outputs: the microbatch's.
+            samples: their places in it.
+        """
+        return tuple(
+            x
+            if column is None
+            else x.unflatten(0, (-1, column.shape[0]))[samples.to(x.device)].flatten(
+                0, 1
+            )
+            for x, column in zip(outputs, self.columns, strict=True)
+        )
+
     def pack(self, kept: Sequence[Tensor], num_samples: int) -> list[Content]:
         """Return the content of each sample.
 
