@@ -43,10 +43,10 @@ LAYOUTS = {
     [
         (2, "fixed", "plain", "BatchNorm1d", "1f1b", "alpha"),
         (4, "recut", "plain", "LayerNorm", "1f1b", "alpha"),
-        (4, "recut", "clipped", "LayerNorm", "gpipe", "there and back"),
+        (4, "recut", "tensor rate", "LayerNorm", "gpipe", "there and back"),
         (2, "chosen", "plain", "LayerNorm", "1f1b", "gradients"),
         # The first device freezes as a whole, the other in part; both train again.
-        (2, "stays", "all", "BatchNorm1d", "1f1b", "there and back"),
+        (2, "stays", "tensor rate", "BatchNorm1d", "1f1b", "there and back"),
     ],
 )
 def test_equals_one_process(

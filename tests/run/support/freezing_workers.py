@@ -30,6 +30,7 @@ from tests.run.support.short_measurements import SHORT
 NUM_STEPS: Final = 9
 NUM_PARTS: Final = 4
 ADAMW: Final = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+RATE: Final = torch.tensor(1e-2, dtype=torch.float64)  # of all stages of a worker
 SHAPES: Final[dict[str, Any]] = {
     "recut": {4: (2, 2), 6: (1, 4)},
     "fixed": {},
@@ -104,6 +105,12 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "averaged": {"ema_decay": 0.9},
     "lower rate": {"scheduler": lower},
     "all": {"clip_norm": 0.05, "scheduler": warm_up, "ema_decay": 0.9},
+    "tensor rate": {
+        "clip_norm": 0.05,
+        "scheduler": warm_up,
+        "ema_decay": 0.9,
+        "optimizer": partial(ADAMW, lr=RATE),
+    },
 }
 
 
@@ -234,6 +241,7 @@ def make_pipeline(
     """A pipeline of a case: options, norm, schedule, policy and shapes."""
     norm = getattr(nn, case.get("norm", "LayerNorm"))
     given = {
+        "optimizer": ADAMW,
         "num_microbatches": NUM_PARTS,
         "freeze": POLICIES[case["policy"]],
         "shapes": SHAPES[case["shapes"]],
@@ -245,7 +253,6 @@ def make_pipeline(
     return hocket.Pipeline(
         make_model(norm, float(case.get("dropout", "0.2"))),
         F.cross_entropy,
-        optimizer=ADAMW,
         example=make_batches()[0],
         schedule=case.get("schedule", "1f1b"),
         seed=3,
