@@ -37,7 +37,9 @@ SHAPES: Final[dict[str, Any]] = {
     "soon": {1: (2, 2), 5: (1, 4)},
     "chosen": None,
     "stays": {},
+    "six": {4: (3, 2), 6: (1, 6)},
 }
+PARTS: Final = {"six": 6}  # microbatches of the whole batch, where not NUM_PARTS
 NUM_TRANSITIONS: Final = 20
 
 
@@ -242,7 +244,7 @@ def make_pipeline(
     norm = getattr(nn, case.get("norm", "LayerNorm"))
     given = {
         "optimizer": ADAMW,
-        "num_microbatches": NUM_PARTS,
+        "num_microbatches": PARTS.get(case["shapes"], NUM_PARTS),
         "freeze": POLICIES[case["policy"]],
         "shapes": SHAPES[case["shapes"]],
         "recut": case["shapes"] != "stays",
@@ -362,13 +364,14 @@ def emulated(
     num_frozen: Sequence[int],
     num_steps: int = NUM_STEPS,
     num_replicas: int = 1,
+    num_parts: int = NUM_PARTS,
 ) -> tuple[list[float], Model]:
     """One process that freezes as many layers at each step."""
     model = make_model(getattr(nn, norm))
     firsts = ["stem", *(f"blocks.{i}" for i in range(1, 8)), "head"]
     names = {step: firsts[number] for step, number in enumerate(num_frozen)}
     history = hocket.emulate(
-        Program.chain([0], NUM_PARTS // num_replicas, num_replicas=num_replicas),
+        Program.chain([0], num_parts // num_replicas, num_replicas=num_replicas),
         model,
         F.cross_entropy,
         ADAMW,
