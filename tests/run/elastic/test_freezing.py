@@ -69,9 +69,9 @@ def test_equals_one_process(
         run_dir=tmp_path,
     )
 
-    frozen = [x[0] for x in found[0]["results"]]
+    decided = [x[0] for x in found[0]["results"]]
     num_parts = PARTS.get(shapes, NUM_PARTS)
-    expected, model = emulated(options, norm, frozen, num_parts=num_parts)
+    expected, model = emulated(options, norm, decided, num_parts=num_parts)
     for answer in found:
         frozen, layouts, losses, _ = zip(*answer["results"], strict=True)
         key = policy if policy in LAYOUTS and shapes != "stays" else shapes
