@@ -9,9 +9,9 @@ evaluation, or a save in a callback, belongs to the step that it follows:
 
     step, step, ... step ─▶ drained ─▶ evaluation, callbacks ─▶ step, ...
 
-A callback that fails is logged and not called again, and training goes on: on several
-workers, one that left at once would let the others wait. Behind the next evaluation, or
-at the end, every worker raises CallbackError; a worker alone raises it at once.
+A callback that fails is logged, no worker calls it again, and training goes on: one
+that left at once would let the others wait. Behind the next evaluation, or at the end,
+every worker raises CallbackError; a worker alone raises it at once.
 
 Any other loop is easily written: `for result in pipeline.train(loader)`.
 """
@@ -22,7 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hocket.errors import DataError
-from hocket.run.callbacks.callbacks import Callback, Callbacks
+from hocket.run.callbacks.callbacks import (
+    Callback,
+    Callbacks,
+    refuse_different_numbers,
+)
 from hocket.run.callbacks.loggers import Logger, log_callbacks
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
@@ -54,9 +58,9 @@ def fit(
             every worker; all other steps are finished first. Evaluations always drain.
         callbacks: each is called after every step, on every worker, with the step's
             result and with that of the evaluation where one has followed the step. One
-            that returns True ends the training: it must do so on all workers, as it
-            does when it depends only on these results, which all workers share. Steps
-            that are in flight then are finished without further calls.
+            that returns True, on any worker, ends the training on all of them: after
+            this step; or, where steps overlap and nothing drains them, after the next.
+            Steps that are in flight then are finished without further calls.
         loggers: get the numbers of steps, as for `Pipeline.train`, and those of
             evaluations as `evaluation/...`, on rank 0.
 
@@ -65,7 +69,7 @@ def fit(
 
     Raises:
         DataError: `evaluate` is given without a number of steps, or the other way
-            round.
+            round; or workers have different numbers of callbacks.
         CallbackError: a callback failed with an error that is not hocket's; the
             pipeline can be used as before.
         RunError: see `Pipeline.train`.
@@ -84,15 +88,18 @@ def fit(
     if num_steps is not None and pipeline.num_steps >= num_steps:
         return None  # resumed where it had ended
     overlaps = bool(pipeline.plan.schedule.body)
+    refuse_different_numbers(callbacks, pipeline.world)
     called = Callbacks(
-        [*callbacks, *log_callbacks(loggers, pipeline.world, overlaps=overlaps)],
+        callbacks,
+        log_callbacks(loggers, pipeline.world, overlaps=overlaps),
         pipeline.world,
         is_watched=bool(callbacks) or loggers is not None,
     )
     result = None
     for result in pipeline.train(loader, drain_every=drains):
         evaluation = evaluate() if evaluate and is_due(result.step) else None
-        stops = called.call(result, evaluation)
+        waits = not overlaps or drains(result.step)
+        stops = called.call(result, evaluation, waits=waits)
         if evaluation is not None:
             called.raise_failures()
         if stops or result.step + 1 == num_steps:

@@ -172,6 +172,7 @@ class Pipeline(StagedRun):
             batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))
         called = Callbacks(
+            (),
             log_callbacks(loggers, self.world, overlaps=overlaps),
             self.world,
             is_watched=loggers is not None or self._profiler is not None,

@@ -17,6 +17,7 @@ from tests.run.support.freezing_workers import (
     ADAMW,
     NUM_PARTS,
     NUM_STEPS,
+    PARTS,
     POLICIES,
     emulated,
     make_batches,
@@ -27,12 +28,14 @@ ENTRY = "tests.run.support.freezing_workers:train_freezing"
 NUM_FROZEN = {
     "fixed": [0, 0, 4, 4, 6, 6, 7, 7, 7],  # two stages keep a block and the head
     "recut": [0, 0, 4, 4, 6, 6, 7, 7, 8],
+    "six": [0, 0, 4, 4, 6, 6, 7, 7, 8],
     "there and back": [0, 0, 4, 4, 6, 6, 2, 2, 7],
     "stays": [0, 0, 4, 4, 6, 6, 2, 2, 7],
 }
 LAYOUTS = {
     "fixed": ["2x1"] * NUM_STEPS,
     "stays": ["2x1"] * NUM_STEPS,
+    "six": ["6x1"] * 2 + ["3x2"] * 2 + ["1x6"] * 5,
     "recut": ["4x1"] * 2 + ["2x2"] * 2 + ["1x4"] * 5,
     "there and back": ["4x1"] * 2 + ["2x2"] * 2 + ["1x4"] * 2 + ["4x1"] * 2 + ["1x4"],
 }
@@ -42,11 +45,11 @@ LAYOUTS = {
     ("num_workers", "shapes", "options", "norm", "schedule", "policy"),
     [
         (2, "fixed", "plain", "BatchNorm1d", "1f1b", "alpha"),
-        (4, "recut", "plain", "LayerNorm", "1f1b", "alpha"),
-        (4, "recut", "clipped", "LayerNorm", "gpipe", "there and back"),
+        (6, "six", "all", "LayerNorm", "1f1b", "alpha"),
+        (4, "recut", "tensor rate", "LayerNorm", "gpipe", "there and back"),
         (2, "chosen", "plain", "LayerNorm", "1f1b", "gradients"),
         # The first device freezes as a whole, the other in part; both train again.
-        (2, "stays", "all", "BatchNorm1d", "1f1b", "there and back"),
+        (2, "stays", "tensor rate", "BatchNorm1d", "1f1b", "there and back"),
     ],
 )
 def test_equals_one_process(
@@ -66,7 +69,9 @@ def test_equals_one_process(
         run_dir=tmp_path,
     )
 
-    expected, model = emulated(options, norm, [x[0] for x in found[0]["results"]])
+    decided = [x[0] for x in found[0]["results"]]
+    num_parts = PARTS.get(shapes, NUM_PARTS)
+    expected, model = emulated(options, norm, decided, num_parts=num_parts)
     for answer in found:
         frozen, layouts, losses, _ = zip(*answer["results"], strict=True)
         key = policy if policy in LAYOUTS and shapes != "stays" else shapes

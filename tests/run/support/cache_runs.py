@@ -50,6 +50,18 @@ def assert_equal(found: Found, expected: Found, *, exact: bool = False) -> None:
         torch.testing.assert_close(found[1][name], value, rtol=rtol, atol=atol)
 
 
+def rest_of(
+    pipeline: hocket.Pipeline, loader: hocket.SampleLoader, num_epochs: int
+) -> Found:
+    """Train some epochs, of which the first may have begun."""
+    found = [
+        [x.num_frozen, x.layout, x.loss, x.cache_hits]
+        for _ in range(num_epochs)
+        for x in pipeline.train(loader)
+    ]
+    return found, pipeline.state_dict()
+
+
 @functools.cache
 def without() -> Found:
     """Six epochs without a cache."""

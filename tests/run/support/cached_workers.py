@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -97,6 +98,22 @@ def train(
                 for x in pipeline.train(loader)
             ]
         return found, pipeline.state_dict()
+
+
+def make_cached(
+    folder: str | Path, model: nn.Module | None = None, **options: Any
+) -> hocket.Pipeline:
+    """A pipeline that freezes a layer every four steps, and keeps outputs on disk."""
+    return hocket.Pipeline(
+        make_chain() if model is None else model,
+        F.cross_entropy,
+        optimizer=ADAMW,
+        example=hocket.SampleLoader(Rows(), BATCH_SIZE).example(),
+        num_microbatches=4,
+        freeze=OneMore(every_steps=2 * STEPS_PER_EPOCH),
+        cache=hocket.Cache(folder, ram_bytes=0, disk_bytes=ROOM),
+        **{"shapes": {}, **options},
+    )
 
 
 def train_cached(folders: list[list[str]]) -> Any:

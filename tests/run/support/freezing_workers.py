@@ -30,13 +30,16 @@ from tests.run.support.short_measurements import SHORT
 NUM_STEPS: Final = 9
 NUM_PARTS: Final = 4
 ADAMW: Final = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+RATE: Final = torch.tensor(1e-2, dtype=torch.float64)  # of all stages of a worker
 SHAPES: Final[dict[str, Any]] = {
     "recut": {4: (2, 2), 6: (1, 4)},
     "fixed": {},
     "soon": {1: (2, 2), 5: (1, 4)},
     "chosen": None,
     "stays": {},
+    "six": {4: (3, 2), 6: (1, 6)},
 }
+PARTS: Final = {"six": 6}  # microbatches of the whole batch, where not NUM_PARTS
 NUM_TRANSITIONS: Final = 20
 
 
@@ -104,6 +107,12 @@ OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "averaged": {"ema_decay": 0.9},
     "lower rate": {"scheduler": lower},
     "all": {"clip_norm": 0.05, "scheduler": warm_up, "ema_decay": 0.9},
+    "tensor rate": {
+        "clip_norm": 0.05,
+        "scheduler": warm_up,
+        "ema_decay": 0.9,
+        "optimizer": partial(ADAMW, lr=RATE),
+    },
 }
 
 
@@ -234,7 +243,8 @@ def make_pipeline(
     """A pipeline of a case: options, norm, schedule, policy and shapes."""
     norm = getattr(nn, case.get("norm", "LayerNorm"))
     given = {
-        "num_microbatches": NUM_PARTS,
+        "optimizer": ADAMW,
+        "num_microbatches": PARTS.get(case["shapes"], NUM_PARTS),
         "freeze": POLICIES[case["policy"]],
         "shapes": SHAPES[case["shapes"]],
         "recut": case["shapes"] != "stays",
@@ -245,7 +255,6 @@ def make_pipeline(
     return hocket.Pipeline(
         make_model(norm, float(case.get("dropout", "0.2"))),
         F.cross_entropy,
-        optimizer=ADAMW,
         example=make_batches()[0],
         schedule=case.get("schedule", "1f1b"),
         seed=3,
@@ -355,13 +364,14 @@ def emulated(
     num_frozen: Sequence[int],
     num_steps: int = NUM_STEPS,
     num_replicas: int = 1,
+    num_parts: int = NUM_PARTS,
 ) -> tuple[list[float], Model]:
     """One process that freezes as many layers at each step."""
     model = make_model(getattr(nn, norm))
     firsts = ["stem", *(f"blocks.{i}" for i in range(1, 8)), "head"]
     names = {step: firsts[number] for step, number in enumerate(num_frozen)}
     history = hocket.emulate(
-        Program.chain([0], NUM_PARTS // num_replicas, num_replicas=num_replicas),
+        Program.chain([0], num_parts // num_replicas, num_replicas=num_replicas),
         model,
         F.cross_entropy,
         ADAMW,

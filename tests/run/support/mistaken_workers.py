@@ -35,20 +35,24 @@ def watch(folder: str) -> dict[str, Any]:
     with pipeline:
         calls: list[int] = []
 
-        def full_disk(result: hocket.StepResult, evaluation: object) -> None:
+        def full_disk(result: hocket.StepResult, evaluation: object) -> bool:
             del evaluation
             calls.append(result.step)
             if pipeline.is_main and result.step == 1:
                 raise OSError("no space left on device")
+            return result.step == 2  # were it called again on rank 1
 
+        callbacks = [full_disk, stop_after(3, pipeline)]
+        some = callbacks[: 1 + pipeline.is_main]
         raised = [
-            error_of(lambda: hocket.fit(pipeline, [BATCH] * 4, callbacks=[full_disk])),
+            error_of(lambda: hocket.fit(pipeline, [BATCH] * 9, callbacks=callbacks)),
+            error_of(lambda: hocket.fit(pipeline, [BATCH], callbacks=some)),
             error_of(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics)),
             error_of(lambda: pipeline.evaluate([])),
             error_of(lambda: next(pipeline.train(None))),  # type: ignore[arg-type]
             error_of(lambda: [*pipeline.train([BATCH] * 3, loggers=[logger])]),
         ]
-        return {
+        found = {
             "logged": logger.steps,
             "traces": sorted(path.name for path in traces.iterdir()),
             "raised": raised,
@@ -57,6 +61,15 @@ def watch(folder: str) -> dict[str, Any]:
             "loss": pipeline.evaluate([BATCH]).loss,
             "names": sorted(pipeline.state_dict()),
         }
+    with made(schedule="pipedream-2bw") as pipeline:
+        last = hocket.fit(pipeline, [BATCH] * 9, callbacks=[stop_after(3, pipeline)])
+        found["last of overlapping"] = None if last is None else last.step
+    return found
+
+
+def stop_after(step: int, pipeline: hocket.Pipeline) -> Any:
+    """A callback that asks to stop after a step, on rank 1 alone."""
+    return lambda result, _: result.step == step and not pipeline.is_main
 
 
 def call_differently(_folder: str, first: str, second: str) -> list[str]:
@@ -71,7 +84,9 @@ def call_differently(_folder: str, first: str, second: str) -> list[str]:
     return error_of(calls[first if pipeline.is_main else second])
 
 
-def made(profile: hocket.ProfileSteps | None = None) -> hocket.Pipeline:
+def made(
+    profile: hocket.ProfileSteps | None = None, schedule: str = "1f1b"
+) -> hocket.Pipeline:
     """Of two stages."""
     torch.manual_seed(0)
     return hocket.Pipeline(
@@ -79,7 +94,7 @@ def made(profile: hocket.ProfileSteps | None = None) -> hocket.Pipeline:
         nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
         example=BATCH,
-        schedule="1f1b",
+        schedule=schedule,
         num_microbatches=2,
         cut=["1"],
         profile=profile,

@@ -12,10 +12,19 @@ import torch
 import hocket
 from hocket.errors import HocketError
 from hocket.freeze import Plasticity
+from hocket.freeze.cache import shard
+from hocket.freeze.cache.entry import Content, Key, Record
 from hocket.freeze.policy import LayerObservation
 from hocket.run.elastic import reshape
 from hocket.run.nets.transfer import transfer
 from tests.run.support.bad_input_workers import join
+from tests.run.support.cached_workers import (
+    BATCH_SIZE,
+    NUM_EPOCHS,
+    Rows,
+    always_pays,
+    make_cached,
+)
 from tests.run.support.forked import FAULT
 from tests.run.support.freezing_workers import (
     NUM_PARTS,
@@ -29,6 +38,7 @@ from tests.run.support.freezing_workers import (
 
 SAVED_AT: Final = (1, 3, 5)  # in 4x1 with nothing frozen, 2x2 and 1x4
 KILLED_AT: Final = 4
+TORN_AT: Final = 5  # in 1x2, in the first epoch with a frozen layer
 
 
 def save_and_resume(case: dict[str, str], folder: str) -> Any:
@@ -160,3 +170,30 @@ def die_in_transition(folder: str) -> None:
             pipeline.save(folder, data=result.step + 1)
             if result.step + 1 == KILLED_AT:
                 setattr(reshape, "transfer", fatal)  # noqa: B010  (mypy knows the other one)
+
+
+def die_in_cache_write(folder: str, cache: str) -> None:
+    """Save before the step in which rank 1 is killed, with half an entry on disk.
+
+    Its record is whole, as on a disk that orders writes in its own way.
+    """
+    measure_briefly()
+    always_pays()
+    world = join()
+    torch.set_num_threads(1)
+
+    def torn(self: shard.Shard, slot: int, key: Key, content: Content) -> None:
+        half, record = content.data[: len(content) // 2], Record.of(key, content)
+        shard._write(self._handle, half, self._content_at(slot))
+        shard._write(self._handle, memoryview(record.pack()), self._record_at(slot))
+        (Path(folder).parent / FAULT).write_text("1")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    loader = hocket.SampleLoader(Rows(), BATCH_SIZE, seed=2)
+    with make_cached(cache, shapes={1: (1, 2)}, world=world) as pipeline:
+        for _ in range(NUM_EPOCHS):
+            for result in pipeline.train(loader):
+                if result.step < TORN_AT:
+                    pipeline.save(folder, data=loader.state_dict())
+                if result.step + 1 == TORN_AT and world.rank == 1:
+                    setattr(shard.Shard, "write", torn)  # noqa: B010

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from hocket.errors import ConfigError
 from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.engine.executor import PlayedLayout
@@ -28,21 +28,26 @@ def common_state(now: PlayedLayout, world: World) -> CommonState | None:
     """Return the optimizer's options and the schedule; every worker must call this.
 
     Raises:
-        ConfigError: an optimizer or a schedule keeps tensors in its options, which a
-            worker whose layers are frozen cannot get.
-        CheckpointError: it keeps functions there.
+        CheckpointError: an optimizer or a schedule keeps functions in its options.
     """
     own = CommonState.of(now.executor.updaters.values())
     if _all_train(now):
         return own
     tensors: dict[str, Tensor] = {}
     known = None if own is None else [[*own.groups], own.schedule]
-    received = _of_last(
-        now, world, encode(known, "the learning-rate schedule", tensors)
-    )
+    state = encode(known, "the learning-rate schedule", tensors)
+    values = {name: [str(x.dtype), x.tolist()] for name, x in tensors.items()}
+    state, values = _of_last(now, world, [state, values])
     if own is not None:
         return own
-    return CommonState(*decode(received, _refuse_tensor))
+
+    def tensor(name: str, on_host: bool) -> Tensor:
+        dtype, value = values[name]
+        kind = getattr(torch, dtype.removeprefix("torch."))
+        found = torch.tensor(value, dtype=kind)
+        return found if on_host else found.to(world.device)
+
+    return CommonState(*decode(state, tensor))
 
 
 def _all_train(now: PlayedLayout) -> bool:
@@ -54,10 +59,3 @@ def _all_train(now: PlayedLayout) -> bool:
 def _of_last(now: PlayedLayout, world: World, value: Any) -> Any:
     last = now.layout.num_devices - 1  # of the first replica
     return world.broadcast_json(value, last, "the state of updates")
-
-
-def _refuse_tensor(name: str, on_host: bool) -> Tensor:
-    raise ConfigError(
-        f"{name} is a tensor, which a worker whose layers are frozen cannot get: keep "
-        "numbers, or leave out recut=False"
-    )

@@ -137,8 +137,8 @@ class Reshaper:
         )
         plan = self._plan(now.plan, chosen, order, modules, num_frozen_layers)
         refuse_differences(context.world, {"plan": plan.digest})
+        before = common_state(now, context.world)  # a new schedule may set its rates
         executor = self._executor(plan, modules, context)
-        before = common_state(now, context.world)
         bundles = {**kept, **received}
         for stage, updater in executor.updaters.items():
             if not order.program.stages[stage].trainable:

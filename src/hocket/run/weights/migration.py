@@ -94,7 +94,7 @@ class CommonState:
         for updater in updaters:
             if updater.optimizer is not None:
                 groups = [
-                    {key: value for key, value in group.items() if key != "params"}
+                    {key: _number(x) for key, x in group.items() if key != "params"}
                     for group in updater.optimizer.param_groups
                 ]
                 made = updater.scheduler
@@ -159,10 +159,15 @@ def _restore_optimizer(
             state = _state_in(bundles[name])
             if state:
                 optimizer.state[parameters[name]] = state
-        if options:
-            group.update(options[0])
-        elif has_same_groups:
-            group.update(before[number])
+        if options or has_same_groups:
+            _set_options(group, options[0] if options else before[number])
+
+
+def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Set a group's options; a learning rate that is a tensor stays the same tensor."""
+    for key, value in options.items():
+        own = group.get(key)
+        group[key] = own.fill_(value) if isinstance(own, Tensor) else value
 
 
 def _state_in(bundle: Bundle) -> dict[str, Any]:
@@ -186,6 +191,7 @@ def _group_of(
 
 def _plain(name: str, key: str, value: Any) -> Any:
     """Return a number, a word, or several of them, as JSON holds them."""
+    value = _number(value)
     if isinstance(value, tuple | list):
         return [_plain(name, key, x) for x in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -194,6 +200,12 @@ def _plain(name: str, key: str, value: Any) -> Any:
         f"the optimizer of {name} keeps {key}, a {type(value).__name__}, which cannot "
         "be sent to another worker: keep tensors, numbers and words"
     )
+
+
+def _number(value: Any) -> Any:
+    """Return the number of a tensor such as a learning rate; all else as it is."""
+    is_one = isinstance(value, Tensor) and value.numel() == 1
+    return value.item() if is_one else value
 
 
 def _tupled(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,9 @@ class TrainingConfig(UpdateOptions, StaleOptions):
         """
         if self.scheduler is None:
             return None
+        for group in optimizer.param_groups:
+            # It changes a tensor in place, which another stage's optimizer may have.
+            group.update({k: x.clone() for k, x in group.items() if torch.is_tensor(x)})
         scheduler = self.scheduler(optimizer)
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError(_NO_PLATEAU)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ConfigError, DataError
+from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.folder import claim_folder
-from hocket.freeze.cache.shard import SUFFIX
+from hocket.freeze.cache.shard import SUFFIX, Shard
 from hocket.run.elastic.cache.cache_warnings import CacheWarning
 from tests.run.support.cache_runs import (
     NUM_TRIALS,
@@ -21,15 +22,19 @@ from tests.run.support.cache_runs import (
     in_epochs,
     in_folder,
     let_reading_pay,
+    rest_of,
     without,
 )
 from tests.run.support.cached_workers import (
     BATCH_SIZE,
     NUM_EPOCHS,
     Rows,
+    make_cached,
     make_chain,
     train,
 )
+from tests.run.support.forked import run_forked
+from tests.run.support.resuming_workers import TORN_AT
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +59,53 @@ def test_a_damaged_folder_changes_no_weight(tmp_path: Path, damage: str) -> None
     assert_equal(found, without(), exact=True)
     assert in_epochs(found[0])[2] < 32 - NUM_TRIALS
     assert in_epochs(found[0])[3] == 32
+
+
+def test_killed_in_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers end; one goes on from the last checkpoint, with the torn folder.
+
+    The torn entry is read as none, computed, written and used again.
+    """
+    saved, cache = tmp_path / "checkpoints", tmp_path / "cache"
+    outcome = run_forked(
+        "tests.run.support.resuming_workers:die_in_cache_write",
+        *(str(saved), str(cache)),
+        num_workers=2,
+        folder=tmp_path,
+        timeout_s=20.0,
+    )
+    assert outcome.codes[1] == -9
+    assert outcome.codes[0] not in {0, None}
+    assert not outcome.hung
+    reads: list[tuple[Key, bool]] = []
+    read = Shard.read
+
+    def spied(shard: Shard, slot: int, key: Key) -> Content | None:
+        found = read(shard, slot, key)
+        reads.append((key, found is not None))
+        return found
+
+    monkeypatch.setattr(Shard, "read", spied)
+    for path in cache.glob(f"*{SUFFIX}"):
+        shard = Shard.open(path, own=False)
+        assert shard is not None
+        for slot, key in shard.records().items():
+            shard.read(slot, key)
+        shard.close()
+    [torn] = [key for key, is_whole in reads if not is_whole]
+    assert len(reads) > 1
+    reads.clear()
+
+    loader = hocket.SampleLoader(Rows(), BATCH_SIZE, seed=2)
+    with make_cached(cache) as pipeline:
+        loader.load_state_dict(pipeline.load(saved))
+        assert pipeline.num_steps == TORN_AT
+        found = rest_of(pipeline, loader, 4)
+    expected, weights = without()
+    assert_equal(found, (expected[TORN_AT:], weights))
+    assert [hits for *_, hits in found[0][1:3]] == [BATCH_SIZE] * 2
+    own = [is_whole for key, is_whole in reads if key == torn]
+    assert (own[0], own[-1]) == (False, True)
 
 
 def test_random_transforms_are_refused_or_drawn_once(tmp_path: Path) -> None:
