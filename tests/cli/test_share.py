@@ -25,7 +25,8 @@ def test_trains_recipes_and_writes_the_page(tmp_path: Path) -> None:
     page = tmp_path / "share.html"
     half = ("--set", "training.precision=bfloat16", "--set", "training.accumulate=2")
     recipes = ("digits-vit", "digits-vit", "--max-steps", "6", *half)
-    out = share(*recipes, "--mode", "lag", "--memory", "1GiB", "--page", str(page))
+    own = ("--page", str(page), "--run-dir", str(tmp_path))
+    out = share(*recipes, "--mode", "lag", "--memory", "1GiB", *own)
     losses = [line.split()[-1] for line in out.splitlines() if "last loss" in line]
     assert len(losses) == 2
     assert losses[0] == losses[1]
@@ -35,8 +36,8 @@ def test_trains_recipes_and_writes_the_page(tmp_path: Path) -> None:
 
 def test_refuses_what_it_cannot_train() -> None:
     """The message names the setting."""
-    found = share("digits-vit", "--set", "training.ema_decay=0.9")
-    assert "give --set training.ema_decay=, or" in found
+    found = share("digits-vit", "--set", "freeze.policy=alpha")
+    assert "give --set freeze.policy=none, or" in found
     assert "give 1 numbers" in share("digits-vit", "--weights", "2,1")
 
 

@@ -27,7 +27,7 @@ def watched(log: MemoryLog, *, made_before: bool) -> Watched:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     x, y = torch.randn(128, 64), torch.randn(128, 64)
     if made_before:
-        log.discard()
+        log.close()
         log = type(log)(CPU) if isinstance(log, StorageLog) else open_log(CPU)
     for _ in range(2):
         log.begin()
@@ -38,7 +38,9 @@ def watched(log: MemoryLog, *, made_before: bool) -> Watched:
         optimizer.step()
         del loss
         log.end()
-    return log.close()
+    seen = log.read()
+    log.close()
+    return seen
 
 
 @pytest.mark.parametrize("made_before", [False, True])

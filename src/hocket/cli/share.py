@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import ExitStack
+from math import isnan
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hocket import env
 from hocket.cli.shared.output import write_output
 from hocket.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hocket.sharing.running.job import Job
 
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]iB|B|)")
@@ -32,11 +38,22 @@ def share_command(
         str, typer.Option(metavar="W,W", help="Shares of the device's time.")
     ] = "",
     max_steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Iterations of each.")
+        int | None, typer.Option(min=1, metavar="N", help="Steps of each.")
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="For all of the recipes."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Each run gets a folder of its own in it, with its name."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto",
+            help="Go on from the newest checkpoints in --run-dir, if there are some.",
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="By default the first GPU, or else the CPU.")
@@ -52,42 +69,80 @@ def share_command(
 ) -> None:
     """Train several recipes on one device at the same time.
 
-    Each trains exactly as it does alone. The mode says which iteration may start when;
+    Each trains exactly as it does alone, and leaves a folder with the recipe as
+    resolved, metrics and checkpoints. The mode says which iteration may start when;
     auto measures, and takes the best that holds the memory.
     """
     if not processes:  # they share no memory, and torch's own allocator is faster
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
-    from hocket.cli.train import read_recipe
-    from hocket.recipes.training.shared import recipe_job
     from hocket.sharing.page import share_page
-    from hocket.sharing.running.job import Job
     from hocket.sharing.running.share import share
 
-    shares = _weights(weights, len(recipes))
-    jobs = []
-    for i, (name, weight) in enumerate(zip(recipes, shares, strict=True)):
-        resolved = read_recipe(name, list(settings or []))
-        stem = Path(name).stem
-        number = recipes[:i].count(name)
-        title = f"{stem}-{number + 1}" if recipes.count(name) > 1 else stem
-        job = Job(title, lambda _: ((lambda _: None), ()), weight=weight)
-        jobs.append(recipe_job(resolved.recipe, job))
-    report = share(
-        jobs,
-        memory_bytes=None if memory is None else byte_count(memory),
-        mode=mode,
-        num_iterations=max_steps,
-        device=device,
-        processes=processes,
-    )
+    own = list(settings or [])
+    if max_steps is not None:
+        own.append(f"training.max_steps={max_steps}")
+    if resume is not None:
+        own.append(f"checkpoint.resume={json.dumps(resume)}")
+    with ExitStack() as stack:
+        report = share(
+            _jobs(recipes, own, _weights(weights, len(recipes)), run_dir, stack),
+            memory_bytes=None if memory is None else byte_count(memory),
+            mode=mode,
+            device=device,
+            processes=processes,
+        )
     typer.echo(str(report))
     for found in report.jobs:
-        if found.losses:
-            typer.echo(f"{found.name}: last loss {found.losses[-1]:.4f}")
+        if losses := [x for x in found.losses if not isnan(x)]:  # nan: an evaluation
+            typer.echo(f"{found.name}: last loss {losses[-1]:.4f}")
     if page is not None:
         write_output(page, share_page(report))
         typer.echo(f"page: {page}")
     report.check()
+
+
+def _jobs(
+    recipes: list[str],
+    settings: list[str],
+    weights: list[float],
+    run_dir: Path | None,
+    stack: ExitStack,
+) -> list[Job]:
+    """Return a job for each recipe, each with a folder of its own.
+
+    Args:
+        recipes: built-in recipes, or files.
+        settings: for all of them.
+        weights: of each.
+        run_dir: gets the folders; each goes where its recipe says when not given.
+        stack: releases the folders.
+
+    Raises:
+        RecipeError: a recipe is not valid, or its folder cannot be used.
+        CheckpointError: another run is at work in a folder.
+    """
+    from hocket.cli.train import read_recipe
+    from hocket.recipes.training.run_folder import enter_folder
+    from hocket.recipes.training.shared import recipe_job, refuse_unshared
+    from hocket.recipes.training.task import check_data
+    from hocket.sharing.running.job import Job
+
+    found = [read_recipe(name, settings) for name in recipes]
+    for resolved in found:
+        refuse_unshared(resolved.recipe)
+        check_data(resolved.recipe)
+    stems = [Path(name).stem for name in recipes]
+    jobs = []
+    for i, (resolved, weight) in enumerate(zip(found, weights, strict=True)):
+        number = stems[:i].count(stems[i]) + 1
+        name = f"{stems[i]}-{number}" if stems.count(stems[i]) > 1 else stems[i]
+        own = None if run_dir is None else run_dir / name
+        folder, lock = enter_folder(resolved, own)
+        stack.callback(lock.release)
+        typer.echo(f"{name}: {folder}")
+        job = Job(name, lambda _: ((lambda _: None), ()), weight=weight)
+        jobs.append(recipe_job(resolved.recipe, folder, job))
+    return jobs
 
 
 def byte_count(text: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from hocket.freeze.forecast import StepTimes, Stretch, rest_s
 from hocket.model.stages.outline import Outline
 from hocket.run.assembly import assemble
-from hocket.run.checkpoint.manager import CheckpointManager
+from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout
 from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_iterable, check_same_length
@@ -100,7 +100,7 @@ class StagedRun(WorkerRun, ABC):
             )
             self._executor = executor
             self._driver = Driver(executor, recorder, self._playing, self._profiler)
-            self._checkpoints = CheckpointManager(
+            self._checkpoints = PipelineCheckpoints(
                 self._outline,
                 PlayedLayout(plan, executor, layout),
                 world,

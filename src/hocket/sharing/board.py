@@ -15,6 +15,7 @@ from math import inf, nan
 from typing import Final
 
 from hocket.sharing.forecast import Forecast
+from hocket.sharing.growth import Growth
 from hocket.sharing.policy import RUNNING, WAITING, JobState, Mode, Point, decide
 
 MEMORY_MARGIN: Final = 1.1  # an iteration that held more was not as forecast
@@ -55,6 +56,7 @@ class JobRecord:
         solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
         num_wrong: how often its forecast did not hold.
         memory_held: whether the last iteration that was watched held what was forecast.
+        growth: what it holds between iterations; None if nothing was watched.
         errors_s: by how much the last iterations were longer or shorter than forecast.
         forwards_s: the seconds of the forwards of the last iterations.
         backwards_s: those of the backwards.
@@ -67,6 +69,7 @@ class JobRecord:
     solo_s: float = nan
     num_wrong: int = 0
     memory_held: bool = True
+    growth: Growth | None = None
     errors_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     forwards_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
     backwards_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))
@@ -91,6 +94,14 @@ class JobRecord:
         elif state.point is Point.BACKWARD:
             self.backward_s += passed_s
         state.come_to(point, now_s)
+
+    @property
+    def grows(self) -> bool:
+        """Return whether it holds more after each iteration than before."""
+        state = self.state
+        if self.growth is None or state.forecast is None:
+            return False
+        return self.growth.must_watch(state.forecast.curve.peak)
 
     def slowdown(self, now_s: float) -> float:
         """Return its time so far over that of as many iterations alone.
@@ -234,21 +245,43 @@ class Board:
         record.move(Point.AWAY, now_s)
         return iteration
 
-    def observe(self, name: str, seen: Forecast, static_bytes: float) -> None:
+    def observe(
+        self, name: str, seen: Forecast, left_bytes: float, grown_bytes: float = 0.0
+    ) -> float:
         """Judge a job's forecast by an iteration whose memory was watched.
 
         If it did not hold, the job's iterations run alone until one holds again.
+
+        Args:
+            name: the job.
+            seen: the iteration.
+            left_bytes: what the job has allocated since it was watched, and not freed;
+                counts the first time, when that is all that it holds.
+            grown_bytes: by how much more it held at the iteration's end than at that of
+                the one before.
+
+        Returns:
+            What it holds between iterations.
         """
         record = self.records[name]
-        before = record.state.forecast
+        state, before = record.state, record.state.forecast
+        num_unseen = len(record.iterations) - record.num_seen - 1
         record.memory_held, record.num_seen = True, len(record.iterations)
+        if record.growth is None:  # what it left has what it grew by
+            before_bytes = left_bytes - max(0.0, grown_bytes)
+            record.growth, num_unseen = Growth(max(0.0, before_bytes)), 0
+        record.growth.see(grown_bytes, num_unseen)
+        static_bytes = record.growth.static_bytes
         if before is not None:
-            most_bytes = before.curve.peak * MEMORY_MARGIN
-            record.memory_held = seen.curve.peak <= most_bytes
+            most_bytes = state.static_bytes + before.curve.peak * MEMORY_MARGIN
+            record.memory_held = static_bytes + seen.curve.peak <= most_bytes
             record.num_wrong += not record.memory_held
             seen = seen.retimed(before.forward_s, before.backward_s)
-        record.state.forecast, record.state.static_bytes = seen, static_bytes
-        record.state.is_trusted = record.memory_held
+        state.forecast = seen
+        # The next iteration is expected to leave as much more as the last ones.
+        state.static_bytes = static_bytes + record.growth.rate
+        state.is_trusted = record.memory_held
+        return static_bytes
 
     def retime(self, name: str) -> None:
         """Take the durations of the next iteration from the last three."""

@@ -7,7 +7,7 @@ factor of each job's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -31,6 +31,7 @@ class SimulatedJob:
         is_watched: whether each iteration's memory is seen when it ends.
         max_slowdown: see `board.JobRecord`.
         static_bytes: what it holds between iterations.
+        grown_bytes: by how much more it holds after each iteration than before.
         away_s: how long it loads data before each iteration.
         join_s: when it comes.
         slowdown: how much longer its work takes beside other jobs.
@@ -44,6 +45,7 @@ class SimulatedJob:
     is_watched: bool = False
     max_slowdown: float = inf
     static_bytes: float = 0.0
+    grown_bytes: float = 0.0
     away_s: float = 0.0
     join_s: float = 0.0
     slowdown: float = 1.0
@@ -90,7 +92,11 @@ class _Player:
     ready_s: float
     at_s: float = 0.0
     num_done: int = 0
-    held_bytes: float = field(default=0.0)
+
+    @property
+    def static_bytes(self) -> float:
+        """Return what the job holds between iterations by now."""
+        return self.job.static_bytes + self.num_done * self.job.grown_bytes
 
     def next_stop_s(self, point: Point) -> float:
         """Return the position of its next change: of its memory, or of its point."""
@@ -159,7 +165,7 @@ class _Simulation:
                 is_on = self._is_begun(name)
                 curve = player.job.actual.curve
                 at = curve.at(player.at_s + _NOT_BEFORE_S) if is_on else 0.0
-                held[name] = player.job.static_bytes + at
+                held[name] = player.static_bytes + at
         self.levels.append((self.now_s, held))
         self.peak = max(self.peak, sum(held.values()))
 
@@ -197,7 +203,8 @@ class _Simulation:
         self.board.finish(name, self.now_s)
         self.board.retime(name)
         if job.is_watched:
-            self.board.observe(name, job.actual, job.static_bytes)
+            left_bytes = player.static_bytes + job.grown_bytes
+            self.board.observe(name, job.actual, left_bytes, job.grown_bytes)
         player.at_s, player.num_done = 0.0, player.num_done + 1
         player.ready_s = self.now_s + job.away_s
         if player.num_done == job.num_iterations:

@@ -4,68 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
-import torch
-from torch import Tensor
 
-from hocket.errors import CheckpointError, DataError, RecipeError, RunError
+from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.run_files import CHECKPOINTS_NAME
-from hocket.recipes.training.metrics_log import JSON_NAME, History
-from hocket.recipes.training.records import StepRecord
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import ResumePoint, resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.folder import LATEST, saved
+from tests.recipes.support.interrupted import (
+    SMALL,
+    InterruptedRunError,
+    Interrupter,
+    last_weights,
+    records,
+    same,
+)
 from tests.run.support.exported_once import export_once
 from tests.run.support.short_measurements import measure_shortly
-
-SMALL: Final = (
-    "model.width=16",
-    "model.num_heads=2",
-    "model.num_blocks=1",
-    "model.mlp_width=16",
-    "model.dropout=0.1",
-    "training.batch_size=200",  # of 1347: six batches per epoch
-    "training.accumulate=4",  # so that most steps end in the middle of one
-    "training.num_epochs=4",
-    "training.clip_norm=1.0",
-    "training.ema_decay=0.5",
-    "training.evaluate_every_epochs=",  # takes away what the recipe says
-    "training.evaluate_every_steps=3",
-    "optimizer.num_warmup_steps=2",
-    "checkpoint.every_steps=2",
-    "pipeline.num_workers=1",
-    "pipeline.num_microbatches=2",
-    "pipeline.cut=[]",
-    "run.profile_folder=profiles",
-)
-
-
-class InterruptedRunError(RunError):
-    """What ends a run."""
-
-
-@dataclass
-class Interrupter(History):
-    """Ends a run after a step, as a person or a failure would."""
-
-    last_step: int
-
-    def __post_init__(self) -> None:
-        """Nothing has happened yet."""
-        super().__init__()
-
-    def step(self, record: StepRecord) -> None:
-        """Go on, or not."""
-        super().step(record)
-        if record.step == self.last_step:
-            raise InterruptedRunError
 
 
 def resolved(*settings: str) -> Resolved:
@@ -84,36 +45,6 @@ def train(run_dir: Path, recipe: Resolved, last_step: int | None = None) -> None
                 train_recipe(recipe.recipe, folder, watchers=[Interrupter(last_step)])
     finally:
         lock.release()
-
-
-def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """What a run has written down of one kind, without what the clock has a part in."""
-    lines = map(json.loads, (run_dir / JSON_NAME).read_text().splitlines())
-    timed = ("seconds", "samples_per_s", "bubble_fraction", "peak_bytes")
-    return [
-        {key: value for key, value in line.items() if key not in timed}
-        for line in lines
-        if line["kind"] == kind
-    ]
-
-
-def last_weights(run_dir: Path) -> dict[str, Tensor]:
-    """What the newest checkpoint holds, by file and name."""
-    from safetensors.torch import load_file
-
-    newest = saved(run_dir / CHECKPOINTS_NAME)[-1]
-    return {
-        f"{path.name}/{name}": tensor
-        for path in sorted(newest.glob("*.safetensors"))
-        for name, tensor in load_file(path).items()
-    }
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Bit for bit."""
-    return one.keys() == other.keys() and all(
-        torch.equal(one[name], other[name]) for name in one
-    )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -49,7 +49,15 @@ class SpanEvaluation:
         loader = EvaluationLoader(
             samples, self.batch_size, num_workers=self.num_loaders
         )
-        scores = pipeline.outputs(loader, use_ema=use_ema)
+        return self.of_outputs(pipeline.outputs(loader, use_ema=use_ema))
+
+    def of_outputs(self, scores: Any) -> EvaluationResult:
+        """Evaluate the model's outputs for all windows.
+
+        Args:
+            scores: `start_logits` and `end_logits`, on the CPU.
+        """
+        samples = self.samples
         targets = samples.targets(torch.arange(samples.num_samples), None)
         losses = {
             name: float(value)

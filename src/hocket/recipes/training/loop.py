@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict
 from math import nan
 from pathlib import Path
 from time import monotonic
@@ -19,11 +18,11 @@ from hocket.recipes.training.records import (
     StepRecord,
     SummaryRecord,
     Watchers,
+    evaluation_record,
 )
-from hocket.recipes.training.saving import Totals
+from hocket.recipes.training.saving import Position
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
-from hocket.run.callbacks.early_stop import EarlyStop
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.fit import fit
@@ -42,6 +41,7 @@ class Loop:
         run_dir: the run's folder, for its checkpoints.
 
     Attributes:
+        position: how far the run has come.
         checkpoints: the folder of the run's checkpoints.
         timelines: the measured timelines of the last few steps and of those before an
             evaluation; of overlapping steps, only where a few follow a drain.
@@ -55,20 +55,14 @@ class Loop:
         pipeline: Pipeline,
         run_dir: Path,
     ) -> None:
-        training = layout.recipe.training
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
         self.watchers = Watchers()
         self._task = task
         self._layout = layout
         self._pipeline = pipeline
         self.checkpoints = run_dir / CHECKPOINTS_NAME
-        self._loader = layout.loader()
+        self.position = Position(layout)
         self._evaluation_loader = layout.evaluation_loader(task.evaluation)
-        self._early_stop: EarlyStop | None = None
-        if training.stop_patience is not None:
-            self._early_stop = EarlyStop(
-                training.stop_patience, training.stop_metric, training.stop_goal
-            )
         self._overlaps = bool(pipeline.plan.schedule.body)
         self._plan = pipeline.plan
         self._measured_step = -1  # whose timeline is the last one
@@ -79,23 +73,7 @@ class Loop:
         self._num_steps = 0  # of those
         self._went_on_s = monotonic()  # after the last step, or its evaluation
         self._evaluation_s = 0.0
-        self._totals = Totals()
-        self._begin_s = monotonic()
         self._last: EvaluationRecord | None = None
-
-    def go_on(self, data: dict[str, Any]) -> None:
-        """Resume from a checkpoint.
-
-        Args:
-            data: the run's own part of the checkpoint.
-
-        Raises:
-            DataError: the data, or their order, are not the same.
-        """
-        self._loader.load_state_dict(data["loader"])
-        if self._early_stop is not None and data["stop"] is not None:
-            self._early_stop.load_state_dict(data["stop"])
-        self._totals = Totals(**data["totals"])
 
     def run(self) -> SummaryRecord:
         """Train to the end of the layout.
@@ -106,10 +84,10 @@ class Loop:
             RunError: something went wrong; nothing hangs.
         """
         self._went_on_s = monotonic()
-        self._begin_s = self._went_on_s - self._totals.seconds
+        self.position.start_clock()
         fit(
             self._pipeline,
-            self._loader,
+            self.position.loader,
             evaluate=self._evaluate,
             evaluate_every_steps=self._layout.evaluate_every_steps,
             num_steps=self._layout.num_steps,
@@ -117,7 +95,7 @@ class Loop:
             callbacks=[self._after_step],
         )
         if self._last is None:  # a run that resumed after its last step
-            self._report_evaluation(self._totals.num_steps - 1, self._evaluate())
+            self._report_evaluation(self.num_done - 1, self._evaluate())
         return self._summary()
 
     def _evaluate(self) -> EvaluationResult:
@@ -147,8 +125,8 @@ class Loop:
             self.timelines.clear()  # what they show is not what was predicted
         self._report_steps(is_due=saves or evaluation is not None)
         stops = False
-        if self._early_stop is not None:
-            stops = self._early_stop(result, evaluation)
+        if self.position.early_stop is not None:
+            stops = self.position.early_stop(result, evaluation)
         self._measure(result.step, is_evaluated=evaluation is not None)
         if stops or self._ends_epoch(result.step):
             self._report_epoch()
@@ -180,7 +158,7 @@ class Loop:
     @property
     def num_done(self) -> int:
         """The steps trained so far, including those before a resume."""
-        return self._totals.num_steps
+        return self.position.totals.num_steps
 
     def _report_steps(self, *, is_due: bool) -> None:
         """Report steps; overlapping ones a step late, as waiting for a norm stalls."""
@@ -189,9 +167,10 @@ class Loop:
             self._report_step(self._unreported.popleft())
 
     def _report_step(self, result: StepResult) -> None:
-        self._totals.num_steps = result.step + 1
-        self._totals.training_s += result.seconds
-        self._totals.num_samples += result.num_samples
+        totals = self.position.totals
+        totals.num_steps = result.step + 1
+        totals.training_s += result.seconds
+        totals.num_samples += result.num_samples
         record = StepRecord(
             step=result.step,
             epoch=self._layout.epoch(result.step),
@@ -200,13 +179,11 @@ class Loop:
             num_samples=result.num_samples,
             seconds=result.seconds,
             bubble_fraction=result.bubble_fraction,
-            learning_rate=self._layout.learning_rate(
-                result.step - self._totals.num_skipped
-            ),
+            learning_rate=self._layout.learning_rate(result.step - totals.num_skipped),
             grad_norm=_grad_norm(result),
             peak_bytes=result.peak_bytes,
         )
-        self._totals.num_skipped += result.skipped
+        totals.num_skipped += result.skipped
         self.watchers.step(record)
 
     def _ends_epoch(self, step: int) -> bool:
@@ -225,25 +202,14 @@ class Loop:
         self.watchers.epoch(record)
 
     def _report_evaluation(self, step: int, result: EvaluationResult) -> None:
-        self._last = EvaluationRecord(
-            num_steps=step + 1,
-            epoch=self._layout.epoch(step),
-            loss=result.loss,
-            metrics=result.metrics,
-            num_samples=result.num_samples,
-        )
+        self._last = evaluation_record(self._layout.epoch(step), step + 1, result)
         self.watchers.evaluation(self._last)
 
     def _save(self, *, background: bool) -> None:
-        settings, stop = self._layout.recipe.checkpoint, self._early_stop
-        self._totals.seconds = monotonic() - self._begin_s
+        settings = self._layout.recipe.checkpoint
         self._pipeline.save(
             self.checkpoints,
-            data={
-                "loader": self._loader.state_dict(),
-                "stop": None if stop is None else stop.state_dict(),
-                "totals": asdict(self._totals),
-            },
+            data=self.position.state_dict(),
             background=background and settings.background,
             keep=settings.keep,
         )
@@ -252,10 +218,10 @@ class Loop:
         assert self._last is not None, "training ends with an evaluation"
         predicted, measured = self._pipeline.predicted, self.typical
         record = SummaryRecord(
-            num_steps=self._totals.num_steps,
-            num_samples=self._totals.num_samples,
-            seconds=monotonic() - self._begin_s,
-            training_s=self._totals.training_s,
+            num_steps=self.position.totals.num_steps,
+            num_samples=self.position.totals.num_samples,
+            seconds=self.position.seconds,
+            training_s=self.position.totals.training_s,
             evaluation=self._last,
             predicted_step_s=predicted.step_s,
             measured_step_s=None if measured is None else measured.step_s,

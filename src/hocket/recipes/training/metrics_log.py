@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from hocket.core.layout import WorkerLayout
 from hocket.errors import RecipeError
+from hocket.recipes.config.recipe import RunSettings
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.records import (
     EpochRecord,
@@ -124,6 +125,23 @@ class LoggerWatcher(Watcher):
             f"{group}/{name}": x for name, x in numbers.items() if name not in _PLACES
         }
         self._logger.log(drawn, step=step)
+
+
+def file_watchers(
+    settings: RunSettings, run_dir: Path, first_step: int | None
+) -> Iterator[Watcher]:
+    """Yield the watchers that write into a run's folder.
+
+    Args:
+        settings: which steps, and by which loggers.
+        run_dir: the run's folder.
+        first_step: the step at which a run resumes in its own folder; None for a run
+            with a new one.
+    """
+    every = settings.log_every_steps
+    yield MetricsLog(run_dir, every, first_step=first_step)
+    for name in settings.loggers:
+        yield LoggerWatcher(make_logger(name, run_dir, first_step), every)
 
 
 def make_logger(name: str, run_dir: Path, first_step: int | None) -> Logger:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hocket.errors import HocketError, RecipeError
 from hocket.recipes.user_functions import load_function
+from hocket.run.data.metrics import EvaluationResult
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +169,15 @@ class SummaryRecord:
     def samples_per_s(self) -> float:
         """The speed of training."""
         return self.num_samples / self.training_s
+
+
+def evaluation_record(
+    epoch: int, num_steps: int, result: EvaluationResult
+) -> EvaluationRecord:
+    """Return an evaluation's record; the arguments are its fields."""
+    return EvaluationRecord(
+        num_steps, epoch, result.loss, result.metrics, result.num_samples
+    )
 
 
 class Watcher:

@@ -9,13 +9,16 @@ numbers of one that was never interrupted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from time import monotonic
+from typing import Any, Final
 
 from hocket.errors import CheckpointError
 from hocket.recipes.config.recipe import CheckpointSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
+from hocket.recipes.training.step_layout import StepLayout
+from hocket.run.callbacks.early_stop import EarlyStop
 from hocket.run.checkpoint.format.folder import step_of
 from hocket.run.checkpoint.format.newest import newest
 
@@ -52,6 +55,60 @@ class Totals:
     training_s: float = 0.0
     seconds: float = 0.0
     num_skipped: int = 0
+
+
+class Position:
+    """How far a run has come: what its checkpoints hold beside weights and optimizers.
+
+    Args:
+        layout: the run's steps.
+
+    Attributes:
+        loader: the batches that are left.
+        early_stop: decides when to stop; None if nothing does.
+        totals: the totals so far.
+    """
+
+    def __init__(self, layout: StepLayout) -> None:
+        training = layout.recipe.training
+        self.loader = layout.loader()
+        self.early_stop: EarlyStop | None = None
+        if training.stop_patience is not None:
+            self.early_stop = EarlyStop(
+                training.stop_patience, training.stop_metric, training.stop_goal
+            )
+        self.totals = Totals()
+        self._begin_s = monotonic()
+
+    def load_state_dict(self, data: dict[str, Any]) -> None:
+        """Resume from a checkpoint.
+
+        Raises:
+            DataError: the data, or their order, are not the same.
+        """
+        self.loader.load_state_dict(data["loader"])
+        if self.early_stop is not None and data["stop"] is not None:
+            self.early_stop.load_state_dict(data["stop"])
+        self.totals = Totals(**data["totals"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, as JSON."""
+        stop = self.early_stop
+        self.totals.seconds = self.seconds
+        return {
+            "loader": self.loader.state_dict(),
+            "stop": None if stop is None else stop.state_dict(),
+            "totals": asdict(self.totals),
+        }
+
+    def start_clock(self) -> None:
+        """Let the time begin, or go on after an interruption."""
+        self._begin_s = monotonic() - self.totals.seconds
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the first step, without interruptions."""
+        return monotonic() - self._begin_s
 
 
 def resume_point(

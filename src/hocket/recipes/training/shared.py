@@ -1,28 +1,67 @@
-"""A recipe as a job that shares its device: the plain loop, marked for its gates."""
+"""A recipe as a job that shares its device: the plain loop, marked for its gates.
+
+    batches    batch, batch, ... ─▶ evaluation's batches ─▶ checkpoint ─▶ batch, ...
+    gates      │      │             │      │                              │
+               └ each one is an iteration of the job
+
+It leaves the files of a run as `hocket train` does: metrics, checkpoints. Either goes
+on from the other's checkpoints.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from math import isfinite, nan
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from hocket.errors import RecipeError
+from hocket.errors import CallbackError, NonFiniteError, RecipeError
+from hocket.model.trace.observe import in_mode
+from hocket.options import UpdateOptions
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.objectives.spans import SpanEvaluation
+from hocket.recipes.run_files import CHECKPOINTS_NAME
+from hocket.recipes.training.metrics_log import file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
+from hocket.recipes.training.records import (
+    EvaluationRecord,
+    StepRecord,
+    SummaryRecord,
+    Watchers,
+    evaluation_record,
+    load_watcher,
+)
+from hocket.recipes.training.saving import NEWEST, Position, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.run.data.batch import call_arguments, on_device
+from hocket.run.checkpoint.manager import CheckpointManager
+from hocket.run.checkpoint.whole_model import WholeModel
+from hocket.run.cluster.world import single_process_world
+from hocket.run.data.batch import (
+    call_arguments,
+    count_samples,
+    on_device,
+    split_batch,
+)
 from hocket.run.data.loss import TOTAL, losses_of
+from hocket.run.data.metrics import DeviceSums, EvaluationResult, EvaluationSums
+from hocket.run.device.memory import peak_bytes
+from hocket.run.weights.settings import TrainingConfig
+from hocket.run.weights.updater import Updater
 from hocket.sharing.running.job import Job, JobContext
+from hocket.sharing.waves.evaluate import add_part
+from hocket.signatures import values_of
 
-_HALF_PRECISIONS: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
-
-def recipe_job(recipe: Recipe, job: Job) -> Job:
+def recipe_job(recipe: Recipe, run_dir: Path, job: Job) -> Job:
     """Return a job that trains a recipe's model to its end.
 
     A plain loop over the recipe's batches, with its loss, its optimizer and its rates.
@@ -30,47 +69,26 @@ def recipe_job(recipe: Recipe, job: Job) -> Job:
 
     Args:
         recipe: the recipe.
-        job: its name, weight and limits; `make` and `seed` are replaced.
+        run_dir: the run's own folder, with the recipe in it.
+        job: its name, weight and limits; `make`, `seed` and `folder` are replaced.
 
     Raises:
         RecipeError: the recipe asks for what a shared loop does not do.
     """
-    _refuse(recipe)
-    make = partial(train_recipe, recipe.model_dump_json())
-    return replace(job, make=make, seed=recipe.training.seed)
+    make = partial(train_recipe, recipe.model_dump_json(), str(run_dir))
+    return replace(job, make=make, seed=recipe.training.seed, folder=run_dir)
 
 
-def train_recipe(text: str, context: JobContext) -> tuple[Any, Iterator[Any]]:
-    """Make the loop of a recipe; a process of its own imports this function.
+def refuse_unshared(recipe: Recipe) -> None:
+    """Refuse a recipe that asks for what a shared loop does not do.
 
-    Args:
-        text: the recipe as JSON.
-        context: the job's.
+    Raises:
+        RecipeError: says what.
     """
-    recipe = Recipe.model_validate_json(text)
-    task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
-    model = task.make_model().to(context.device).train()
-    trained = _Loop(recipe, layout, model, task.loss, context)
-    return trained.step, iter(layout.loader())
-
-
-def _refuse(recipe: Recipe) -> None:
-    training = recipe.training
-    freezes = recipe.freeze is not None and recipe.freeze.policy != "none"
-    asked = {
-        "training.ema_decay=": training.ema_decay is not None,
-        "training.stop_patience=": training.stop_patience is not None,
-        "checkpoint.every_steps=": recipe.checkpoint.every_steps is not None,
-        "checkpoint.every_epochs=": recipe.checkpoint.every_epochs is not None,
-        "freeze.policy=none": freezes,
-    }
-    found = [f"--set {setting}" for setting, is_asked in asked.items() if is_asked]
-    if found:
+    if recipe.freeze is not None and recipe.freeze.policy != "none":
         raise RecipeError(
-            "hocket share trains recipes by a plain loop, which saves no checkpoints, "
-            f"averages no weights and freezes no layers: give {' '.join(found)}, or "
-            "write the loop as a hocket.Job"
+            "hocket share trains recipes by a plain loop, which freezes no layers: "
+            "give --set freeze.policy=none, or write the loop as a hocket.Job"
         )
     if recipe.teacher is not None:
         raise RecipeError(
@@ -79,54 +97,253 @@ def _refuse(recipe: Recipe) -> None:
         )
 
 
-class _Loop:
-    """Trains one batch at a time; updates after every `accumulate` of them."""
+def train_recipe(
+    text: str, run_dir: str, context: JobContext
+) -> tuple[Any, Iterator[Any]]:
+    """Make the loop of a recipe; a process of its own imports this function.
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        layout: StepLayout,
-        model: nn.Module,
-        loss: Any,
-        context: JobContext,
-    ) -> None:
-        self.training = recipe.training
-        self.model, self.loss, self.context = model, loss, context
-        self.optimizer = make_optimizer(recipe.optimizer)(model.parameters())
-        self.scheduler = make_scheduler(layout.learning_rate_share)(self.optimizer)
-        kind, half = (
-            context.device.type,
-            _HALF_PRECISIONS.get(recipe.training.precision),
-        )
-        # torch's cache of casts is one for all threads, and any of them empties it.
-        self.autocast = partial(
-            torch.autocast,
-            kind,
-            dtype=half,
-            enabled=half is not None,
-            cache_enabled=False,
-        )
-        self.scaler = torch.amp.GradScaler(kind, enabled=half is torch.float16)
-        self.num_batches = 0
+    Args:
+        text: the recipe as JSON.
+        run_dir: the run's folder.
+        context: the job's.
+    """
+    run = _Run(Recipe.model_validate_json(text), Path(run_dir), context)
+    return run.step, run.batches()
 
-    def step(self, batch: Any) -> Tensor:
+
+@dataclass(frozen=True, slots=True)
+class _EvaluationBatch:
+    """A batch to evaluate on."""
+
+    batch: Any
+
+
+class _Run:
+    """Trains a recipe, one batch at a time, and writes the files of the run."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path, context: JobContext) -> None:
+        self.recipe, self.training, self.context = recipe, recipe.training, context
+        self.run_dir, self.checkpoints_dir = run_dir, run_dir / CHECKPOINTS_NAME
+        self.task = make_task(recipe)
+        self.layout = StepLayout.of(recipe, self.task.training)
+        self.position = Position(self.layout)
+        self.model = self.task.make_model().to(context.device).train()
+        settings = TrainingConfig(
+            optimizer=make_optimizer(recipe.optimizer),
+            scheduler=make_scheduler(self.layout.learning_rate_share),
+            **values_of(UpdateOptions, recipe.training),
+        )
+        self.precision = settings.compute_precision
+        self.scale = self.precision.make_scale(context.device)
+        named = self.model.named_parameters()
+        self.updater = Updater({n: p for n, p in named if p.requires_grad}, settings)
+        world = single_process_world(context.device)
+        scaler = None if self.scale is None else self.scale.scaler
+        seed = recipe.training.seed
+        saved = WholeModel(self.model, self.updater, scaler, seed, world)
+        self.checkpoints = CheckpointManager(saved, None, timeout_s=world.timeout_s)
+        self.watchers = Watchers()
+        self.losses: dict[str, float] = {}  # sums over the batches of a step
+        self.num_batches = self.num_samples = 0  # of a step
+        self.seconds = 0.0
+        self.sums = DeviceSums(self.task.metrics)
+        self.outputs: list[Any] = []  # of an evaluation that needs all together
+        self.last: EvaluationRecord | None = None
+        self._resume()
+
+    def _resume(self) -> None:
+        """Load the checkpoint that the run goes on from, if any."""
+        settings = self.recipe.checkpoint
+        start = resume_point(self.run_dir, settings, is_restart=False)
+        if start is not None:
+            loaded = self.checkpoints.load(
+                start.folder, start.step, allow_previous=settings.allow_previous
+            )
+            self.position.load_state_dict(loaded.data)
+
+    def batches(self) -> Iterator[Any]:
+        """Yield what `step` is to train or evaluate on, and save between steps."""
+        with ExitStack() as stack:
+            stack.callback(self.checkpoints.release)
+            stack.callback(self.watchers.close)
+            self._watch()
+            self.position.start_clock()
+            stops = False
+            for batch in self.position.loader:
+                yield batch
+                if self.num_batches == self.training.accumulate:
+                    stops = yield from self._between_steps()
+                if stops:
+                    break
+            if self.last is None:  # a run that resumed after its last step
+                yield from self._evaluation_batches()
+                self._report_evaluation()
+            self._report_summary()
+            self.checkpoints.finish()
+        if failures := self.watchers.failures:
+            raise CallbackError(
+                "training has ended well, and its weights are kept, but: "
+                + "; ".join(failures)
+            )
+
+    def _watch(self) -> None:
+        """Open the metrics and loggers, and call the recipe's callbacks."""
+        settings, goes_on = self.recipe.run, self.recipe.checkpoint.resume == NEWEST
+        first_step = self.position.totals.num_steps if goes_on else None
+        for watcher in file_watchers(settings, self.run_dir, first_step):
+            self.watchers.append(watcher)
+        for name in settings.callbacks:
+            self.watchers.append(load_watcher(name, self.run_dir))
+
+    def _between_steps(self) -> Generator[_EvaluationBatch, None, bool]:
+        """Report the step that has ended, evaluate and save; return whether to stop."""
+        self._report_step()
+        num_steps, evaluation, stops = self.position.totals.num_steps, None, False
+        if self.layout.evaluates_after(num_steps - 1):
+            yield from self._evaluation_batches()
+            evaluation = self._report_evaluation()
+        if self.position.early_stop is not None:
+            stops = self.position.early_stop(None, evaluation)
+        settings = self.recipe.checkpoint
+        if self.layout.saves_after(num_steps - 1) or (stops and settings.final):
+            self.checkpoints.save(
+                self.checkpoints_dir,
+                num_steps,
+                data=self.position.state_dict(),
+                background=settings.background,
+                keep=settings.keep,
+            )
+        return stops
+
+    def step(self, batch: Any) -> Tensor | None:
+        """Train on a batch and update after `accumulate` of them, or evaluate on it."""
+        if isinstance(batch, _EvaluationBatch):
+            self._evaluate(batch.batch)
+            return None
+        begin_s = perf_counter()
+        accumulate = self.training.accumulate
         inputs, targets = on_device(batch, self.context.device)
         args, kwargs = call_arguments(inputs)
-        with self.context.forward(), self.autocast():
-            loss = losses_of(self.loss, self.model(*args, **kwargs), targets)[TOTAL]
+        autocast = self.precision.autocast(self.context.device, caches=False)
+        with self.context.forward(), autocast:
+            losses = losses_of(self.task.loss, self.model(*args, **kwargs), targets)
         with self.context.backward():
-            self.scaler.scale(loss / self.training.accumulate).backward()
+            factor = 1.0 if self.scale is None else self.scale.value
+            (losses[TOTAL] * factor / accumulate).backward()
+        for name, loss in losses.items():
+            part = float(loss.detach()) / accumulate
+            self.losses[name] = self.losses.get(name, 0.0) + part
         self.num_batches += 1
-        if self.num_batches % self.training.accumulate == 0:
+        self.num_samples += count_samples(batch)
+        if self.num_batches == accumulate:
             self._update()
-        return loss.detach()
+        self.seconds += perf_counter() - begin_s
+        return losses[TOTAL].detach()
 
     def _update(self) -> None:
-        if self.training.clip_norm is not None:
-            norm = self.training.clip_norm
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scheduler.step()
+        """Clip the gradients and update; skip it where float16 has overflowed.
+
+        Raises:
+            NonFiniteError: a gradient is not finite.
+        """
+        gradients, clip_norm = self.updater.grads, self.training.clip_norm
+        if self.scale is not None:
+            self.scale.unscale(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if clip_norm is not None:
+            parameters = self.updater.parameters.values()
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+        self.norm = float(norm)
+        is_finite = isfinite(self.norm)
+        if self.scale is not None:
+            self.scale.update(overflowed=not is_finite)
+        elif not is_finite:
+            raise NonFiniteError(
+                f"the gradients of step {self.position.totals.num_steps} are not "
+                f"finite (their norm is {self.norm}), and no weight was updated from "
+                "them: lower the learning rate, or clip with training.clip_norm"
+            )
+        if is_finite:
+            self.updater.update()
+        else:
+            self.updater.forget()
+
+    def _evaluation_batches(self) -> Iterator[_EvaluationBatch]:
+        loader = self.layout.evaluation_loader(self.task.evaluation)
+        return map(_EvaluationBatch, loader)
+
+    def _evaluate(self, batch: Any) -> None:
+        """Add a batch to the evaluation, with the averaged weights if there are any."""
+        device, averages = self.context.device, self.updater.ema is not None
+        spec = pytree.tree_structure(call_arguments(batch[0]))
+        (part,) = split_batch(on_device(batch, device), 1)
+        if averages:
+            self.updater.swap()
+        with (
+            self.context.forward(),
+            in_mode(self.model, training=False),
+            torch.no_grad(),
+        ):
+            output = add_part(
+                self.model, self.task.loss, self.precision, part, spec, self.sums
+            )
+        if averages:
+            self.updater.swap()
+        with self.context.backward():  # as many as forwards, for strict waves
+            pass
+        if self.task.evaluate is not None:
+            self.outputs.append(pytree.tree_map(Tensor.cpu, output))
+
+    def _report_step(self) -> None:
+        """Report the step that has ended, and begin to count the next one."""
+        totals, step = self.position.totals, self.position.totals.num_steps
+        totals.num_steps = step + 1
+        totals.training_s += self.seconds
+        totals.num_samples += self.num_samples
+        record = StepRecord(
+            step=step,
+            epoch=self.layout.epoch(step),
+            loss=self.losses[TOTAL],
+            losses=self.losses,
+            num_samples=self.num_samples,
+            seconds=self.seconds,
+            bubble_fraction=nan,
+            learning_rate=self.layout.learning_rate(step - totals.num_skipped),
+            grad_norm=self.norm,
+            peak_bytes=peak_bytes(self.context.device),
+        )
+        totals.num_skipped += not isfinite(self.norm)
+        self.watchers.step(record)
+        self.losses, self.num_batches, self.num_samples = {}, 0, 0
+        self.seconds = 0.0
+
+    def _report_evaluation(self) -> EvaluationResult:
+        """Report the evaluation that has ended, and begin to sum the next one up."""
+        if isinstance(self.task.evaluate, SpanEvaluation):
+            outputs = pytree.tree_map(lambda *x: torch.cat(x), *self.outputs)
+            result = self.task.evaluate.of_outputs(outputs)
+        else:
+            result = EvaluationSums([self.sums.read()], self.sums.error).result()
+        self.sums, self.outputs = DeviceSums(self.task.metrics), []
+        num_steps = self.position.totals.num_steps
+        epoch = self.layout.epoch(num_steps - 1)
+        self.last = evaluation_record(epoch, num_steps, result)
+        self.watchers.evaluation(self.last)
+        return result
+
+    def _report_summary(self) -> None:
+        assert self.last is not None
+        totals = self.position.totals
+        self.watchers.summary(
+            SummaryRecord(
+                num_steps=totals.num_steps,
+                num_samples=totals.num_samples,
+                seconds=self.position.seconds,
+                training_s=totals.training_s,
+                evaluation=self.last,
+                predicted_bubble_fraction=nan,
+                measured_bubble_fraction=None,
+                predicted_step_s=nan,
+                measured_step_s=None,
+            )
+        )

@@ -86,6 +86,11 @@ class StepLayout:
             samples, training.batch_size, num_workers=training.num_loaders
         )
 
+    def evaluates_after(self, step: int) -> bool:
+        """Return whether an evaluation follows this step."""
+        num_done = step + 1
+        return num_done == self.num_steps or num_done % self.evaluate_every_steps == 0
+
     def saves_after(self, step: int) -> bool:
         """Return whether a checkpoint follows this step."""
         num_done = step + 1

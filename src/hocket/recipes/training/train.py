@@ -28,13 +28,7 @@ from hocket.recipes.models.freezing import freezing_options
 from hocket.recipes.models.gpt import Gpt, generate
 from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME, TRACES_NAME
 from hocket.recipes.training.loop import Loop
-from hocket.recipes.training.metrics_log import (
-    JSON_NAME,
-    History,
-    LoggerWatcher,
-    MetricsLog,
-    make_logger,
-)
+from hocket.recipes.training.metrics_log import JSON_NAME, History, file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.progress import make_progress, plan_line, print_plain
 from hocket.recipes.training.records import EvaluationRecord, Watcher, load_watcher
@@ -203,7 +197,8 @@ def _go_on(
             print_plain(console, line)
         return
     folder, step = found
-    loop.go_on(pipeline.load(folder, step=step, allow_previous=settings.allow_previous))
+    data = pipeline.load(folder, step=step, allow_previous=settings.allow_previous)
+    loop.position.load_state_dict(data)
     print_plain(console, f"goes on from {folder} after step {loop.num_done}")
 
 
@@ -224,11 +219,7 @@ def _watchers(
     """Yield the log, the loggers, the progress, and the recipe's own callbacks."""
     settings = layout.recipe.run
     num_epochs = layout.recipe.training.num_epochs
-    begin = first_step if goes_on else None
-    yield MetricsLog(run_dir, settings.log_every_steps, first_step=begin)
-    for name in settings.loggers:
-        logger = make_logger(name, run_dir, begin)
-        yield LoggerWatcher(logger, settings.log_every_steps)
+    yield from file_watchers(settings, run_dir, first_step if goes_on else None)
     yield make_progress(
         layout.num_steps,
         num_epochs,

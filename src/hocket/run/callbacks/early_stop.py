@@ -9,7 +9,6 @@ from typing import Any, assert_never
 from hocket.errors import ConfigError, DataError
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
-from hocket.run.engine.sync.step_result import StepResult
 
 
 class Goal(Enum):
@@ -54,7 +53,7 @@ class EarlyStop:
         self._metric = metric
         self._goal = Goal(goal)
 
-    def __call__(self, result: StepResult, evaluation: EvaluationResult | None) -> bool:
+    def __call__(self, result: object, evaluation: EvaluationResult | None) -> bool:
         """Return whether to stop after this step.
 
         Raises:

@@ -18,7 +18,7 @@
 The way of a save:
 
     collect.py        what this worker holds and must write: names and live tensors
-    snapshot.py       copied to the host, if it is written in the background
+    background.py     copied to the host, if it is written in the background
     commit.py         written, synced, confirmed by all workers, renamed, pointed to
     format/retention.py  older ones removed
 
@@ -29,6 +29,8 @@ and of a load, on all workers together (`load.py`):
     match.py          is it of this model? which tensors does this worker need?
     format/read.py    their bytes, checked against their hashes, before anything changes
     restore.py        put in place
+
+A model that one process trains whole is saved and loaded by `whole_model.py`.
 
 Nothing in a checkpoint is code, and reading one runs none.
 Imports `run.engine` and what is before it. Begin with `manager.py`.

@@ -11,7 +11,7 @@ Written by the first replica, each tensor by the device of the first stage that 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -80,7 +80,7 @@ def collect(
         return WorkerShare(layout.rank, layout.replica, buffers, (), random)
     kept: dict[str, Tensor] = {}
     updates = tuple(
-        _updates(stage, updater, held, kept)
+        updates_of(stage, updater, held, kept)
         for stage, updater in executor.updaters.items()
         if updater.optimizer is not None
     )
@@ -100,6 +100,12 @@ def collect(
 
 def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
     """Return the facts of the run that every worker knows and that never change."""
+    has_averages = any(x.ema is not None for x in executor.updaters.values())
+    return record_of(outline, layout.num_replicas, has_averages=has_averages)
+
+
+def record_of(outline: Outline, num_replicas: int, *, has_averages: bool) -> RunRecord:
+    """Return a run's record before its first step, without what changes."""
     state = outline.state
     ties = {
         first_name: tuple(x for x in names[1:] if x in state.persistent)
@@ -107,8 +113,8 @@ def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
     }
     return RunRecord(
         step=0,
-        num_replicas=layout.num_replicas,
-        has_averages=any(x.ema is not None for x in executor.updaters.values()),
+        num_replicas=num_replicas,
+        has_averages=has_averages,
         ties={name: others for name, others in ties.items() if others},
         config=_config(outline),
     )
@@ -143,9 +149,20 @@ def _averages(executor: Executor, held: frozenset[str]) -> dict[str, Tensor]:
     }
 
 
-def _updates(
-    stage: int, updater: Updater, held: frozenset[str], tensors: dict[str, Tensor]
+def updates_of(
+    stage: int, updater: Updater, held: Collection[str], tensors: dict[str, Tensor]
 ) -> UpdateRecord:
+    """Return the record of a stage's optimizer and schedule.
+
+    Args:
+        stage: the stage.
+        updater: the stage's updater, which has an optimizer.
+        held: the names of the weights whose states this worker writes.
+        tensors: gets the tensors of these states, by name.
+
+    Raises:
+        CheckpointError: they keep what a checkpoint cannot hold.
+    """
     assert updater.optimizer is not None
     names = {id(x): name for name, x in updater.parameters.items()}
     groups = tuple(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from torch import Tensor
 
@@ -34,12 +34,15 @@ from hocket.run.checkpoint.restore import (
     restore,
     watched_tensors,
 )
-from hocket.run.checkpoint.saved_run import SavedRun
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.engine.executor import PlayedLayout
 
+if TYPE_CHECKING:
+    from hocket.run.checkpoint.saved_run import SavedRun
+
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _HINT: Final = (
     "; with allow_previous=True, the one saved before it would be loaded in its place"
 )
@@ -62,51 +65,94 @@ class Loaded:
     num_filled: int = 0
 
 
-def load(
-    run: SavedRun,
-    folder: Path,
-    step: int | str,
-    exchange: StoreExchange,
-    *,
-    allow_previous: bool,
-) -> Loaded:
+def load(run: SavedRun, candidates: Candidates, exchange: StoreExchange) -> Loaded:
     """Load a checkpoint's state; every worker must call this.
 
     Args:
         run: gets the state; is played in the saved layout afterwards.
-        folder: the folder of checkpoints.
-        step: the checkpoint's step; "latest" is the newest.
+        candidates: the checkpoints that may be loaded.
         exchange: exchanges values between the workers.
-        allow_previous: if it is damaged, take the newest whole one before it.
 
     Raises:
         CheckpointError: there is none, it is of another model, or damaged; nothing
             was changed.
     """
-    find_all = partial(_candidates, folder, step, allow_previous=allow_previous)
-    find_here = find_all if exchange.rank == 0 else list
-    [candidates, *_] = agreed(exchange, "candidates", find_here)
+    read = partial(_read, run, exchange)
+    path, (needs, tensors) = first_readable(candidates, exchange, read)
+    executor, layout = run.played.executor, run.played.layout
+    restore(needs, tensors, executor, layout, run.world)
+    saved = needs.opened.manifest.run
+    if run.freezing is not None:
+        watched = watched_tensors(needs, tensors)
+        run.freezing.resume(saved.freezing, run.played, watched)
+    return Loaded(path, saved.step, saved.data, saved.num_filled)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The checkpoints that may be loaded.
+
+    Args:
+        folder: the folder of checkpoints.
+        step: the checkpoint's step; "latest" for the newest.
+        allow_previous: if it is damaged, take the newest whole one before it.
+    """
+
+    folder: Path
+    step: int | str
+    allow_previous: bool
+
+    def names(self) -> Sequence[str]:
+        """Return the checkpoints to try, by name.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        first: Path | None = None
+        try:
+            first = find(self.folder, self.step)
+            check_pointer(first)
+        except DamagedError:
+            if not self.allow_previous:
+                raise
+        paths = [] if first is None else [first]
+        if self.allow_previous:
+            paths += previous(self.folder, first)
+        return [path.name for path in paths]
+
+
+def first_readable(
+    candidates: Candidates, exchange: StoreExchange, read: Callable[[Path], str | T]
+) -> tuple[Path, T]:
+    """Read the first candidate that all workers can read.
+
+    Args:
+        candidates: those of rank 0 count.
+        exchange: exchanges values between the workers.
+        read: returns what was read, or its damage, on all workers alike.
+
+    Returns:
+        Its path, and what was read.
+
+    Raises:
+        CheckpointError: there is none, it does not fit, or all are damaged.
+    """
+    find_here = candidates.names if exchange.rank == 0 else list
+    [names, *_] = agreed(exchange, "candidates", find_here)
     faults: list[str] = []
-    for name in candidates:
-        path = folder / str(name)
-        found = _read(run, path, exchange)
+    for name in names:
+        path = candidates.folder / str(name)
+        found = read(path)
         if not isinstance(found, str):
-            needs, tensors = found
-            executor, layout = run.played.executor, run.played.layout
-            restore(needs, tensors, executor, layout, run.world)
-            saved = needs.opened.manifest.run
-            if run.freezing is not None:
-                watched = watched_tensors(needs, tensors)
-                run.freezing.resume(saved.freezing, run.played, watched)
-            return Loaded(path, saved.step, saved.data, saved.num_filled)
+            return path, found
         faults.append(found)
         log.warning("%s", found)
-    hint = "" if allow_previous else _HINT
+    hint = "" if candidates.allow_previous else _HINT
     raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
 
 
 def _read(
-    run: SavedRun, path: Path, exchange: StoreExchange
+    run: SavedRun, exchange: StoreExchange, path: Path
 ) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
     """Read what this worker needs, in the layout in which it was saved.
 
@@ -184,23 +230,6 @@ def _read_into_layout(
 
     damages = agreed(exchange, f"read {path.name}", read)
     return next((str(x) for x in damages if x), None) or found[0]
-
-
-def _candidates(
-    folder: Path, step: int | str, *, allow_previous: bool
-) -> Sequence[str]:
-    """Return the checkpoints to try, by name."""
-    first: Path | None = None
-    try:
-        first = find(folder, step)
-        check_pointer(first)
-    except DamagedError:
-        if not allow_previous:
-            raise
-    paths = [] if first is None else [first]
-    if allow_previous:
-        paths += previous(folder, first)
-    return [path.name for path in paths]
 
 
 def agreed(exchange: StoreExchange, name: str, act: Callable[[], Any]) -> list[Any]:

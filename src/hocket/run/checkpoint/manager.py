@@ -1,4 +1,4 @@
-"""Saves and loads the checkpoints of one pipeline, on all its workers together."""
+"""Saves and loads the checkpoints of one run, on all its workers together."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import torch.distributed as dist
 
 from hocket.errors import CheckpointError, DataError
 from hocket.model.stages.outline import Outline
-from hocket.run.checkpoint.background import BackgroundWriter
+from hocket.run.checkpoint.background import BackgroundWriter, HostCopies
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.format.lock import FolderLock, token_in
-from hocket.run.checkpoint.load import Loaded, agreed, load
-from hocket.run.checkpoint.saved_run import LayerFreezing, SavedRun
-from hocket.run.checkpoint.snapshot import HostCopies
+from hocket.run.checkpoint.format.manifest import RunRecord
+from hocket.run.checkpoint.load import Candidates, Loaded, agreed
 from hocket.run.cluster.store.poll import poll
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.executor import PlayedLayout
 
 # Workers wait for the slowest disk: the whole model at so many bytes per second.
 _SLOW_BYTES_PER_S: Final = 10e6
@@ -35,47 +33,59 @@ _GRACE_S: Final = 1.5  # for a checkpoint that is being written when the run fai
 _VISIBLE_S: Final = 10.0  # until a network file system shows a new file
 
 
-class CheckpointManager:
-    """Saves and loads for one worker of a pipeline.
+class Saved(Protocol):
+    """What one worker saves and loads."""
+
+    outline: Outline
+    world: World
+
+    @property
+    def store(self) -> dist.Store:
+        """A store with a prefix of the run's own."""
+
+    def record(self) -> RunRecord:
+        """Return the run's record, without the step and the user's data."""
+
+    def share(self) -> WorkerShare:
+        """Return what this worker writes, with live tensors.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+
+    def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
+        """Load a checkpoint's state; every worker must call this.
+
+        Raises:
+            CheckpointError: there is none, it is of another model, or damaged; nothing
+                was changed.
+        """
+
+
+R = TypeVar("R", bound=Saved)
+
+
+class CheckpointManager(Generic[R]):
+    """Saves and loads for one worker of a run.
 
     Args:
-        outline: the uncut model's outline.
-        played: what the workers play.
-        world: the job.
-        recorder: records saves and loads.
-        freezing: freezes layers while training runs; None if nothing does.
+        run: what is saved.
+        recorder: records saves and loads, if there is one.
         timeout_s: how long workers wait for each other, beside the time for the disk.
     """
 
     def __init__(
-        self,
-        outline: Outline,
-        played: PlayedLayout,
-        world: World,
-        recorder: FlightRecorder,
-        freezing: LayerFreezing | None,
-        *,
-        timeout_s: float,
+        self, run: R, recorder: FlightRecorder | None, *, timeout_s: float
     ) -> None:
-        self._run = SavedRun(outline, played, world, freezing)
+        self._run = run
         self._recorder = recorder
-        disk_s = _STATE_PER_WEIGHT * outline.parameter_bytes / _SLOW_BYTES_PER_S
+        disk_s = _STATE_PER_WEIGHT * run.outline.parameter_bytes / _SLOW_BYTES_PER_S
         self._timeout_s = timeout_s + disk_s
         self._num_exchanges = 0
         self._writer = BackgroundWriter()
         self._copies = HostCopies()
         self._lock: FolderLock | None = None
         self._folder: Path | None = None
-
-    @property
-    def played(self) -> PlayedLayout:
-        """What the workers play; a load may change it."""
-        return self._run.played
-
-    def go_on_with(self, played: PlayedLayout) -> None:
-        """Save and load the stages of another layout from now on."""
-        self._writer.wait()
-        self._run.go_on_with(played)
 
     def save(
         self,
@@ -119,13 +129,8 @@ class CheckpointManager:
         """
         with self._noted("load", 0):
             self._writer.wait()
-            return load(
-                self._run,
-                folder,
-                step,
-                self._exchange(),
-                allow_previous=allow_previous,
-            )
+            candidates = Candidates(folder, step, allow_previous)
+            return self._run.load(candidates, self._exchange())
 
     def join(self) -> None:
         """Wait for the background write; `finish` raises its error."""
@@ -176,6 +181,9 @@ class CheckpointManager:
 
     @contextmanager
     def _noted(self, what: str, step: int) -> Iterator[None]:
+        if self._recorder is None:
+            yield
+            return
         self._recorder.begin(what, step)
         try:
             yield
@@ -188,7 +196,7 @@ class CheckpointManager:
         prefix = f"checkpoint {self._num_exchanges}"
         exchange = self._run.world.exchange
         return StoreExchange(
-            dist.PrefixStore(prefix, self.played.executor.store),
+            dist.PrefixStore(prefix, self._run.store),
             exchange.rank,
             exchange.world_size,
             self._timeout_s,

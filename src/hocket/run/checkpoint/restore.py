@@ -101,12 +101,12 @@ def make_restore_plan(
     num_old = num_wanted(plan, outline, run.step)
     if not run.weights_only:
         check_setup(opened.path, run, here)
-        updates = _updates(opened, names, executor)
+        updates = updates_in(opened, names, executor.updaters)
         resumed = {
             i: resumed_correction(opened, names, x)
             for i, x in executor.updaters.items()
         }
-        locations |= _state_places(opened, names, updates, executor)
+        locations |= state_places(opened, names, updates, executor.updaters)
         locations |= _replica_places(opened, layout)
         locations |= _delay_places(opened, names, num_old, resumed, executor)
         locations |= _watched_places(opened, names, executor)
@@ -133,10 +133,9 @@ def restore(
     if run.weights_only:
         return
     for stage, updater in executor.updaters.items():
-        for name, average in (updater.ema or {}).items():
-            average.copy_(tensors[Section.AVERAGED, plan_to_restore.names[name]])
+        put_averages(updater, plan_to_restore.names, tensors)
         if stage in plan_to_restore.updates:
-            _put_updates(updater, plan_to_restore.updates[stage], tensors)
+            put_updates(updater, plan_to_restore.updates[stage], tensors)
         load_kept(
             updater, plan_to_restore.resumed[stage], _of(Section.CORRECTION, tensors)
         )
@@ -171,7 +170,7 @@ def check_states(
     if run.weights_only:
         return
     for stage, new in plan_to_restore.updates.items():
-        check_updates(executor.updaters[stage], new, partial(_placed, tensors, None))
+        check_updates(executor.updaters[stage], new, partial(placed, tensors, None))
     if executor.scaler is not None:
         check_kind("the gradient scaler", run.scaler, executor.scaler.state_dict())
     check_random_state(_random(plan_to_restore, layout, world), world.device)
@@ -196,14 +195,19 @@ def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
         yield from runner.saved_state(parameters=False).items()
 
 
-def _updates(
-    opened: OpenedCheckpoint, names: Mapping[str, str], executor: Executor
+def updates_in(
+    opened: OpenedCheckpoint, names: Mapping[str, str], updaters: Mapping[int, Updater]
 ) -> dict[int, RegroupedUpdates]:
+    """Return the states of optimizers and schedules in a checkpoint, by stage.
+
+    Raises:
+        CheckpointError: they are of others.
+    """
     freezing = opened.manifest.run.freezing
     frozen = () if freezing is None else freezing.parameters
     saved = SavedUpdates(opened.parts, names, frozen)
     found = {}
-    for stage, updater in executor.updaters.items():
+    for stage, updater in updaters.items():
         if updater.optimizer is None:
             continue
         name_of = {id(x): name for name, x in updater.parameters.items()}
@@ -220,12 +224,13 @@ def _updates(
     return found
 
 
-def _state_places(
+def state_places(
     opened: OpenedCheckpoint,
     names: Mapping[str, str],
     updates: Mapping[int, RegroupedUpdates],
-    executor: Executor,
+    updaters: Mapping[int, Updater],
 ) -> dict[Key, TensorLocation]:
+    """Return the locations of the tensors of these states, and of averaged weights."""
     optimizer = opened.locations(Section.OPTIMIZER)
     averaged = opened.locations(Section.AVERAGED)
     found = {
@@ -234,7 +239,7 @@ def _state_places(
         for value in (*new.options, new.states, new.scheduler)
         for name in tensor_names(value)
     }
-    for updater in executor.updaters.values():
+    for updater in updaters.values():
         for name in updater.ema or {}:
             place = _known(averaged, names[name], opened)
             found[Section.AVERAGED, names[name]] = place
@@ -344,24 +349,33 @@ def _of(section: Section, values: Mapping[Key, T]) -> dict[str, T]:
     return {name: value for (at, name), value in values.items() if at is section}
 
 
-def _put_updates(
+def put_averages(
+    updater: Updater, names: Mapping[str, str], tensors: Mapping[Key, Tensor]
+) -> None:
+    """Restore averaged weights, if there are any."""
+    for name, average in (updater.ema or {}).items():
+        average.copy_(tensors[Section.AVERAGED, names[name]])
+
+
+def put_updates(
     updater: Updater, new: RegroupedUpdates, tensors: Mapping[Key, Tensor]
 ) -> None:
+    """Restore the state of an optimizer and its schedule."""
     assert updater.optimizer is not None
     for group, options in zip(updater.optimizer.param_groups, new.options, strict=True):
-        group.update(decode(dict(options), partial(_placed, tensors, None)))
+        group.update(decode(dict(options), partial(placed, tensors, None)))
     updater.optimizer.state.clear()
     for name, state in new.states.items():
         parameter = updater.parameters[name]
-        place = partial(_placed, tensors, parameter)
+        place = partial(placed, tensors, parameter)
         updater.optimizer.state[parameter] = decode(state, place)
     if updater.scheduler is not None and new.scheduler is not None:
-        state = decode(new.scheduler, partial(_placed, tensors, None))
+        state = decode(new.scheduler, partial(placed, tensors, None))
         updater.scheduler.load_state_dict(state)
     updater.scheduled_rates = updater.rates()
 
 
-def _placed(
+def placed(
     tensors: Mapping[Key, Tensor], like: Tensor | None, name: str, on_host: bool
 ) -> Tensor:
     """Return a tensor of the optimizer's state, on a parameter's device if given.

@@ -1,4 +1,4 @@
-"""The run that checkpoints hold: its net, and the layout in which it is played."""
+"""The pipeline that checkpoints hold: its net, and the layout in which it is played."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+import torch.distributed as dist
 from torch import Tensor
 
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.collect import WorkerShare, collect, describe
 from hocket.run.checkpoint.format.manifest import FreezingRecord, RunRecord
+from hocket.run.checkpoint.load import Candidates, Loaded, load
+from hocket.run.checkpoint.manager import CheckpointManager
+from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
+from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor, PlayedLayout
 
 
@@ -74,6 +79,15 @@ class SavedRun:
         """Save and load the stages of another layout from now on."""
         self.played, self._base = played, None
 
+    @property
+    def store(self) -> dist.Store:
+        """See `Saved`."""
+        return self.played.executor.store
+
+    def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
+        """See `Saved`."""
+        return load(self, candidates, exchange)
+
     def record(self) -> RunRecord:
         """Return the run's record, without the step and the user's data."""
         if self._base is None:
@@ -96,3 +110,39 @@ class SavedRun:
         if self.freezing is not None:
             watched = self.freezing.watched(self.played.executor)
         return collect(self.played, self.world, watched)
+
+
+class PipelineCheckpoints(CheckpointManager[SavedRun]):
+    """Saves and loads for one worker of a pipeline.
+
+    Args:
+        outline: see `SavedRun`.
+        played: see `SavedRun`.
+        world: see `SavedRun`.
+        recorder: records saves and loads.
+        freezing: see `SavedRun`.
+        timeout_s: see `CheckpointManager`.
+    """
+
+    def __init__(
+        self,
+        outline: Outline,
+        played: PlayedLayout,
+        world: World,
+        recorder: FlightRecorder,
+        freezing: LayerFreezing | None,
+        *,
+        timeout_s: float,
+    ) -> None:
+        run = SavedRun(outline, played, world, freezing)
+        super().__init__(run, recorder, timeout_s=timeout_s)
+
+    @property
+    def played(self) -> PlayedLayout:
+        """What the workers play; a load may change it."""
+        return self._run.played
+
+    def go_on_with(self, played: PlayedLayout) -> None:
+        """Save and load the stages of another layout from now on."""
+        self._writer.wait()
+        self._run.go_on_with(played)

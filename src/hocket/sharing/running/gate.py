@@ -136,23 +136,21 @@ class JobGates(Gates):
                 self._open()
 
     def must_watch(self, name: str) -> bool:
-        """See `Gates`: where the forecast did not hold, or is old."""
+        """See `Gates`: where the forecast did not hold or is old, or the job grows."""
         record = self.board.records.get(name)
-        if record is None or self.mode not in ADMITTING:
-            return record is not None and not record.memory_held
-        is_old = len(record.iterations) - record.num_seen >= _WATCH_EVERY
-        return is_old or not record.memory_held
+        if record is None:
+            return False
+        num_since = len(record.iterations) - record.num_seen
+        is_old = self.mode in ADMITTING and num_since >= _WATCH_EVERY
+        return is_old or record.grows or not record.memory_held
 
-    def observe(self, name: str, seen: Forecast, left_bytes: float) -> float:
+    def observe(
+        self, name: str, seen: Forecast, left_bytes: float, grown_bytes: float
+    ) -> float:
         """See `Gates`."""
         with self.lock:
             self._check(name)
-            state = self.board.records[name].state
-            # What others left may be freed while a job is watched.
-            first = max(0.0, left_bytes)
-            static = first if state.forecast is None else state.static_bytes
-            self.board.observe(name, seen, static)
-            return static
+            return self.board.observe(name, seen, left_bytes, grown_bytes)
 
     def stop(self, error: BaseException) -> None:
         """End all jobs at their next gate."""

@@ -56,15 +56,7 @@ class Gates(ABC):
         """Return whether the memory of the job's next iterations is to be recorded."""
 
     @abstractmethod
-    def observe(self, name: str, seen: Forecast, left_bytes: float) -> float:
-        """Judge a job's forecast by what was recorded.
-
-        Args:
-            name: the job.
-            seen: the iteration.
-            left_bytes: what the job has allocated, and not freed at its end; counts
-                the first time, when that is all that it holds.
-
-        Returns:
-            The bytes that it holds between iterations.
-        """
+    def observe(
+        self, name: str, seen: Forecast, left_bytes: float, grown_bytes: float
+    ) -> float:
+        """Judge a job's forecast by what was recorded; see `Board.observe`."""

@@ -40,21 +40,26 @@ Event: TypeAlias = tuple[float, str | int]  # seconds; a mark, or a change of th
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a log has seen.
+    """What a log has seen since it was last read.
 
     Args:
         forecast: the last iteration.
-        left_bytes: what was allocated since the log began, and still held at its end.
-        peak_bytes: the most of that at once.
+        left_bytes: what was allocated, and is still held.
+        grown_bytes: by how much more was held at the end of the last iteration than at
+            that of the one before.
+        end_bytes: what was held at the end of the last iteration.
     """
 
     forecast: Forecast
     left_bytes: int
-    peak_bytes: int
+    grown_bytes: int
+    end_bytes: int
 
 
 class MemoryLog(ABC):
     """A log of the calling thread's allocations on a device."""
+
+    _begin_bytes: int | None = None  # above what was held at the end before; None: ?
 
     def begin(self) -> None:
         """Mark the beginning of an iteration."""
@@ -68,21 +73,26 @@ class MemoryLog(ABC):
         """Mark the end of the iteration."""
         self._mark(_END)
 
-    def close(self) -> Watched:
-        """End the log; at least one whole iteration was marked."""
-        return _watched(self._stop())
+    def read(self) -> Watched:
+        """Read what was seen since the last time: at least one whole iteration.
 
-    def discard(self) -> None:
-        """End the log, and read nothing."""
-        self._stop()
+        The log goes on.
+        """
+        seen = _watched(self._take(), self._begin_bytes)
+        self._begin_bytes = seen.left_bytes - seen.end_bytes
+        return seen
 
     @abstractmethod
     def _mark(self, name: str) -> None:
         """Mark a moment."""
 
     @abstractmethod
-    def _stop(self) -> Iterable[Event]:
-        """End the log; return what it has seen, in order."""
+    def _take(self) -> Iterable[Event]:
+        """Return what was seen since the last time, in order."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the log."""
 
 
 def open_log(device: torch.device) -> MemoryLog:
@@ -98,6 +108,9 @@ class _ProfilerLog(MemoryLog):
 
     def __init__(self, *, is_cuda: bool) -> None:
         self._is_cuda = is_cuda
+        self._open()
+
+    def _open(self) -> None:
         # The other profiler writes a line to stderr whenever it starts or stops.
         _enable_profiler_legacy(profiler_config())
 
@@ -105,8 +118,13 @@ class _ProfilerLog(MemoryLog):
         with record_function(name):
             pass
 
-    def _stop(self) -> Iterator[Event]:
+    def close(self) -> None:
+        """See `MemoryLog.close`."""
+        _disable_profiler_legacy()
+
+    def _take(self) -> Iterator[Event]:
         records: list[Any] = [x for own in _disable_profiler_legacy() for x in own]
+        self._open()
         return (
             (records[0].cpu_elapsed_us(x) / 1e6, self._event(x))
             for x in records
@@ -169,35 +187,48 @@ class StorageLog(MemoryLog, OperatorMode):
     def _mark(self, name: str) -> None:
         self._events.append((perf_counter(), name))
 
-    def _stop(self) -> list[Event]:
+    def close(self) -> None:
+        """See `MemoryLog.close`."""
         self._entered.close()
         self._alive.clear()
-        return self._events
+
+    def _take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
 
 
-def _watched(events: Iterable[Event]) -> Watched:
-    """Read the last iteration out of a log."""
-    held = peak = begin_bytes = 0
+def _watched(events: Iterable[Event], begin_bytes: int | None) -> Watched:
+    """Read the last iteration out of a log.
+
+    Args:
+        events: what it has seen.
+        begin_bytes: what was held when they begin, above what was held at the end of
+            the iteration before; None if that was not watched.
+    """
+    held = start_bytes = 0
+    ends = [] if begin_bytes is None else [-begin_bytes]
     begin_s = middle_s = end_s = 0.0
     times: list[float] = []
     changes: list[int] = []
     for at_s, what in events:
         if isinstance(what, int):
-            held, peak = held + what, max(peak, held + what)
+            held += what
             times.append(at_s - begin_s)
             changes.append(what)
         elif what == _BEGIN:
-            begin_s, begin_bytes, middle_s = at_s, held, 0.0
+            begin_s, start_bytes, middle_s = at_s, held, 0.0
             times, changes = [], []
         elif what == _BACKWARD and not middle_s:
             middle_s = at_s - begin_s
         elif what == _END:
             end_s = at_s - begin_s
+            ends.append(held)
     # Above what it leaves behind, such as gradients that the next one replaces.
     forecast = Forecast.of_changes(
         middle_s or end_s,
         end_s - (middle_s or end_s),
         [0.0, *times],
-        [begin_bytes - held, *changes],
+        [start_bytes - held, *changes],
     )
-    return Watched(forecast, held, peak)
+    grown = ends[-1] - ends[-2] if len(ends) > 1 else 0
+    return Watched(forecast, held, grown, ends[-1])

@@ -6,7 +6,7 @@ turns ──▶ the mode that was asked for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -15,7 +15,7 @@ from typing import Final
 
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError
-from hocket.sharing.board import Board, Iteration, JobRecord
+from hocket.sharing.board import MEMORY_MARGIN, Board, Iteration, JobRecord
 from hocket.sharing.choose import Choice, choose, slowdowns
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import JobReport, ShareReport
@@ -27,6 +27,7 @@ from hocket.sharing.simulate import SimulatedJob
 
 _NUM_ALONE: Final = NUM_WATCHED + 2  # iterations of each job in turns, at first
 _NUM_TRIAL: Final = 6  # iterations of each job side by side, in auto
+_NOTED_BYTES: Final = 1 << 20  # of growth
 
 
 @dataclass(slots=True)
@@ -183,8 +184,23 @@ class SharePlan:
             tuple(reports),
             self.budget_bytes,
             choice.predictions,
-            tuple(notes),
+            (*notes, *_growth_notes(self.gate.ended)),
         )
+
+
+def _growth_notes(records: dict[str, JobRecord]) -> Iterator[str]:
+    """Say of each job that grew by how much, and what limits it."""
+    for name, record in records.items():
+        growth = record.growth
+        if growth is None or growth.static_bytes < MEMORY_MARGIN * growth.first_bytes:
+            continue
+        more = growth.static_bytes - growth.first_bytes
+        if more >= _NOTED_BYTES:
+            yield (
+                f"note: job {name!r} came to hold {byte_size(more)} more between "
+                f"iterations than the {byte_size(growth.first_bytes)} at first: it "
+                "keeps tensors from iteration to iteration; its memory_bytes= limits it"
+            )
 
 
 def _counts(records: dict[str, JobRecord]) -> dict[str, int]:

@@ -9,6 +9,7 @@ In turns the batch is loaded within the turn, as the job would alone.
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -150,9 +151,7 @@ class JobRunner(JobContext):
             self.error = self._explained(error)
             traceback.clear_frames(error.__traceback__)  # they hold what it made
         finally:
-            if self._log is not None:
-                self._log.discard()
-                self._log = None
+            self._end_log()
             self.made.set()
             self._gate.leave(self.name)
 
@@ -197,6 +196,8 @@ class JobRunner(JobContext):
         loss = self._on_lane(lambda: step(batch), f"iteration {len(self.losses)}")
         self._finish_device()
         if self._log is not None:
+            if self._num_logged >= NUM_WATCHED:
+                gc.collect(1)  # cycles that nobody has collected yet are no growth
             self._log.end()
         self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if not self._num_forwards:
@@ -215,10 +216,14 @@ class JobRunner(JobContext):
         self, guard: AbstractContextManager[Any], *, in_turns: bool
     ) -> AbstractContextManager[Any]:
         """Read the log, and ask the gate; return the guard of the next iteration."""
-        is_watched = self._log is not None
-        self._num_logged += is_watched
-        if self._log is not None and self._num_logged == NUM_WATCHED:
-            self._read_log(self._log)
+        if self._log is not None:
+            self._num_logged += 1
+            if self._num_logged >= NUM_WATCHED:
+                self._read_log(self._log)
+        # A job that is watched on and on has no other iterations to be timed by.
+        is_watched = 0 < self._num_logged <= NUM_WATCHED
+        if self._log is None:
+            self._num_logged = 0
         if self._shared.unguarded and not (self._is_guarded or in_turns):
             self._shared.unguarded.check(self.name)
         self._gate.finish(self.name, goes_on=in_turns, is_watched=is_watched)
@@ -233,23 +238,45 @@ class JobRunner(JobContext):
 
     def _begin_log(self) -> None:
         """Begin to watch memory, where the forecast did not hold or is old."""
-        has_limit = self._job.memory_bytes is not None
-        is_due = has_limit and len(self.losses) >= self._last_logged + _LIMIT_EVERY
-        if self._log is None and (is_due or self._gate.must_watch(self.name)):
-            self._log, self._num_logged = open_log(self.device), 0
+        if self._log is None and (self._must_look or self._must_watch):
+            self._log = open_log(self.device)
+
+    def _end_log(self) -> None:
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    @property
+    def _must_look(self) -> bool:
+        """Whether it is time to compare the job with its own limit."""
+        num_since = len(self.losses) - self._last_logged
+        return self._job.memory_bytes is not None and num_since >= _LIMIT_EVERY
+
+    @property
+    def _must_watch(self) -> bool:
+        """Whether somebody counts on the forecast, and it must be made anew."""
+        is_counted = self._job.memory_bytes is not None or self._gate.mode in ADMITTING
+        return is_counted and self._gate.must_watch(self.name)
 
     def _read_log(self, log: MemoryLog) -> None:
-        """End a log, and let the board judge the job's forecast."""
-        watched = log.close()
-        self._log, self._last_logged = None, len(self.losses)
-        static = self._gate.observe(self.name, watched.forecast, watched.left_bytes)
-        peak = static + watched.forecast.curve.peak
+        """Let the board judge the job's forecast; end the log unless the job grows."""
+        seen = log.read()
+        self._last_logged = len(self.losses)
+        static = self._gate.observe(
+            self.name, seen.forecast, seen.left_bytes, seen.grown_bytes
+        )
+        if not self._must_watch:
+            self._end_log()
+        peak = static + seen.forecast.curve.peak
         if self._job.memory_bytes is not None and peak > self._job.memory_bytes:
             raise NoMemoryError(
-                f"job {self.name!r} holds {byte_size(peak)}, and may hold "
+                f"job {self.name!r} holds {byte_size(peak)}, of which "
+                f"{byte_size(static)} stay after iteration {len(self.losses) - 1}"
+                f"{_growth_text(seen.grown_bytes)}, and may hold "
                 f"memory_bytes={self._job.memory_bytes:,} "
-                f"({byte_size(self._job.memory_bytes)}): use smaller batches, or give "
-                f"it {int(peak):,} bytes",
+                f"({byte_size(self._job.memory_bytes)}): use smaller batches, keep "
+                "fewer tensors from iteration to iteration (losses with their graphs, "
+                f"a buffer), or give it {int(peak):,} bytes",
                 stage=None,
                 predicted_bytes=None,
                 actual_bytes=int(peak),
@@ -302,3 +329,9 @@ class JobRunner(JobContext):
     def loss_values(self) -> tuple[float, ...]:
         """Return the losses as numbers; nan where a step returned nothing."""
         return tuple(nan if x is None else float(x) for x in self.losses)
+
+
+def _growth_text(grown_bytes: int) -> str:
+    if grown_bytes <= 0:
+        return ""
+    return f", {byte_size(grown_bytes)} more than after the one before"

@@ -22,6 +22,7 @@ from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
+    Microbatch,
     call_arguments,
     count_samples,
     digest,
@@ -95,13 +96,36 @@ def _add_batch(what: WaveEvaluation, batch: Any, sums: DeviceSums) -> None:
     spec = pytree.tree_structure(call_arguments(batch[0]))
     parts = split_batch(on_device(batch, device), num_parts)
     for part in parts[layout.replica * each : (layout.replica + 1) * each]:
-        args, kwargs = pytree.tree_unflatten(part.leaves, spec)
-        with what.precision.autocast(device, caches=False):
-            output = what.module(*args, **kwargs)
-            named = losses_of(what.loss, output, part.targets)
-        weight = count_of(what.loss, part)
-        sums.add_losses(named if weight else zero_losses(named, output), weight)
-        sums.add_samples(output, part.targets, part.num_samples)
+        add_part(what.module, what.loss, what.precision, part, spec, sums)
+
+
+def add_part(
+    module: nn.Module,
+    loss: LossFunction,
+    precision: Precision,
+    part: Microbatch,
+    spec: pytree.TreeSpec,
+    sums: DeviceSums,
+) -> Any:
+    """Add a part of a batch to the sums; return the model's output.
+
+    Args:
+        module: the model, in evaluation mode.
+        loss: as for `Waves`.
+        precision: the type that forwards compute in.
+        part: on the model's device.
+        spec: how its leaves are the model's arguments.
+        sums: get the losses and metrics.
+    """
+    args, kwargs = pytree.tree_unflatten(part.leaves, spec)
+    device = next(module.parameters()).device
+    with precision.autocast(device, caches=False):
+        output = module(*args, **kwargs)
+        named = losses_of(loss, output, part.targets)
+    weight = count_of(loss, part)
+    sums.add_losses(named if weight else zero_losses(named, output), weight)
+    sums.add_samples(output, part.targets, part.num_samples)
+    return output
 
 
 @contextmanager

@@ -88,10 +88,13 @@ class RemoteGates(Gates):
         """See `Gates`: as of the last answer."""
         return self._must_watch
 
-    def observe(self, name: str, seen: Forecast, left_bytes: float) -> float:
+    def observe(
+        self, name: str, seen: Forecast, left_bytes: float, grown_bytes: float
+    ) -> float:
         """See `Gates`."""
-        seen_values = forecast_as_json(seen)
-        return float(self._ask("observe", seen=seen_values, left=left_bytes)["static"])
+        values = {"left": left_bytes, "grown": grown_bytes}
+        answer = self._ask("observe", seen=forecast_as_json(seen), **values)
+        return float(answer["static"])
 
     def _send(self, say: str, **values: Any) -> None:
         try:

@@ -193,7 +193,7 @@ class JobProcess:
                 self._open()
             case "observe":
                 seen = forecast_of(message["seen"])
-                self._open(gates.observe(name, seen, message["left"]))
+                self._open(gates.observe(name, seen, message["left"], message["grown"]))
             case last:
                 self.error = error_of(message) if last == "error" else None
                 return False
