@@ -16,7 +16,7 @@ import hocket
 from hocket.cli.main import LazyCommand, app
 from hocket.cli.train import with_workers
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.shared import recipe_job
+from hocket.recipes.training.shared import refuse_unshared
 from tests.documents.blocks import ROOT, blocks_of
 from tests.recipes.support.cifar_folder import cifar100
 from tests.recipes.support.real_data import real
@@ -49,7 +49,7 @@ def read(words: Sequence[str], folder: Path) -> None:
     for source in given["recipes"] if name == "share" else ():
         settings = given["settings"] or []
         resolved = resolve(_found(source, folder), settings, allow_outside=True)
-        recipe_job(resolved.recipe, hocket.Job("a", lambda _: ((lambda _: None), ())))
+        refuse_unshared(resolved.recipe)
 
 
 def _found(source: str, folder: Path) -> str:

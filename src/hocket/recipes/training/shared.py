@@ -71,9 +71,6 @@ def recipe_job(recipe: Recipe, run_dir: Path, job: Job) -> Job:
         recipe: the recipe.
         run_dir: the run's own folder, with the recipe in it.
         job: its name, weight and limits; `make`, `seed` and `folder` are replaced.
-
-    Raises:
-        RecipeError: the recipe asks for what a shared loop does not do.
     """
     make = partial(train_recipe, recipe.model_dump_json(), str(run_dir))
     return replace(job, make=make, seed=recipe.training.seed, folder=run_dir)
