@@ -136,8 +136,7 @@ def _transitions(runs: list[Row]) -> str:
 def predicted(rows: list[Row]) -> list[list[str]]:
     """Predictions of all runs, round by round."""
     head = ["case", "contestant", "steps", "predicted", "error", "at its speed"]
-    head += ["after the first epoch", "at its speed", "after half of them"]
-    head += ["epoch by epoch"]
+    head += ["after the first epoch", "after half of them", "epoch by epoch"]
     return [head, *(x for row in rows for x in _predictions(row))]
 
 
@@ -159,7 +158,6 @@ def _errors(ran: Row) -> list[str]:
         (ran["predicted_s"], steps_s(ran)),
         (at_its_speed_s(ran), steps_s(ran)),
         (whole_s(ran, 1), whole_run_s),
-        (rest_at_its_speed_s(ran), whole_run_s),
         (whole_s(ran, 5), whole_run_s),
         (followed_s(ran), epochs_s),
     )
@@ -195,15 +193,6 @@ def at_its_speed_s(ran: Row) -> float | None:
     if not shares:
         return None
     return sum(a * b for a, b in zip(shares, ran["epochs_predicted_s"], strict=True))
-
-
-def rest_at_its_speed_s(ran: Row) -> float | None:
-    """Return a run as predicted after its first epoch, at the machine's later speed.
-
-    None where it was not probed.
-    """
-    shares, (passed_s, left_s) = slower(ran), ran["ends_s"][0]
-    return passed_s + left_s * fmean(shares[1:]) / shares[0] if shares else None
 
 
 def followed_s(ran: Row) -> float:
