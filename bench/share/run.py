@@ -223,7 +223,7 @@ def merged(num_rounds: int) -> Iterator[dict[str, Any]]:
                     jobs,
                     mode=mode.value,
                     memory_bytes=budget,
-                    num_iterations=24,
+                    num_iterations=34,
                     device="cpu",
                 )
                 report.check()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from math import inf, nan
 
 import pytest
 
 from hocket.sharing.board import Iteration
-from hocket.sharing.choose import choose, slowdowns
+from hocket.sharing.choose import choose, predict, slowdowns
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode
-from hocket.sharing.simulate import SimulatedJob
+from hocket.sharing.simulate import SimulatedJob, simulate_jobs
+from tests.sharing.support.forecasts import any_forecast, needed
 
 
 def job(name: str, slowdown: float = 1.0, **more: float) -> SimulatedJob:
@@ -80,6 +82,38 @@ def test_turns_keep_the_shares_that_weights_give(
         turns.speeds[name] / weight for name, weight in zip("ab", weights, strict=True)
     ]
     assert used[0] == pytest.approx(used[1], rel=0.1)
+
+
+@pytest.mark.parametrize("mode", [Mode.LAG, Mode.BUDGET])
+def test_predicts_what_the_policy_does(mode: Mode) -> None:
+    """The sum of speeds is within 10 % of that of jobs played with the fake clock.
+
+    The policy sees them as in a run: it knows nothing at first, and then what an
+    iteration has shown. Their memory changes in up to 16 steps, and some load data.
+
+    Past bugs: curves of 12 levels overlapped less, by up to 15 %, than those of 32 by
+    which jobs are admitted; and the first iterations, before any job is behind its
+    share, were not what follows.
+    """
+    rng = random.Random(7)
+    for _ in range(8):
+        jobs = [
+            SimulatedJob(
+                name,
+                actual,
+                round(100 / actual.seconds),
+                static_bytes=rng.uniform(0.0, 2.0),
+                away_s=rng.choice([0.0, 0.1]) * actual.seconds,
+                is_watched=True,
+            )
+            for name in "ab"
+            for actual in [any_forecast(rng, most=8)]
+        ]
+        budget = needed(jobs) * rng.uniform(1.0, 1.6)
+        run = simulate_jobs(mode, jobs, budget)
+        speeds = [x.actual.seconds / run.seconds_per_iteration(x.name) for x in jobs]
+        found = predict(mode, jobs, budget).total_speed
+        assert found == pytest.approx(sum(speeds), rel=0.1)
 
 
 def test_finds_how_much_jobs_slow_each_other() -> None:

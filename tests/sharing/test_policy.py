@@ -8,44 +8,17 @@ from itertools import pairwise
 from math import inf
 from typing import Final
 
-import numpy as np
 import pytest
 
-from hocket.core.timelines.memory import MemoryCurve
 from hocket.sharing.board import Board
-from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Decision, JobState, Mode, Point, decide
 from hocket.sharing.simulate import SharedRun, SimulatedJob, simulate_jobs
+from tests.sharing.support.forecasts import any_forecast, needed, ramp
 
 NUM_PAIRS: Final = 1000
 ADMITTING: Final = (Mode.TURNS, Mode.LAG, Mode.BUDGET)
 EVERY: Final = (*ADMITTING, Mode.TICK_TOCK, Mode.FREE)
 ROUNDING: Final = 1e-6
-
-
-def ramp(peak: float, *, forward_s: float = 1.0, num: int = 20) -> Forecast:
-    """Memory that grows through forward, and shrinks through a backward twice as long.
-
-    The curve of the seed's models: linear, in steps that are never below the line.
-    """
-    up = [forward_s * i / num for i in range(num)]
-    down = [forward_s * (1 + 2 * (i + 1) / num) for i in range(num)]
-    step = peak / num
-    levels = np.cumsum([step] * num + [-step] * num)
-    curve = MemoryCurve(np.array([*up, *down]), levels)
-    return Forecast(forward_s, 2 * forward_s, curve)
-
-
-def any_forecast(rng: random.Random) -> Forecast:
-    """Random memory: grows in forward, shrinks in backward, in a few uneven steps."""
-    num = rng.randint(1, 6)
-    forward_s, backward_s = rng.uniform(0.2, 2.0), rng.uniform(0.2, 4.0)
-    sizes = [rng.uniform(0.1, 3.0) for _ in range(num)]
-    up = [rng.uniform(0.0, forward_s) for _ in sizes]
-    down = [forward_s + rng.uniform(0.0, backward_s) for _ in sizes]
-    return Forecast.of_changes(
-        forward_s, backward_s, [*up, *down], [*sizes, *(-x for x in sizes)]
-    )
 
 
 def any_pair(rng: random.Random) -> list[SimulatedJob]:
@@ -65,12 +38,6 @@ def any_pair(rng: random.Random) -> list[SimulatedJob]:
             )
         )
     return jobs
-
-
-def needed(jobs: list[SimulatedJob]) -> float:
-    """The least budget: what turns need."""
-    peak = max(job.actual.curve.peak for job in jobs)
-    return sum(job.static_bytes for job in jobs) + peak
 
 
 def test_random_pairs_hold_their_budget_and_overlap_saves_time() -> None:

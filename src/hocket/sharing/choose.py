@@ -20,9 +20,8 @@ from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 PREDICTED: Final = (Mode.TURNS, Mode.BUDGET, Mode.LAG, Mode.TICK_TOCK, Mode.FREE)
-_NUM_ITERATIONS: Final = 20  # of the slowest job: shares are exact to a twentieth
-_MOST_ITERATIONS: Final = 100
-_NUM_LEVELS: Final = 12  # of memory, as jobs go on meanwhile
+_NUM_ITERATIONS: Final = 30  # of the slowest job: shares are exact to a twentieth
+_MOST_ITERATIONS: Final = 150
 _MOST_SLOWDOWN: Final = 10.0  # beyond it, what was measured is noise
 _LEAST_OVERLAP: Final = 0.2  # of an iteration, to see how much it was slowed
 _TINY_S: Final = 1e-12
@@ -123,11 +122,8 @@ def predict(
     played = []
     for job in jobs:
         number = ceil(_NUM_ITERATIONS * longest_s / max(job.actual.seconds, _TINY_S))
-        coarse = job.actual.coarser(_NUM_LEVELS)
         number = min(number, _MOST_ITERATIONS)
-        played.append(
-            replace(job, actual=coarse, believed=coarse, num_iterations=number)
-        )
+        played.append(replace(job, believed=job.actual, num_iterations=number))
     run = simulate_jobs(mode, played, budget_bytes)
     weights = sum(job.weight for job in jobs)
     speeds = {

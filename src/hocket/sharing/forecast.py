@@ -88,14 +88,14 @@ class Forecast:
             np.append(whole.time_s[kept], end_s),
             np.append(np.maximum(whole.amount[kept], 0.0), 0.0),
         )
-        return cls(forward_s, backward_s, curve).coarser(_NUM_LEVELS)
+        return cls(forward_s, backward_s, curve)._coarser()
 
-    def coarser(self, num_levels: int) -> Forecast:
-        """Return it with at most so many levels, none below the bytes."""
+    def _coarser(self) -> Forecast:
+        """Return it with at most 32 levels, none below the bytes."""
         times, amounts = self.curve.time_s[:-1], self.curve.amount[:-1]
-        if times.size <= num_levels:
+        if times.size <= _NUM_LEVELS:
             return self
-        edges = np.linspace(0.0, self.seconds, num_levels + 1)[:-1]
+        edges = np.linspace(0.0, self.seconds, _NUM_LEVELS + 1)[:-1]
         first = np.maximum(np.searchsorted(times, edges, side="right") - 1, 0)
         last = np.append(np.searchsorted(times, edges[1:], side="left"), times.size)
         pairs = zip(first, last, strict=True)

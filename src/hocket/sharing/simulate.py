@@ -72,12 +72,14 @@ class SharedRun:
     num_wrong: Mapping[str, int]
 
     def seconds_per_iteration(self, name: str) -> float:
-        """Return the time between the ends of a job's iterations, the first left out.
+        """Return the time between the ends of a job's iterations, after a start.
 
-        Only those count that ended while every other job was still at work.
+        Only those count that ended while every other job was still at work, and not in
+        the first third of that time: no job waits before another is behind its share.
         """
         until_s = min(own[-1].end_s for own in self.iterations.values() if own)
-        ends = [x.end_s for x in self.iterations[name] if x.end_s <= until_s]
+        ends = [x.end_s for x in self.iterations[name]]
+        ends = [x for x in ends if until_s / 3 <= x <= until_s]
         if len(ends) < 2:
             whole = self.iterations[name]
             return (whole[-1].end_s - whole[0].request_s) / len(whole)
