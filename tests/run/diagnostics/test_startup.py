@@ -134,7 +134,7 @@ def test_a_pipeline_reports_and_goes_on_without_a_hook_that_fails(
     for what in (
         "capturing the model",
         "measuring the model's layers",
-        "measuring messages and updates",
+        "measuring updates",
         "a dry run of a few steps",
     ):
         assert any(line.startswith(f"{what} (") for line in lines)

@@ -161,11 +161,12 @@ class _Group:
         alike = captured.alike[self.begin : self.end]
         alike[-1] = -1  # if it is the model's last one, the loss is a part of it
         by_layer = _repeated(lambda: _one_pass(pieces, given, device), alike)
-        split_passes = _repeated(lambda: one_split_pass(split, given, device), alike)
-        at_once = _repeated(
+        # Only what is used below must be precise.
+        split_s = _repeated(lambda: one_split_pass(split, given, device)[1:], alike)
+        *at_once, whole_split_s = _repeated(
             lambda: (
                 *_one_pass(whole, given, device),
-                *one_split_pass(whole_split, given, device),
+                [sum(map(sum, one_split_pass(whole_split, given, device)))],
             ),
             [0],
             _MAX_PASSES // 2,
@@ -175,14 +176,14 @@ class _Group:
         kept, sent = kept_bytes(pieces, given, there)
         work = _work_bytes(pieces, given, device)
         held = split_backward_bytes(split, given, there, device)
-        columns = zip(*_scaled(by_layer, at_once[:2]), *split_passes[1:], strict=True)
+        columns = zip(*_scaled(by_layer, at_once), *split_s, strict=True)
         layers = [
             _layer(captured, self.begin + i, _Times(*times), kept[i], work[i], held[i])
             for i, times in enumerate(columns)
         ]
-        split_s = _split_overhead_s(at_once[:2], at_once[2:])
+        overhead_s = _split_overhead_s(at_once, whole_split_s)
         after = replace(sent, finish=before.finish)
-        return _split_overhead_by_layer(layers, split_s), after
+        return _split_overhead_by_layer(layers, overhead_s), after
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +230,12 @@ def _layer(
     )
 
 
-def _split_overhead_s(whole: list[list[Column]], split: list[list[Column]]) -> float:
+def _split_overhead_s(whole: list[list[Column]], split: list[Column]) -> float:
     """Return the overhead of split passes over whole ones: the median over passes."""
-    whole_s, split_pass_s = (
-        [sum(times, 0.0) for times in zip(*(own for (own,) in kinds), strict=True)]
-        for kinds in (whole, split)
-    )
-    longer_s = [a - b for a, b in zip(split_pass_s, whole_s, strict=True)]
-    return median(longer_s)
+    (forward_s,), (backward_s,) = whole
+    (split_s,) = split
+    passes = zip(split_s, forward_s, backward_s, strict=True)
+    return median(a - b - c for a, b, c in passes)
 
 
 def _split_overhead_by_layer(
