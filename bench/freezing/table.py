@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby, pairwise
 from statistics import fmean, median, pstdev
 from typing import Any
@@ -134,7 +134,7 @@ def _transitions(runs: list[Row]) -> str:
 
 
 def predicted(rows: list[Row]) -> list[list[str]]:
-    """Predictions of all runs, round by round."""
+    """Predictions of all runs: the median over rounds, and the least and the most."""
     head = ["case", "contestant", "steps", "predicted", "error", "at its speed"]
     head += ["after the first epoch", "after half of them", "epoch by epoch"]
     return [head, *(x for row in rows for x in _predictions(row))]
@@ -145,14 +145,14 @@ def _predictions(row: Row) -> Iterator[list[str]]:
         runs = [ran for ran in by_round.values() if "ends_s" in ran]
         if not runs:
             continue
-        seconds = [f"{steps_s(ran):.1f}" for ran in runs]
-        expected = [f"{ran['predicted_s']:.1f}" for ran in runs]
-        cells = (seconds, expected, *map(list, zip(*map(_errors, runs), strict=True)))
-        yield [row["case"], name, *(", ".join(cell) for cell in cells)]
+        taken_s = median(map(steps_s, runs))
+        expected_s = median(ran["predicted_s"] for ran in runs)
+        errors = map(_error, zip(*map(_errors, runs), strict=True))
+        yield [row["case"], name, f"{taken_s:.1f} s", f"{expected_s:.1f} s", *errors]
 
 
-def _errors(ran: Row) -> list[str]:
-    """Return how far each prediction of one run is off."""
+def _errors(ran: Row) -> list[float | None]:
+    """Return the relative error of each prediction of one run, None if not known."""
     whole_run_s, epochs_s = ran["seconds"], sum(ran["epochs_s"])
     pairs = (
         (ran["predicted_s"], steps_s(ran)),
@@ -161,11 +161,16 @@ def _errors(ran: Row) -> list[str]:
         (whole_s(ran, 5), whole_run_s),
         (followed_s(ran), epochs_s),
     )
-    return ["–" if a is None else _percent(a / b - 1) for a, b in pairs]
+    return [None if a is None else a / b - 1 for a, b in pairs]
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+def _error(by_round: Iterable[float | None]) -> str:
+    known = [100 * x for x in by_round if x is not None]
+    if not known:
+        return "–"
+    if len(known) == 1:
+        return f"{known[0]:+.1f} %"
+    return f"{median(known):+.1f} % ({min(known):+.1f} to {max(known):+.1f})"
 
 
 def whole_s(ran: Row, num_epochs: int) -> float:

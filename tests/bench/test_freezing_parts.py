@@ -63,7 +63,7 @@ def test_a_slower_machine_is_no_error_of_the_prediction() -> None:
 
 
 def test_runs_that_were_not_probed_stay_in_the_table() -> None:
-    """Without what is not known of them."""
+    """Without what is not known of them; errors are the median, and the extremes."""
     ran = {
         "seconds": 10.0,
         "transitions_s": [1.0],
@@ -72,11 +72,14 @@ def test_runs_that_were_not_probed_stay_in_the_table() -> None:
         "epochs_predicted_s": [2.0] * 5,
         "ends_s": [[2.0 * n, 10.0 - 2.0 * n] for n in range(1, 6)],
     }
-    rows = [{"case": "a", "contestants": {"x": {"0": ran}, "y": {}}}]
+    by_round = {"0": ran}
+    rows = [{"case": "a", "contestants": {"x": by_round, "y": {}}}]
     head, row = predicted(rows)
     assert len(head) == len(row)
-    assert row[2:6] == ["9.0", "9.9", "+10.0 %", "–"]
+    assert row[2:6] == ["9.0 s", "9.9 s", "+10.0 %", "–"]
     assert row[-3:] == ["+0.0 %"] * 3
+    by_round["1"] = {**ran, "predicted_s": 8.1}
+    assert predicted(rows)[1][2:6] == ["9.0 s", "9.0 s", "+0.0 % (-10.0 to +10.0)", "–"]
 
 
 def test_a_forward_beside_reading() -> None:
