@@ -113,7 +113,7 @@ def _jobs(
     Args:
         recipes: built-in recipes, or files.
         settings: for all of them.
-        weights: of each.
+        weights: one for each recipe.
         run_dir: gets the folders; each goes where its recipe says when not given.
         stack: releases the folders.
 

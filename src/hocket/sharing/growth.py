@@ -7,7 +7,7 @@
 
 Zico (Lim et al., ATC 2021) replaces what was forecast of an iteration by what was
 observed. What stays between iterations is replaced here in the same way. Only what is
-seen counts: to assume that iterations grew that nobody watched could end a job that
+seen counts: to assume growth of iterations that were not watched could end a job that
 empties a buffer now and then.
 """
 

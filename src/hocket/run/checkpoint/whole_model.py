@@ -75,7 +75,7 @@ class WholeModel:
         updater: updates all of its weights.
         scaler: scales the loss, for float16.
         seed: the seed of the run.
-        world: of this process alone.
+        world: a world of this process alone.
     """
 
     def __init__(

@@ -197,7 +197,7 @@ class JobRunner(JobContext):
         self._finish_device()
         if self._log is not None:
             if self._num_logged >= NUM_WATCHED:
-                gc.collect(1)  # cycles that nobody has collected yet are no growth
+                gc.collect(1)  # uncollected cycles are no growth
             self._log.end()
         self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if not self._num_forwards:
@@ -254,7 +254,7 @@ class JobRunner(JobContext):
 
     @property
     def _must_watch(self) -> bool:
-        """Whether somebody counts on the forecast, and it must be made anew."""
+        """Whether a limit or the mode reads the forecast, and it must be made again."""
         is_counted = self._job.memory_bytes is not None or self._gate.mode in ADMITTING
         return is_counted and self._gate.must_watch(self.name)
 
