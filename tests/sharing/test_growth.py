@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from time import sleep
 from typing import Any, Final
 
 import pytest
@@ -35,6 +36,16 @@ def test_a_job_that_grows_slowly_stays_within_the_budget(mode: Mode) -> None:
     assert not any(alone[2:28])
     assert all(alone[32:])
     assert run.num_wrong == {"a": 0, "b": 0}
+
+
+def test_jobs_that_no_longer_fit_alone_take_turns() -> None:
+    """Also where their peaks would not meet: what they keep is above the budget."""
+    late = Forecast.of_changes(1.0, 1.0, [0.0, 1.0, 1.5], [0.0, 100.0, -100.0])
+    jobs = [SimulatedJob(name, late, 20, is_watched=True) for name in "ab"]
+    for budget, overlap in ((150.0, True), (50.0, False)):
+        run = simulate_jobs(Mode.BUDGET, jobs, budget)
+        later = [x for own in run.iterations.values() for x in own[4:-2]]
+        assert all(x.ran_alone != overlap for x in later)
 
 
 def test_a_job_that_grows_by_more_than_forecast_runs_alone() -> None:
@@ -90,7 +101,9 @@ def test_growth_is_watched_until_it_ends() -> None:
     assert not slow.must_watch(0.0)
 
 
-def keeps(kib: int, num: int, since: int, job: hocket.JobContext) -> tuple[Any, range]:
+def keeps(
+    kib: int, num: int, since: int, job: hocket.JobContext, least_s: float = 0.0
+) -> tuple[Any, range]:
     """A job that keeps losses with their graphs from some iteration on."""
     weights = torch.ones(256 * kib, requires_grad=True)
     kept: list[Any] = []
@@ -98,6 +111,7 @@ def keeps(kib: int, num: int, since: int, job: hocket.JobContext) -> tuple[Any, 
     def step(number: int) -> float:
         with job.forward():
             loss = (weights * 2).exp().sum()  # exp keeps its result
+            sleep(least_s)
         with job.backward():
             if number >= since:
                 kept.append(loss)
@@ -136,14 +150,19 @@ def test_a_leak_ends_its_own_job(mode: str) -> None:
 
 
 def test_a_leak_counts_in_the_budget() -> None:
-    """What all hold is what the growing job has kept, and the report says so."""
+    """What all hold is what the growing job has kept, and the report says so.
+
+    Also where it runs many iterations in the turns at first, in which it was not
+    counted. (Iterations are long beside what a busy machine delays them by: turns are
+    shares of time, and all must fit when the turns at first end.)
+    """
     report = hocket.share(
         [
-            hocket.Job("a", partial(keeps, 64, 60, 0)),
-            hocket.Job("b", partial(keeps, 64, 60, 60)),
+            hocket.Job("a", partial(keeps, 64, 60, 0, least_s=0.004)),
+            hocket.Job("b", partial(keeps, 64, 60, 60, least_s=0.004)),
         ],
         mode="budget",
-        memory_bytes=1024 * KIB,
+        memory_bytes=2048 * KIB,
         device="cpu",
     )
     report.check()

@@ -291,20 +291,20 @@ def _admit(
     A job that does not fit yet keeps its place: those after it start only where they
     do not delay it.
     """
-    if any(not job.is_trusted for job in running):
+    limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
+    if any(_runs_alone(job, limit_bytes) for job in running):
         return Decision()
     if any(job.is_urgent for job in (*running, *(job for job, _ in queue))):
         queue = [x for x in queue if x[0].is_urgent]  # nothing slows them more
-    limit_bytes = budget_bytes - sum(job.static_bytes for job in jobs)
     placed = [job.placed(now_s) for job in running]
     error_s = max(job.error_s for job in jobs)
     starts: list[str] = []
     look_s = inf
     for job, from_s in queue:
-        if not job.is_trusted or job.forecast is None:
+        if job.forecast is None or _runs_alone(job, limit_bytes):
             if not placed:
                 starts.append(job.name)
-            break  # it runs alone
+            break
         curve, from_s = job.forecast.curve, max(from_s, now_s)
         beside = summed(placed)
         start_s = earliest_start_s(curve, beside, limit_bytes, from_s, error_s)
@@ -314,6 +314,16 @@ def _admit(
         else:
             look_s = min(look_s, start_s)
     return Decision(tuple(starts), look_s)
+
+
+def _runs_alone(job: JobState, limit_bytes: float) -> bool:
+    """Return whether no other job may run beside it.
+
+    Its forecast did not hold, or does not fit: jobs grow, and budgets shrink.
+    """
+    forecast = job.forecast
+    is_too_large = forecast is not None and forecast.curve.peak > limit_bytes
+    return is_too_large or not job.is_trusted
 
 
 def _lag_start_s(job: JobState, jobs: Sequence[JobState]) -> float:

@@ -255,7 +255,10 @@ class JobRunner(JobContext):
     @property
     def _must_watch(self) -> bool:
         """Whether a limit or the mode reads the forecast, and it must be made again."""
-        is_counted = self._job.memory_bytes is not None or self._gate.mode in ADMITTING
+        # Also in the turns before an admitting mode: growth that is not seen there
+        # is missing from what the job is admitted by.
+        is_admitted = {self._shared.mode, self._gate.mode} & ADMITTING
+        is_counted = self._job.memory_bytes is not None or bool(is_admitted)
         return is_counted and self._gate.must_watch(self.name)
 
     def _read_log(self, log: MemoryLog) -> None:
