@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from hocket.errors import DataError
 from hocket.model.capture import bindings
 
 aten = torch.ops.aten
@@ -171,3 +172,16 @@ def test_an_unknown_operator_stays_as_it_is() -> None:
     node = bindings.call(graph, operator.neg, (graph.placeholder("x"),), {})
 
     assert node.target is operator.neg
+
+
+def test_a_batch_norm_needs_two_values_per_channel() -> None:
+    """Else its running variance would be NaN; torch's check is not in the graph."""
+    settings = (None, None, torch.zeros(3), torch.ones(3))
+    for shape, training in (((1, 3), False), ((2, 3), True), ((1, 3, 2), True)):
+        found = bindings.batch_norm(
+            torch.ones(shape), *settings, training, 0.1, 1e-5, False
+        )
+        assert found.isfinite().all()
+    with pytest.raises(DataError, match=r"shape \(1, 3\).*at least 2 samples"):
+        bindings.batch_norm(torch.ones(1, 3), *settings, True, 0.1, 1e-5, False)
+    assert all(x.isfinite().all() for x in settings if x is not None)

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from torch import fx
+from torch import Tensor, fx
+
+from hocket.errors import DataError
 
 aten = torch.ops.aten
 Arguments = tuple[Any, ...]
@@ -21,7 +23,7 @@ Keywords = Mapping[str, Any]
 # Operators whose binding takes the very same arguments.
 _TORCH: Final = """
     abs.default add.Scalar add.Tensor addmm.default argmax.default baddbmm.default
-    batch_norm.default bitwise_and.Tensor bmm.default cat.default chunk.default
+    bitwise_and.Tensor bmm.default cat.default chunk.default
     clamp.default clone.default conv1d.default conv2d.default conv3d.default
     cos.default cumsum.default detach.default div.Scalar div.Tensor dropout.default
     dropout_.default embedding.default eq.Scalar eq.Tensor exp.default
@@ -58,11 +60,33 @@ def _overload(name: str) -> Any:
     return getattr(getattr(aten, packet), overload)
 
 
+def batch_norm(x: Tensor, *settings: Any) -> Tensor:
+    """Normalize over a batch; the graph has lost the check of `F.batch_norm`.
+
+    Args:
+        x: (samples, channels, ...).
+        settings: weight, bias, running mean and variance, whether to train, ...
+
+    Raises:
+        DataError: in training, each channel has one value: its variance is unknown, and
+            the running variance would be NaN from then on.
+    """
+    if settings[4] and x.numel() == x.shape[1]:
+        raise DataError(
+            "a batch norm in training got one value per channel (its input has the "
+            f"shape {tuple(x.shape)}): a microbatch needs at least 2 samples; use "
+            "fewer microbatches, larger batches, or drop_last=True where the last "
+            "batch is small"
+        )
+    return torch.batch_norm(x, *settings)
+
+
 _OPERATORS: Final = {aten.add_.Tensor: operator.iadd, aten.mul_.Tensor: operator.imul}
 FUNCTIONS: Final[Mapping[Any, Callable[..., Any]]] = {
     **_named(_TORCH, torch),
     **_named(_NN, torch._C._nn),
     **_OPERATORS,
+    aten.batch_norm.default: batch_norm,
     aten.split.Tensor: torch._VF.split,  # type: ignore[attr-defined]
     aten.split_with_sizes.default: torch.split_with_sizes,
 }
