@@ -25,7 +25,7 @@ def test_each_stretch_has_its_own_steps_and_one_change() -> None:
 def test_later_steps_are_as_much_longer_as_the_measured_ones() -> None:
     """Three times the simulated ones, and half a second outside of the order."""
     pace = Pace.of([99.0, 6.0, 6.0], [9.0, 0.5, 0.5], NOW)
-    assert pace == (3.0, 0.0, 0.5)
+    assert pace == (3.0, 0.0, 0.5, 0.0)
     assert rest_s([NOW, LATER], 0, 20, pace) == 10 * 6.5 + 5.0 + 10 * 3.5
     assert Pace.of([6.0], [0.5], NOW) == pace
 
@@ -57,13 +57,40 @@ def test_the_spread_of_the_measured_steps_is_that_of_a_normal_distribution() -> 
 
 
 def test_a_new_stretch_goes_on_at_the_pace_of_the_one_before() -> None:
-    """Until four of its own steps are measured."""
+    """Until four of its own steps behind the first are measured."""
     times = StepTimes()
     assert times.pace(NOW) is None
     times.add(4.0, 0.0)
-    assert times.pace(NOW) == (2.0, 0.0, 0.0)
+    assert times.pace(NOW) == (2.0, 0.0, 0.0, 0.0)
     times.end(NOW)
     for _ in range(4):
-        assert times.pace(LATER) == (2.0, 0.0, 0.0)
+        assert times.pace(LATER) == (2.0, 0.0, 0.0, 0.0)
         times.add(3.0, 0.0)
-    assert times.pace(LATER) == (3.0, 0.0, 0.0)
+    times.add(3.0, 0.0)
+    assert times.pace(LATER) == (3.0, 0.0, 0.0, 0.0)
+
+
+def measured(times: StepTimes, first_s: float, others_s: float, number: int) -> None:
+    """Add a first step, and so many others."""
+    times.add(first_s, 0.0)
+    for _ in range(number):
+        times.add(others_s, 0.0)
+
+
+def test_the_first_step_in_each_layout_is_longer() -> None:
+    """As the last one measured; it is no part of the pace, however long ago it was.
+
+    The first of a run does not count: it warms up more than those behind a change.
+    """
+    times = StepTimes()
+    measured(times, 40.0, 4.0, 100)
+    assert times.pace(NOW) == (2.0, 0.0, 0.0, 0.0)
+    times.end(NOW)
+    measured(times, 10.0, 4.0, 100)
+    pace = times.pace(NOW)
+    assert pace == (2.0, 0.0, 0.0, 6.0)
+    same = Stretch(12, 1, 1.0)
+    assert rest_s([NOW, LATER, same], 1, 20, pace) == 9 * 4.0 + 5.0 + 6.0 + 10 * 2.0
+    times.end(NOW, is_change=False)
+    measured(times, 3.0, 3.0, 5)
+    assert times.pace(LATER) == (3.0, 0.0, 0.0, 6.0)

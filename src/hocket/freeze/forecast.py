@@ -29,13 +29,14 @@ class Stretch:
         begin: the number of the first.
         num_replicas: copies of the pipeline.
         step_s: simulated seconds of a step.
-        change_s: predicted seconds of the change of the layout before it.
+        change_s: predicted seconds of the change of the layout before it; None where
+            the layout stays.
     """
 
     begin: int
     num_replicas: int
     step_s: float
-    change_s: float = 0.0
+    change_s: float | None = None
 
 
 class Pace(NamedTuple):
@@ -45,17 +46,19 @@ class Pace(NamedTuple):
         share: the seconds of one replica's step, for each simulated one.
         spread: their standard deviation, as a share of the mean.
         beside_s: seconds of a step outside of its order.
+        first_s: by how much the first step in a layout is longer than the others.
     """
 
     share: float = 1.0
     spread: float = 0.0
     beside_s: float = 0.0
+    first_s: float = 0.0
 
     @classmethod
     def of(
         cls, measured_s: Sequence[float], beside_s: Sequence[float], stretch: Stretch
     ) -> Pace:
-        """Return the pace of measured steps, without the first, which warms up.
+        """Return the pace of measured steps; the first, which warms up, apart.
 
         Args:
             measured_s: seconds of at least one step of a stretch.
@@ -63,12 +66,14 @@ class Pace(NamedTuple):
             stretch: what was simulated of them.
         """
         own_s = measured_s[1:] or measured_s
-        mean_s, spread = fmean(own_s), 0.0
+        mean_s, spread, first_s = fmean(own_s), 0.0, 0.0
         if len(own_s) >= _FEWEST:
             low_s, _, high_s = quantiles(own_s, n=4)
             spread = (high_s - low_s) / _QUARTILES / mean_s
+            first_s = max(0.0, measured_s[0] - mean_s)
         alone_s = mean_s / _slowest(stretch.num_replicas, spread)
-        return cls(alone_s / stretch.step_s, spread, fmean(beside_s[1:] or beside_s))
+        beside_s = beside_s[1:] or beside_s
+        return cls(alone_s / stretch.step_s, spread, fmean(beside_s), first_s)
 
     def step_s(self, stretch: Stretch) -> float:
         """Return the predicted seconds of a step: those of its slowest replica."""
@@ -82,10 +87,12 @@ def _latest() -> deque[tuple[float, float]]:
 
 @dataclass(slots=True)
 class StepTimes:
-    """The last measured steps of a stretch, and the pace of those before it."""
+    """The first and the last measured steps of a stretch, and the pace before it."""
 
+    _first: list[tuple[float, float]] = field(default_factory=list)
     _measured: deque[tuple[float, float]] = field(default_factory=_latest)
     _before: Pace | None = None
+    _is_new: bool = False  # whether the layout was changed before the first
 
     def add(self, measured_s: float, beside_s: float) -> None:
         """Add a step.
@@ -94,19 +101,31 @@ class StepTimes:
             measured_s: the seconds in which its order was played, without `beside_s`.
             beside_s: its seconds outside of its order, such as cutting its batches.
         """
-        self._measured.append((measured_s, beside_s))
+        steps = self._measured if self._first else self._first
+        steps.append((measured_s, beside_s))
 
     def pace(self, stretch: Stretch) -> Pace | None:
         """Return the pace of the present stretch, or the last known; None: unknown."""
+        steps = [*self._first, *self._measured]
         is_known = len(self._measured) >= _FEWEST or self._before is None
-        if not is_known or not self._measured:
+        if not is_known or not steps:
             return self._before
-        measured_s, beside_s = ([x[i] for x in self._measured] for i in range(2))
-        return Pace.of(measured_s, beside_s, stretch)
+        measured_s, beside_s = ([x[i] for x in steps] for i in range(2))
+        found = Pace.of(measured_s, beside_s, stretch)
+        if self._is_new:
+            return found
+        # The first step of a run warms up more than those behind a change.
+        return found._replace(first_s=self._before.first_s if self._before else 0.0)
 
-    def end(self, stretch: Stretch) -> None:
-        """Go on to another stretch."""
-        self._before = self.pace(stretch)
+    def end(self, stretch: Stretch, *, is_change: bool = True) -> None:
+        """Go on to another stretch.
+
+        Args:
+            stretch: the one that ends.
+            is_change: whether the layout changes; else other costs are known of it.
+        """
+        self._before, self._is_new = self.pace(stretch), is_change
+        self._first.clear()
         self._measured.clear()
 
 
@@ -125,7 +144,9 @@ def rest_s(
     total_s = 0.0
     for stretch, end in zip(stretches, ends, strict=False):  # a run may be over
         num_left = max(0, min(end, num_steps) - max(stretch.begin, step))
-        total_s += num_left * pace.step_s(stretch) + bool(num_left) * stretch.change_s
+        total_s += num_left * pace.step_s(stretch)
+        if num_left and stretch.change_s is not None:
+            total_s += stretch.change_s + pace.first_s
     return total_s
 
 

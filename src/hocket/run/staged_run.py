@@ -143,7 +143,7 @@ class StagedRun(WorkerRun, ABC):
             now = self._checkpoints.played
             played = freezing.follow(self._step, now, batch)
             if played.plan is not self.plan:
-                self._end_stretch()
+                self._end_stretch(is_change=played.executor is not now.executor)
             self.plan = played.plan  # its frozen part may be read from now on
             if played.executor is not now.executor:
                 self._checkpoints.go_on_with(played)
@@ -184,9 +184,9 @@ class StagedRun(WorkerRun, ABC):
                 self._ahead[:] = self._freezing.ahead(self._step, num_steps, played)
         return rest_s(self._ahead, self._step, num_steps, pace)
 
-    def _end_stretch(self) -> None:
+    def _end_stretch(self, *, is_change: bool = True) -> None:
         """Keep the pace of what was played, before another layout or step is."""
-        self._times.end(self._stretch)
+        self._times.end(self._stretch, is_change=is_change)
         self._ahead.clear()
 
     def _go_on_with(self, played: PlayedLayout) -> None:

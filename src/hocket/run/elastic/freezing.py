@@ -204,7 +204,9 @@ class Freezing:
                 num, found = self._choice.with_most_frozen(asked[0], present)
             except HocketError:  # raised again when it is decided
                 return
-            change_s = self._choice.transition_s(num, found, present, unknown_s=0.0)
+            change_s = None
+            if (num, found.shape) != (present.num_frozen, present.shape):
+                change_s = self._choice.transition_s(num, found, present, unknown_s=0.0)
             yield Stretch(at, found.shape.num_replicas, found.step_s, change_s)
             decider.num_frozen, cache = num, present.cache
             if cache is not None and num:  # is kept from now on
