@@ -127,6 +127,8 @@ def _trained(
         before_s, now_s = now_s, perf_counter()
         lasted_s = now_s - before_s - result.transition_s
         predicted_s = known.pace.step_s(_stretch(pipeline, result))
+        if result.transition_s or not result.step:
+            predicted_s += known.pace.first_s
         epoch = layout.epoch(result.step)
         steps.append((epoch, result.layout, result.num_frozen, lasted_s, predicted_s))
         hits += result.cache_hits
