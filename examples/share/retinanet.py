@@ -1,6 +1,7 @@
-"""RetinaNet on pictures with boxes, as COCO's files have them; OpenImages in that form.
+"""RetinaNet on pictures with boxes, from the files of COCO or OpenImages.
 
     python -m examples.share.retinanet annotations/instances_train2017.json train2017
+    python -m examples.share.retinanet oidv6-train-annotations-bbox.csv train
 
 The images of a batch differ in size, so that a batch is a list. Source: Lin et al.,
 arXiv:1708.02002; torchvision's network, with a ResNet-50 of random weights.
@@ -19,8 +20,8 @@ from torch.utils.data import DataLoader
 from torchvision.models.detection import retinanet_resnet50_fpn
 
 import hocket
-from examples.share.coco import Scene, Scenes
 from examples.share.loop import Loop
+from examples.share.scenes import Scene, Scenes
 
 
 def make(
@@ -37,7 +38,7 @@ def make(
     model = retinanet_resnet50_fpn(
         weights=None,
         weights_backbone=None,
-        num_classes=len(scenes.labels),
+        num_classes=len(scenes.kinds),
         min_size=side,
     ).to(job.device)
     loop = Loop(job, torch.optim.Adam(model.parameters(), 1e-4), amp=amp)

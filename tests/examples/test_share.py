@@ -107,9 +107,28 @@ def test_pictures_with_boxes_are_read_and_learnt(tmp_path: Path) -> None:
     assert scenes[0][1]["boxes"].tolist() == [[5, 6, 25, 16]]
     assert scenes[1][1]["labels"].tolist() == [0]
     assert scenes[1][0].shape == (3, 64, 32)
-    make = partial(retinanet.make, str(path), str(tmp_path), 64, 2, False, 2)
-    first, second = train_alone(make, 2, seed=0)
-    assert 0 < second < first
+    for amp in (False, True):
+        make = partial(retinanet.make, str(path), str(tmp_path), 64, 2, amp, 2)
+        first, second = train_alone(make, 2, seed=0)
+        assert 0 < second < first
+
+
+def test_open_images_are_read(tmp_path: Path) -> None:
+    """Sides of boxes are shares of the picture's; groups of objects are left out."""
+    image: Any = pytest.importorskip("PIL.Image", reason="extra `vision`")
+    scenes_of: Any = pytest.importorskip("examples.share.scenes").Scenes
+    image.new("RGB", (200, 100)).save(tmp_path / "0a.jpg")
+    path = tmp_path / "train-annotations-bbox.csv"
+    path.write_text(
+        "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsGroupOf\n"
+        "0a,xclick,/m/02,1,0.25,0.5,0.125,0.75,0\n"
+        "0a,xclick,/m/01,1,0,1,0,1,0\n"
+        "0b,xclick,/m/03,1,0,1,0,1,1\n"
+    )
+    [(picture, found)] = list(scenes_of(str(path), str(tmp_path)))
+    assert picture.shape == (3, 100, 200)
+    assert found["boxes"].tolist() == [[50, 12.5, 100, 75], [0, 0, 200, 100]]
+    assert found["labels"].tolist() == [1, 0]
 
 
 def test_real_pictures_and_words() -> None:
