@@ -90,8 +90,11 @@ def test_pictures_with_boxes_are_read_and_learnt(tmp_path: Path) -> None:
     """Two pictures of different sizes, one box without a size and one picture empty."""
     image: Any = pytest.importorskip("PIL.Image", reason="extra `vision`")
     retinanet: Any = pytest.importorskip("examples.share.retinanet")
+    rng = torch.Generator().manual_seed(0)
     for number, size in enumerate([(60, 40), (32, 64), (20, 20)]):
-        image.new("RGB", size, (80 * number, 9, 9)).save(tmp_path / f"{number}.png")
+        shape = (*reversed(size), 3)
+        noise = torch.randint(256, shape, generator=rng, dtype=torch.uint8)
+        image.fromarray(noise.numpy()).save(tmp_path / f"{number}.png")
     boxes = [(0, [5, 6, 20, 10], 7), (0, [1, 1, 0, 9], 7), (1, [0, 0, 32, 64], 3)]
     content = {
         "images": [{"id": i, "file_name": f"{i}.png"} for i in range(3)],
@@ -107,8 +110,8 @@ def test_pictures_with_boxes_are_read_and_learnt(tmp_path: Path) -> None:
     assert scenes[0][1]["boxes"].tolist() == [[5, 6, 25, 16]]
     assert scenes[1][1]["labels"].tolist() == [0]
     assert scenes[1][0].shape == (3, 64, 32)
-    for amp in (False, True):
-        make = partial(retinanet.make, str(path), str(tmp_path), 64, 2, amp, 2)
+    for amp, chunk in ((False, 2), (True, 1)):
+        make = partial(retinanet.make, str(path), str(tmp_path), 96, 2, amp, chunk)
         first, second = train_alone(make, 2, seed=0)
         assert 0 < second < first
 
