@@ -355,8 +355,8 @@ def test_auto_overlaps_jobs_that_leave_each_other_room() -> None:
     The busy machine of a test may stretch sleeps, so that the bounds are wide.
     """
     jobs = [
-        hocket.Job("a", sleeping(0.02, 0.04, 1 << 20, 26)),
-        hocket.Job("b", sleeping(0.02, 0.04, 1 << 20, 26)),
+        hocket.Job("a", sleeping(0.02, 0.04, 1 << 20, 34)),
+        hocket.Job("b", sleeping(0.02, 0.04, 1 << 20, 34)),
     ]
     budget = int(1.7 * 2**20)
     report = hocket.share(jobs, memory_bytes=budget, device="cpu")

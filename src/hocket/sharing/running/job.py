@@ -23,10 +23,13 @@ class JobContext(ABC):
     Attributes:
         name: the job's name.
         device: the device to compute on.
+        kind: what kind of iteration this is, if `step` says so: `step` may set it at
+            any time. What iterations take is compared within a kind.
     """
 
     name: str
     device: torch.device
+    kind: str = ""
 
     @abstractmethod
     def forward(self) -> AbstractContextManager[None]:

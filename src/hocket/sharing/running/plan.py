@@ -25,8 +25,9 @@ from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.runner import NUM_WATCHED, JobRunner
 from hocket.sharing.simulate import SimulatedJob
 
-_NUM_ALONE: Final = NUM_WATCHED + 2  # iterations of each job in turns, at first
-_NUM_TRIAL: Final = 6  # iterations of each job side by side, in auto
+# Of each job: eight are known well where every second or fourth one is long.
+_NUM_ALONE: Final = NUM_WATCHED + 8  # iterations in turns, at first
+_NUM_TRIAL: Final = 8  # iterations side by side, in auto
 _NOTED_BYTES: Final = 1 << 20  # of growth
 
 
@@ -123,7 +124,7 @@ class SharePlan:
             name: record.iterations[self.first_trial.get(name, 0) :]
             for name, record in records.items()
         }
-        factors = slowdowns(trial, {name: x.solo_s for name, x in records.items()})
+        factors = slowdowns(trial, {name: x.alone_s for name, x in records.items()})
         found = []
         for name, record in records.items():
             forecast = record.state.forecast
@@ -167,7 +168,7 @@ class SharePlan:
                     tuple(record.iterations),
                     self.first_shared.get(job.name, 0),
                     until_s,
-                    record.solo_s,
+                    record.alone_s,
                     record.state.static_bytes,
                     record.state.forecast,
                     record.num_wrong,

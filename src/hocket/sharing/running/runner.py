@@ -193,6 +193,7 @@ class JobRunner(JobContext):
         """Train one iteration, until the device is done."""
         if self._log is not None:
             self._log.begin()
+        self.kind = ""
         loss = self._on_lane(lambda: step(batch), f"iteration {len(self.losses)}")
         self._finish_device()
         if self._log is not None:
@@ -226,7 +227,9 @@ class JobRunner(JobContext):
             self._num_logged = 0
         if self._shared.unguarded and not (self._is_guarded or in_turns):
             self._shared.unguarded.check(self.name)
-        self._gate.finish(self.name, goes_on=in_turns, is_watched=is_watched)
+        self._gate.finish(
+            self.name, kind=self.kind, goes_on=in_turns, is_watched=is_watched
+        )
         is_known = self._job.draws is None and len(self.losses) == NUM_WATCHED
         if is_known and not in_turns and not self.random.has_drawn:
             self._is_guarded = False
