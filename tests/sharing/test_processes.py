@@ -163,7 +163,7 @@ def test_processes_on_a_gpu_need_all_peaks(tmp_path: Path) -> None:
         plan.after_iteration()
         assert isinstance(plan.gate.stop_error, FitError) == is_refused
         if is_refused:
-            assert "give at least memory_bytes=221" in str(plan.gate.stop_error)
+            assert "give at least memory_bytes=65,757" in str(plan.gate.stop_error)
     assert "slices of time" in process_note(tmp_path)
     os.mkfifo(tmp_path / "control")
     assert "through MPS" in process_note(tmp_path)
