@@ -98,6 +98,22 @@ class Job:
                 raise ConfigError(f"job {self.name!r}: {name}={value} is not above 0")
 
 
+def made_parts(name: str, made: object) -> tuple[Step, Iterable[Any]]:
+    """Return the step and the batches that a job's `make` has returned.
+
+    Raises:
+        ConfigError: it has returned anything else.
+    """
+    match made:
+        case (step, batches) if callable(step) and isinstance(batches, Iterable):
+            return step, batches
+    raise ConfigError(
+        f"job {name!r}: make returned {type(made).__name__} and not step, batches: "
+        "return a function step(batch), which trains one iteration, and an iterable of "
+        "batches"
+    )
+
+
 def check_jobs(jobs: list[Job]) -> None:
     """Refuse jobs that cannot share.
 

@@ -27,7 +27,7 @@ from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import ADMITTING, Mode, Point
 from hocket.sharing.running.gates import Gates, StoppedError
-from hocket.sharing.running.job import Job, JobContext, Step
+from hocket.sharing.running.job import Job, JobContext, Step, made_parts
 from hocket.sharing.running.memory_log import MemoryLog, open_log
 from hocket.sharing.running.random_state import DrawGuard, JobRandom, UnguardedDrawCheck
 from hocket.sharing.running.settings import Settings, check_settings
@@ -159,7 +159,8 @@ class JobRunner(JobContext):
         """Make the job; no other one runs meanwhile."""
         self._log = open_log(self.device)
         self.random.set_state()
-        step, batches = self._on_lane(lambda: self._job.make(self), "make")
+        made = self._on_lane(lambda: self._job.make(self), "make")
+        step, batches = made_parts(self.name, made)
         self.random.save_state()
         self._check_settings()
         self.made.set()
