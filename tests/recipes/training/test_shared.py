@@ -147,6 +147,34 @@ def test_the_speed_of_recipes_that_evaluate_and_accumulate(tmp_path: Path) -> No
     assert two.total_speed == pytest.approx(1.0, rel=0.15)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--mode", "ticktock"), "did you mean 'tick-tock'"),
+        (("--weights", "1,0"), "weight=0.0"),
+        (("--mode", "lag", "--weights", "2,1"), "have no effect"),
+        (("--memory", "20GB"), "is no size"),
+        (("--memory", "0"), "memory_bytes=0 is no number of bytes above 0"),
+        (("--device", "banana"), "device 'banana': jobs share a GPU"),
+    ],
+)
+def test_a_refused_share_takes_no_folder(
+    tmp_path: Path, wrong: tuple[str, ...], message: str
+) -> None:
+    """Past bug: the same command without the fault found a folder that was not empty.
+
+    Also where the second run's folder is the one that cannot be used.
+    """
+    out = share(tmp_path / "both", options=wrong).replace("\n", " ")
+    assert message in out
+    assert not (tmp_path / "both").exists()
+    used = tmp_path / "both" / JOBS[1] / "kept.txt"
+    used.parent.mkdir(parents=True)
+    used.touch()
+    assert "is not empty" in share(tmp_path / "both")
+    assert not (tmp_path / "both" / JOBS[0]).exists()
+
+
 def test_refuses_a_folder_that_is_in_use(whole: Path) -> None:
     """By another run, or by a run's files; and to resume without a folder."""
     lock = FolderLock(whole / JOBS[1])
