@@ -51,6 +51,7 @@ def make(
         noise = torch.randn(len(real_B), NOISE, 1, 1)
         both = (x.to(job.device).chunk(batch_chunk) for x in (real_B, noise))
         chunks = list(zip(*both, strict=True))
+        sizes = [len(real) for real, _ in chunks]
 
         def judge(chunk: Any) -> Tensor:
             real, made = nets[1](chunk[0]), nets[1](nets[0](chunk[1]).detach())
@@ -60,7 +61,8 @@ def make(
             made = nets[1](nets[0](chunk[1]))
             return bce(made, torch.ones_like(made))
 
-        return loops[1].update(chunks, judge) + loops[0].update(chunks, make_better)
+        judged = loops[1].update(chunks, sizes, judge)
+        return judged + loops[0].update(chunks, sizes, make_better)
 
     return step, images(folder, batch_size)
 

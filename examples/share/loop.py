@@ -45,13 +45,24 @@ class Loop:
         self.autocast: Callable[[], Any] = lambda: torch.autocast(**cast)
         self.scaler: Any = torch.amp.GradScaler(kind, enabled=amp and kind == "cuda")
 
-    def update(self, chunks: Sequence[Any], loss_of: Callable[[Any], Tensor]) -> Tensor:
-        """Train on chunks, with one update; return the mean of their losses."""
+    def update(
+        self,
+        chunks: Sequence[Any],
+        sizes: Sequence[int],
+        loss_of: Callable[[Any], Tensor],
+    ) -> Tensor:
+        """Train on chunks, with one update; return the mean loss over their samples.
+
+        Args:
+            chunks: the chunks.
+            sizes: the numbers of their samples.
+            loss_of: returns the mean loss over the samples of a chunk.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.job.device)
-        for chunk in chunks:
+        for chunk, size in zip(chunks, sizes, strict=True):
             with self.job.forward(), self.autocast():
-                loss = loss_of(chunk) / len(chunks)
+                loss = loss_of(chunk) * (size / sum(sizes))
             with self.job.backward():
                 self.scaler.scale(loss).backward()
             total += loss.detach()

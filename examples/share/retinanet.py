@@ -55,9 +55,8 @@ def make(
 
     def step(batch: list[Scene]) -> Tensor:
         size = -(-len(batch) // chunk)
-        return loop.update(
-            [batch[i : i + size] for i in range(0, len(batch), size)], loss_of
-        )
+        chunks = [batch[i : i + size] for i in range(0, len(batch), size)]
+        return loop.update(chunks, [len(own) for own in chunks], loss_of)
 
     return step, batches()
 

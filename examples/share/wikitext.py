@@ -58,9 +58,9 @@ def make(
             )
             return loss
 
-        return loop.update(
-            [*enumerate(ids_BT.to(job.device).chunk(batch_chunk))], loss_of
-        )
+        chunks = ids_BT.to(job.device).chunk(batch_chunk)
+        sizes = [len(own_BT) for own_BT in chunks]
+        return loop.update([*enumerate(chunks)], sizes, loss_of)
 
     return step, batches()
 

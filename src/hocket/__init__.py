@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from hocket.sharing.running.job import Job as Job
     from hocket.sharing.running.job import JobContext as JobContext
     from hocket.sharing.running.share import share as share
+    from hocket.sharing.waves.emulate import emulate_waves as emulate_waves
     from hocket.sharing.waves.result import WaveResult as WaveResult
     from hocket.sharing.waves.waves import Waves as Waves
     from hocket.teacher.evaluation import LinearProbe as LinearProbe
@@ -204,6 +205,7 @@ _HOMES = {
     "citation": "hocket.citation",
     "compile_step": "hocket.run.outoforder.compile_step",
     "emulate": "hocket.run.engine.emulator.emulate",
+    "emulate_waves": "hocket.sharing.waves.emulate",
     "fill_with": "hocket.passes.fill_with",
     "fit": "hocket.run.fit",
     "fit_linear_probe": "hocket.teacher.evaluation",

@@ -72,18 +72,25 @@ def test_a_memory_is_as_good_as_a_longer_segment() -> None:
     torch.testing.assert_close(torch.cat([first, second], 1), whole)
 
 
-def test_chunks_have_the_gradient_of_the_batch() -> None:
-    """One update from two halves is that from the whole, and clipped alike."""
-    weights = []
-    for num_chunks in (1, 2):
+@pytest.mark.parametrize("num_chunks", [2, 3])
+def test_chunks_have_the_gradient_of_the_batch(num_chunks: int) -> None:
+    """One update from two halves is that from the whole, and clipped alike.
+
+    Past bug: of chunks of 3, 3 and 2 samples it was the mean of their means.
+    """
+    weights, losses = [], []
+    for num in (1, num_chunks):
         torch.manual_seed(0)
         model = nn.Linear(4, 3).double()
         loop = Loop(Alone(), torch.optim.SGD(model.parameters(), 0.1), clip_norm=0.1)
-        chunks = torch.randn(8, 4, dtype=torch.float64).chunk(num_chunks)
+        chunks = torch.randn(8, 4, dtype=torch.float64).chunk(num)
+        sizes = [len(chunk) for chunk in chunks]
         for _ in range(3):
-            loop.update(chunks, lambda x: model(x).square().mean())  # noqa: B023
+            loss = loop.update(chunks, sizes, lambda x: model(x).square().mean())  # noqa: B023
         weights.append(model.weight.detach())
+        losses.append(loss)
     torch.testing.assert_close(*weights)
+    torch.testing.assert_close(*losses)
 
 
 def test_pictures_with_boxes_are_read_and_learnt(tmp_path: Path) -> None:

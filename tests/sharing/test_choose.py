@@ -123,5 +123,5 @@ def test_finds_how_much_jobs_slow_each_other() -> None:
         return Iteration(0, start_s, start_s, nan, end_s, 0.0, ran_alone=False)
 
     trial = {"a": [ran(0.0, 4.0)], "b": [ran(1.0, 2.0), ran(2.0, 6.0)]}
-    found = slowdowns(trial, {"a": 2.5, "b": 5.0})
+    found = slowdowns(trial, {"a": {"": 2.5}, "b": {"": 5.0}})
     assert found == pytest.approx({"a": 2.0, "b": 1.0})

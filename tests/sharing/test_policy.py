@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from hocket.sharing.board import Board
+from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Decision, JobState, Mode, Point, decide
 from hocket.sharing.simulate import SharedRun, SimulatedJob, simulate_jobs
 from tests.sharing.support.forecasts import any_forecast, needed, ramp
@@ -44,7 +45,8 @@ def test_random_pairs_hold_their_budget_and_overlap_saves_time() -> None:
     """1,000 random pairs under random budgets: what they hold at once always fits.
 
     All end, so nothing is stuck. Where neither job slows the other, admission by the
-    curves is never slower than turns.
+    curves is never slower than turns; a lag, by at most half of the longest iteration,
+    for which the shorter job may wait at first.
     """
     rng = random.Random(1)
     for _ in range(NUM_PAIRS):
@@ -57,6 +59,45 @@ def test_random_pairs_hold_their_budget_and_overlap_saves_time() -> None:
                 assert len(run.iterations[job.name]) == job.num_iterations
         turns_s = runs[Mode.TURNS].makespan_s
         assert runs[Mode.BUDGET].makespan_s <= turns_s + ROUNDING
+        longest_s = max(job.actual.seconds for job in jobs)
+        assert runs[Mode.LAG].makespan_s <= turns_s + longest_s / 2 + ROUNDING
+
+
+def test_random_pairs_whose_forecasts_are_wrong() -> None:
+    """1,000 random pairs; forwards and backwards take up to 10 % more or less.
+
+    The makespan is at most that of turns and the forecasts' error, in a lag with half
+    of the longest iteration. The budget is exceeded only by iterations that were
+    admitted before one of each job had been seen.
+    """
+    rng = random.Random(2)
+    for _ in range(NUM_PAIRS):
+        jobs = any_pair(rng)
+        budget = needed(jobs) * rng.uniform(1.0, 1.6)
+        wrong = [replace(job, believed=misjudged(job.actual, rng)) for job in jobs]
+        error_s = sum(
+            abs(known.forward_s - job.actual.forward_s)
+            + abs(known.backward_s - job.actual.backward_s)
+            for job in wrong
+            if (known := job.believed) is not None
+        )
+        most_s = simulate_jobs(Mode.TURNS, wrong, budget).makespan_s + error_s
+        lag_s = max(job.actual.seconds for job in jobs) / 2
+        for mode, more_s in ((Mode.BUDGET, 0.0), (Mode.LAG, lag_s)):
+            run = simulate_jobs(mode, wrong, budget)
+            assert run.makespan_s <= most_s + more_s + ROUNDING
+            seen_s = max(own[0].end_s for own in run.iterations.values())
+            for time_s, held in run.levels:
+                if time_s > seen_s + ROUNDING:
+                    assert sum(held.values()) <= budget + ROUNDING
+
+
+def misjudged(actual: Forecast, rng: random.Random) -> Forecast:
+    """A forecast whose seconds are off by up to 10 %."""
+    return actual.retimed(
+        actual.forward_s * rng.uniform(0.9, 1.1),
+        actual.backward_s * rng.uniform(0.9, 1.1),
+    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode, Point
 from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.plan import SharePlan
-from hocket.sharing.running.share import process_note
+from hocket.sharing.running.request import process_note
 from tests.run.support.forked import answers_of
 from tests.sharing.support.jobs import (
     Trained,
@@ -163,7 +163,7 @@ def test_processes_on_a_gpu_need_all_peaks(tmp_path: Path) -> None:
         plan.after_iteration()
         assert isinstance(plan.gate.stop_error, FitError) == is_refused
         if is_refused:
-            assert "give at least memory_bytes=221" in str(plan.gate.stop_error)
+            assert "give at least memory_bytes=65,757" in str(plan.gate.stop_error)
     assert "slices of time" in process_note(tmp_path)
     os.mkfifo(tmp_path / "control")
     assert "through MPS" in process_note(tmp_path)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,12 @@ import torch
 import hocket
 from hocket.errors import ConfigError, FitError, NoMemoryError, RunError
 from hocket.sharing.policy import WITH_SHARES, Mode
+from hocket.sharing.running.request import allowed_mode
 from hocket.sharing.running.settings import (
     check_settings,
     read_settings,
     set_settings,
 )
-from hocket.sharing.running.share import allowed_mode
 from tests.sharing.support.jobs import (
     Trained,
     classifier,
@@ -280,8 +281,45 @@ def test_refuses_a_budget_below_turns() -> None:
     jobs = [hocket.Job("a", busy), hocket.Job("b", busy)]
     with pytest.raises(FitError, match="give at least memory_bytes=") as caught:
         hocket.share(jobs, mode="lag", memory_bytes=100_000, device="cpu")
-    needed = caught.value.needed_bytes + OWN_BYTES
+    needed = caught.value.needed_bytes
     hocket.share(jobs, mode="lag", memory_bytes=needed, device="cpu").check()
+
+
+def holds(
+    num: int, kib: int, sleep_s: float, job: hocket.JobContext
+) -> tuple[Any, Any]:
+    """A job of so many iterations, with weights."""
+    weights = torch.ones(256 * kib)
+
+    def step(batch: int) -> None:
+        with job.forward():
+            held = weights * 2
+            time.sleep(sleep_s)
+        with job.backward():
+            del held
+
+    return step, range(num)
+
+
+@pytest.mark.parametrize("nums", [(2, 40), (3, 3), (6, 40), (40, 2)])
+@pytest.mark.parametrize("mode", ["turns", "budget", "auto"])
+def test_counts_jobs_that_end_early(mode: str, nums: tuple[int, int]) -> None:
+    """The number that is given works, and a mebibyte less does not.
+
+    Past bug: jobs of three iterations were never looked at; and one that had ended
+    before the other's fourth iteration did not count.
+    """
+    jobs = [
+        hocket.Job("large", partial(holds, nums[0], 4096, 0.0)),
+        hocket.Job("small", partial(holds, nums[1], 512, 0.005)),
+    ]
+    with pytest.raises(FitError, match="give at least memory_bytes=") as caught:
+        hocket.share(jobs, mode=mode, memory_bytes=10, device="cpu")
+    needed = caught.value.needed_bytes
+    assert needed == pytest.approx(8.5 * 2**20, rel=0.02)
+    hocket.share(jobs, mode=mode, memory_bytes=needed, device="cpu").check()
+    with pytest.raises(FitError):
+        hocket.share(jobs, mode=mode, memory_bytes=needed - 2**20, device="cpu")
 
 
 def test_refuses_what_makes_no_sense(tmp_path: Path) -> None:
@@ -355,8 +393,8 @@ def test_auto_overlaps_jobs_that_leave_each_other_room() -> None:
     The busy machine of a test may stretch sleeps, so that the bounds are wide.
     """
     jobs = [
-        hocket.Job("a", sleeping(0.02, 0.04, 1 << 20, 26)),
-        hocket.Job("b", sleeping(0.02, 0.04, 1 << 20, 26)),
+        hocket.Job("a", sleeping(0.02, 0.04, 1 << 20, 34)),
+        hocket.Job("b", sleeping(0.02, 0.04, 1 << 20, 34)),
     ]
     budget = int(1.7 * 2**20)
     report = hocket.share(jobs, memory_bytes=budget, device="cpu")

@@ -7,7 +7,7 @@ import re
 from contextlib import ExitStack
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,6 +16,7 @@ from hocket.cli.shared.output import write_output
 from hocket.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hocket.recipes.config.resolve import Resolved
     from hocket.sharing.running.job import Job
 
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}
@@ -76,6 +77,8 @@ def share_command(
     if not processes:  # they share no memory, and torch's own allocator is faster
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
     from hocket.sharing.page import share_page
+    from hocket.sharing.running.job import Job
+    from hocket.sharing.running.request import read_request
     from hocket.sharing.running.share import share
 
     own = list(settings or [])
@@ -83,14 +86,20 @@ def share_command(
         own.append(f"training.max_steps={max_steps}")
     if resume is not None:
         own.append(f"checkpoint.resume={json.dumps(resume)}")
+    named = _recipes(recipes, own)
+    jobs = [
+        Job(name, lambda _: ((lambda _: None), ()), weight=weight)
+        for (name, _), weight in zip(named, _weights(weights, len(named)), strict=True)
+    ]
+    asked: dict[str, Any] = {
+        "memory_bytes": None if memory is None else byte_count(memory),
+        "mode": mode,
+        "device": device,
+        "processes": processes,
+    }
+    read_request(jobs, **asked)  # before folders are taken
     with ExitStack() as stack:
-        report = share(
-            _jobs(recipes, own, _weights(weights, len(recipes)), run_dir, stack),
-            memory_bytes=None if memory is None else byte_count(memory),
-            mode=mode,
-            device=device,
-            processes=processes,
-        )
+        report = share(_entered(named, jobs, run_dir, stack), **asked)
     typer.echo(str(report))
     for found in report.jobs:
         if losses := [x for x in found.losses if not isnan(x)]:  # nan: an evaluation
@@ -101,48 +110,63 @@ def share_command(
     report.check()
 
 
-def _jobs(
-    recipes: list[str],
-    settings: list[str],
-    weights: list[float],
-    run_dir: Path | None,
-    stack: ExitStack,
-) -> list[Job]:
-    """Return a job for each recipe, each with a folder of its own.
+def _recipes(recipes: list[str], settings: list[str]) -> list[tuple[str, Resolved]]:
+    """Return the recipes, each with the name of its job.
 
     Args:
         recipes: built-in recipes, or files.
         settings: for all of them.
-        weights: one for each recipe.
-        run_dir: gets the folders; each goes where its recipe says when not given.
-        stack: releases the folders.
 
     Raises:
-        RecipeError: a recipe is not valid, or its folder cannot be used.
-        CheckpointError: another run is at work in a folder.
+        RecipeError: a recipe is not valid, or cannot be shared.
     """
     from hocket.cli.train import read_recipe
-    from hocket.recipes.training.run_folder import enter_folder
-    from hocket.recipes.training.shared import recipe_job, refuse_unshared
+    from hocket.recipes.training.shared import refuse_unshared
     from hocket.recipes.training.task import check_data
-    from hocket.sharing.running.job import Job
 
     found = [read_recipe(name, settings) for name in recipes]
     for resolved in found:
         refuse_unshared(resolved.recipe)
         check_data(resolved.recipe)
     stems = [Path(name).stem for name in recipes]
-    jobs = []
-    for i, (resolved, weight) in enumerate(zip(found, weights, strict=True)):
-        number = stems[:i].count(stems[i]) + 1
-        name = f"{stems[i]}-{number}" if stems.count(stems[i]) > 1 else stems[i]
-        own = None if run_dir is None else run_dir / name
+    names = [
+        f"{stem}-{stems[: i + 1].count(stem)}" if stems.count(stem) > 1 else stem
+        for i, stem in enumerate(stems)
+    ]
+    return list(zip(names, found, strict=True))
+
+
+def _entered(
+    recipes: list[tuple[str, Resolved]],
+    jobs: list[Job],
+    run_dir: Path | None,
+    stack: ExitStack,
+) -> list[Job]:
+    """Return the jobs that train the recipes, each with a folder of its own.
+
+    Args:
+        recipes: the recipes, with the names of their jobs.
+        jobs: names, weights and limits.
+        run_dir: gets the folders; each goes where its recipe says when not given.
+        stack: releases the folders.
+
+    Raises:
+        RecipeError: a folder cannot be used.
+        CheckpointError: another run is at work in a folder.
+    """
+    from hocket.recipes.training.run_folder import enter_folder, refuse_folder
+    from hocket.recipes.training.shared import recipe_job
+
+    folders = [None if run_dir is None else run_dir / name for name, _ in recipes]
+    for (_, resolved), own in zip(recipes, folders, strict=True):
+        refuse_folder(resolved, own)
+    made = []
+    for job, (name, resolved), own in zip(jobs, recipes, folders, strict=True):
         folder, lock = enter_folder(resolved, own)
         stack.callback(lock.release)
         typer.echo(f"{name}: {folder}")
-        job = Job(name, lambda _: ((lambda _: None), ()), weight=weight)
-        jobs.append(recipe_job(resolved.recipe, folder, job))
-    return jobs
+        made.append(recipe_job(resolved.recipe, folder, job))
+    return made
 
 
 def byte_count(text: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Final
 
+from hocket.sharing.alone import KindTimes, mean_alone_s, slowdown
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.growth import Growth
 from hocket.sharing.policy import RUNNING, WAITING, JobState, Mode, Point, decide
@@ -33,7 +34,8 @@ class Iteration:
         backward_s: when its first backward began.
         end_s: when it ended.
         delay_s: how long gates held it, those within the iteration included.
-        ran_alone: whether no other job ran at the same time.
+        ran_alone: whether no other job was within an iteration at the same time.
+        kind: see `JobContext.kind`.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Iteration:
     end_s: float
     delay_s: float
     ran_alone: bool
+    kind: str = ""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class JobRecord:
         state: what the policy reads.
         max_slowdown: how much slower than alone the job may be; inf for no limit.
         iterations: those that ended.
-        solo_s: the shortest iteration that ran alone, or a forecast's; nan if unknown.
+        kinds: what iterations of each kind take alone, and took.
         num_wrong: how often its forecast did not hold.
         memory_held: whether the last iteration that was watched held what was forecast.
         growth: what it holds between iterations; None if nothing was watched.
@@ -66,7 +69,7 @@ class JobRecord:
     state: JobState
     max_slowdown: float
     iterations: list[Iteration] = field(default_factory=list)
-    solo_s: float = nan
+    kinds: dict[str, KindTimes] = field(default_factory=dict)
     num_wrong: int = 0
     memory_held: bool = True
     growth: Growth | None = None
@@ -78,7 +81,7 @@ class JobRecord:
     first_start_s: float = nan
     first_backward_s: float = nan
     delay_s: float = 0.0
-    spent_s: float = 0.0  # at gates and in iterations: without loading data
+    spent_s: float = 0.0  # of this iteration, at gates too: without loading data
     ran_alone: bool = True
     forward_s: float = 0.0  # of this iteration
     backward_s: float = 0.0
@@ -96,6 +99,11 @@ class JobRecord:
         state.come_to(point, now_s)
 
     @property
+    def is_begun(self) -> bool:
+        """Return whether it is within an iteration; in tick-tock also at a gate."""
+        return self.first_start_s == self.first_start_s
+
+    @property
     def grows(self) -> bool:
         """Return whether it holds more after each iteration than before."""
         state = self.state
@@ -103,14 +111,24 @@ class JobRecord:
             return False
         return self.growth.must_watch(state.forecast.curve.peak)
 
+    @property
+    def alone_s(self) -> dict[str, float]:
+        """Return the mean seconds of its iterations alone, by kind; nan if unknown."""
+        return {kind: times.mean_s for kind, times in self.kinds.items()}
+
+    @property
+    def solo_s(self) -> float:
+        """Return the mean seconds of its iterations alone; nan if unknown."""
+        return mean_alone_s(self.kinds.values())
+
     def slowdown(self, now_s: float) -> float:
-        """Return its time so far over that of as many iterations alone.
+        """Return its time so far over that of the same iterations alone.
 
         The time in which it loads data counts in neither.
         """
-        state, alone_s = self.state, self.solo_s * len(self.iterations)
+        state = self.state
         at_s = 0.0 if state.point is Point.AWAY else now_s - state.point_s
-        return (self.spent_s + at_s) / alone_s if alone_s > 0 else 1.0
+        return slowdown(self.kinds.values(), self.spent_s + at_s)
 
 
 class Board:
@@ -166,7 +184,7 @@ class Board:
                 is_trusted=forecast is not None,
             ),
             max_slowdown,
-            solo_s=nan if forecast is None else forecast.seconds,
+            kinds={"": KindTimes(nan if forecast is None else forecast.seconds)},
         )
 
     def leave(self, name: str, now_s: float, *, keeps_memory: bool = False) -> None:
@@ -187,7 +205,7 @@ class Board:
         """Let a job come to a gate."""
         self._spend(now_s)
         record = self.records[name]
-        if record.first_start_s != record.first_start_s:  # a new iteration
+        if not record.is_begun:
             record.request_s = now_s
             if record.iterations and record.state.point is Point.AWAY:
                 record.state.away_s = now_s - record.iterations[-1].end_s
@@ -222,8 +240,17 @@ class Board:
             self._spend(now_s)
             self._enter_backward(record, now_s)
 
-    def finish(self, name: str, now_s: float) -> Iteration:
-        """Mark the end of a job's iteration."""
+    def finish(
+        self, name: str, now_s: float, *, kind: str = "", is_watched: bool = False
+    ) -> Iteration:
+        """Mark the end of a job's iteration.
+
+        Args:
+            name: the job.
+            now_s: the time.
+            kind: see `JobContext.kind`.
+            is_watched: whether its memory was watched, which takes time.
+        """
         self._spend(now_s)
         record = self.records[name]
         begun = record.first_backward_s
@@ -235,14 +262,18 @@ class Board:
             now_s,
             record.delay_s,
             record.ran_alone,
+            kind,
         )
         record.iterations.append(iteration)
-        if record.ran_alone and len(record.iterations) > 1:  # the first one warms up
-            lasted = now_s - record.first_start_s
-            record.solo_s = min(lasted, record.solo_s) if record.solo_s > 0 else lasted
-        record.first_start_s = record.first_backward_s = nan
-        record.delay_s = 0.0
         record.move(Point.AWAY, now_s)
+        times = record.kinds.setdefault(kind, KindTimes())
+        if record.ran_alone:
+            lasted_s = now_s - record.first_start_s
+            times.ran_alone(lasted_s, record.spent_s, is_rough=is_watched)
+        else:
+            times.ran_beside(record.spent_s)
+        record.first_start_s = record.first_backward_s = nan
+        record.delay_s = record.spent_s = 0.0
         return iteration
 
     def observe(
@@ -290,7 +321,8 @@ class Board:
         if forecast is None:
             return
         own_s = record.forward_s + record.backward_s
-        is_late = own_s > TIME_MARGIN * max(forecast.seconds, record.solo_s)
+        alone_s = record.kinds[record.iterations[-1].kind].mean_s
+        is_late = own_s > TIME_MARGIN * max(forecast.seconds, alone_s)
         record.num_wrong += is_late and record.state.is_trusted
         record.state.is_trusted = record.memory_held and not is_late
         if len(record.iterations) > record.num_seen + 1:  # watching takes time, too
@@ -308,14 +340,14 @@ class Board:
         if state.point is Point.WAITS_BACKWARD:
             self._enter_backward(record, now_s)
             return
-        if record.first_start_s != record.first_start_s:
+        if not record.is_begun:
             record.first_start_s = now_s
             record.ran_alone = True
             record.forward_s = record.backward_s = 0.0
-        running = [x for x in self.records.values() if x.state.point in RUNNING]
-        for other in running:
+        others = [x for x in self.records.values() if x is not record and x.is_begun]
+        for other in others:
             other.ran_alone = False
-        record.ran_alone &= not running
+        record.ran_alone &= not others
         record.move(Point.FORWARD, now_s)
         state.start_s = now_s
         state.num_starts += 1

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
-from statistics import median
+from math import ceil, inf, isnan, nan
 from typing import Final
 
 from hocket.draw.quantity import byte_size
@@ -23,7 +22,7 @@ PREDICTED: Final = (Mode.TURNS, Mode.BUDGET, Mode.LAG, Mode.TICK_TOCK, Mode.FREE
 _NUM_ITERATIONS: Final = 30  # of the slowest job: shares are exact to a twentieth
 _MOST_ITERATIONS: Final = 150
 _MOST_SLOWDOWN: Final = 10.0  # beyond it, what was measured is noise
-_LEAST_OVERLAP: Final = 0.2  # of an iteration, to see how much it was slowed
+_LEAST_OVERLAP: Final = 0.2  # of the iterations, to see how much it was slowed
 _TINY_S: Final = 1e-12
 _LEAST_GAIN: Final = 1.03  # over turns, which need no trust in forecasts
 _SHARE_MARGIN: Final = 0.95
@@ -145,28 +144,32 @@ def predict(
 
 
 def slowdowns(
-    trial: Mapping[str, Sequence[Iteration]], solo_s: Mapping[str, float]
+    trial: Mapping[str, Sequence[Iteration]], alone_s: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """Return how much longer each job's work takes while another job runs.
 
-    Of an iteration, `own` seconds ran alone and `both` beside another: its work alone
-    would take `solo_s = own + both / slowdown`. The median over iterations counts.
+    Of the iterations, `own` seconds ran alone and `both` beside another: their work
+    alone would take `own + both / slowdown`. Sums over iterations count, as these may
+    be uneven.
 
     Args:
         trial: iterations of a time in which jobs overlapped.
-        solo_s: the seconds of an iteration alone.
+        alone_s: the mean seconds of iterations alone, by job and kind.
     """
     found = {}
     for name, iterations in trial.items():
         others = [x for other, own in trial.items() if other != name for x in own]
-        factors = []
+        work_s = own_s = both_s = 0.0
         for x in iterations:
-            both_s = _covered_s(x, others)
-            alone_s = x.end_s - x.start_s - both_s
-            left_s = max(solo_s[name] - alone_s, both_s / _MOST_SLOWDOWN, _TINY_S)
-            if both_s > _LEAST_OVERLAP * solo_s[name]:
-                factors.append(max(1.0, both_s / left_s))
-        found[name] = median(factors or [1.0])
+            if isnan(mean_s := alone_s[name].get(x.kind, nan)):
+                continue
+            covered_s = _covered_s(x, others)
+            work_s += mean_s
+            both_s += covered_s
+            own_s += x.end_s - x.start_s - covered_s
+        left_s = max(work_s - own_s, both_s / _MOST_SLOWDOWN, _TINY_S)
+        overlaps = both_s > _LEAST_OVERLAP * work_s
+        found[name] = max(1.0, both_s / left_s) if overlaps else 1.0
     return found
 
 

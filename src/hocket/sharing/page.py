@@ -60,7 +60,7 @@ def simulated_report(
             iterations=tuple(run.iterations[job.name]),
             first_shared=1,
             until_s=min(own[-1].end_s for own in run.iterations.values()),
-            solo_s=job.actual.seconds,
+            alone_s={"": job.actual.seconds},
             static_bytes=job.static_bytes,
             forecast=job.actual,
             num_wrong=run.num_wrong[job.name],

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import inf, isfinite
+from math import inf, isfinite, isnan, nan
 from typing import Final
 
 from hocket.core.timelines.idle import Cause
@@ -35,7 +35,7 @@ class JobReport:
         iterations: when each ran.
         first_shared: the first iteration in the mode that was asked for or chosen.
         until_s: when the first of the jobs ended.
-        solo_s: the seconds of an iteration alone; nan if none ran alone.
+        alone_s: the mean seconds of its iterations alone, by kind; nan if unknown.
         static_bytes: what it holds between iterations.
         forecast: its last iteration, with its memory; None if none was seen.
         num_wrong: how often its forecast did not hold.
@@ -50,7 +50,7 @@ class JobReport:
     iterations: tuple[Iteration, ...]
     first_shared: int
     until_s: float
-    solo_s: float
+    alone_s: Mapping[str, float]
     static_bytes: float
     forecast: Forecast | None
     num_wrong: int
@@ -65,17 +65,31 @@ class JobReport:
         return found if len(found) > 1 else self.iterations
 
     @property
+    def solo_s(self) -> float:
+        """Return the mean seconds of a shared iteration alone; nan if unknown."""
+        alone, _ = self._comparable
+        return sum(alone) / len(alone) if alone else nan
+
+    @property
     def shared_s(self) -> float:
         """Return the mean time from the end of an iteration to that of the next."""
-        own = self.shared
-        if len(own) < 2:
-            return inf
-        return (own[-1].end_s - own[0].end_s) / (len(own) - 1)
+        _, shared = self._comparable
+        return sum(shared) / len(shared) if shared else inf
 
     @property
     def speed(self) -> float:
-        """Return the time of an iteration alone over that shared."""
+        """Return the time that its iterations take alone over that shared."""
         return self.solo_s / self.shared_s
+
+    @property
+    def _comparable(self) -> tuple[list[float], list[float]]:
+        """Return the seconds alone and shared of iterations of which both are known."""
+        found = [
+            (self.alone_s.get(b.kind, nan), b.end_s - a.end_s)
+            for a, b in pairwise(self.shared)
+        ]
+        found = [x for x in found if not isnan(x[0])]
+        return [alone for alone, _ in found], [shared for _, shared in found]
 
     @property
     def delay_s(self) -> float:

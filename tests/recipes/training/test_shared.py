@@ -13,10 +13,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import hocket
 from hocket.cli.main import app
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
 from hocket.recipes.training.run_folder import claim_folder
+from hocket.recipes.training.shared import recipe_job
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.format.folder import saved
 from hocket.run.checkpoint.format.lock import FolderLock
@@ -111,6 +113,66 @@ def test_train_and_share_go_on_from_each_other(
         torch.testing.assert_close(
             x, last_weights(begun)[name], rtol=2e-3, atol=2e-4, msg=name
         )
+
+
+def share_recipe(folder: Path, num_jobs: int) -> hocket.ShareReport:
+    """The report of equal runs in turns, which accumulate and evaluate."""
+    jobs = []
+    for i in range(num_jobs):
+        own = folder / str(i)
+        resolved = resolve("digits-vit", [*SMALL, "training.num_epochs=40"])
+        claim_folder(own, resolved.to_toml())
+        jobs.append(
+            recipe_job(
+                resolved.recipe,
+                own,
+                hocket.Job(str(i), lambda _: ((lambda _: None), ())),
+            )
+        )
+    report = hocket.share(jobs, mode="turns", device="cpu")
+    report.check()
+    return report
+
+
+def test_the_speed_of_recipes_that_evaluate_and_accumulate(tmp_path: Path) -> None:
+    """Alone it is 1, and that of two equal ones in turns is about 1 together.
+
+    Past bug: 0.45 and 0.15. The shortest iteration that ran alone was that of a small
+    evaluation batch, or of a batch without an update.
+    """
+    (alone,) = share_recipe(tmp_path / "one", 1).jobs
+    assert alone.speed == pytest.approx(1.0, rel=0.1)
+    assert alone.alone_s.keys() == {"", "update", "evaluation"}
+    two = share_recipe(tmp_path / "two", 2)
+    assert two.total_speed == pytest.approx(1.0, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--mode", "ticktock"), "did you mean 'tick-tock'"),
+        (("--weights", "1,0"), "weight=0.0"),
+        (("--mode", "lag", "--weights", "2,1"), "have no effect"),
+        (("--memory", "20GB"), "is no size"),
+        (("--memory", "0"), "memory_bytes=0 is no number of bytes above 0"),
+        (("--device", "banana"), "device 'banana': jobs share a GPU"),
+    ],
+)
+def test_a_refused_share_takes_no_folder(
+    tmp_path: Path, wrong: tuple[str, ...], message: str
+) -> None:
+    """Past bug: the same command without the fault found a folder that was not empty.
+
+    Also where the second run's folder is the one that cannot be used.
+    """
+    out = share(tmp_path / "both", options=wrong).replace("\n", " ")
+    assert message in out
+    assert not (tmp_path / "both").exists()
+    used = tmp_path / "both" / JOBS[1] / "kept.txt"
+    used.parent.mkdir(parents=True)
+    used.touch()
+    assert "is not empty" in share(tmp_path / "both")
+    assert not (tmp_path / "both" / JOBS[0]).exists()
 
 
 def test_refuses_a_folder_that_is_in_use(whole: Path) -> None:

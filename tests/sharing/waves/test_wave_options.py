@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,10 +16,9 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import CheckpointError, ConfigError, DataError, ModelError
 from hocket.sharing.waves import evaluate
-from tests.sharing.support.wave_oracles import (
+from tests.sharing.support.wave_nets import (
     adamw,
     difference,
-    emulate_waves,
     halving,
     losses,
     make_batches,
@@ -54,26 +54,33 @@ class Averages:
         self.num_copies = num_copies
         self.of = {n: p.detach().clone() for n, p in make_net().named_parameters()}
 
-    def __call__(self, step: int, net: nn.Module) -> None:
-        """Move, where tick was updated."""
-        if step % self.num_copies:
-            return
-        for name, p in net.named_parameters():
-            for _ in range(self.num_copies):
-                self.of[name] += (p.detach() - self.of[name]) * (1 - DECAY)
+    def followed(self, batches: list[Any], net: nn.Module) -> Iterator[Any]:
+        """Yield batches, and move after each update of tick."""
+        for step, batch in enumerate(batches):
+            yield batch
+            if step % self.num_copies:
+                continue
+            for name, p in net.named_parameters():
+                for _ in range(self.num_copies):
+                    self.of[name] += (p.detach() - self.of[name]) * (1 - DECAY)
 
 
 @pytest.mark.parametrize("scheduler", [halving, None])
 @pytest.mark.parametrize("sync", ["wave", "exact"])
 def test_averaged_weights_equal_their_formula(
-    sync: str, scheduler: Any, tmp_path: Path
+    sync: Any, scheduler: Any, tmp_path: Path
 ) -> None:
     """Also over a save and a load; what is trained is not touched."""
     batches, num = make_batches(NUM_STEPS), 2 if sync == "wave" else 1
-    constant: dict[str, Any] = {} if scheduler else {"make_rate": lambda step: 1e-2}
-    averages = Averages(num)
-    _, copies = emulate_waves(
-        batches, num_copies=num, num_parts=2, after_update=averages, **constant
+    averages, net = Averages(num), make_net()
+    hocket.emulate_waves(
+        net,
+        losses,
+        adamw,
+        averages.followed(batches, net),
+        sync=sync,
+        num_microbatches=2,
+        scheduler=scheduler,
     )
     options = {"ema_decay": DECAY, "scheduler": scheduler}
     with make_waves(sync, **options) as waves:
@@ -90,7 +97,7 @@ def test_averaged_weights_equal_their_formula(
         for _ in waves.train(batches[5:]):
             pass
         averaged, trained = waves.state_dict(ema=True), waves.state_dict()
-        assert difference(trained, dict(copies[0])) <= TOLERANCE
+        assert difference(trained, net.state_dict()) <= TOLERANCE
         for name, expected in averages.of.items():
             off = (averaged[name] - expected).abs().max() / expected.abs().max()
             assert off <= TOLERANCE, name
@@ -178,15 +185,23 @@ def test_evaluation_is_that_of_ticks_copy(sync: str) -> None:
 
 
 @pytest.mark.parametrize("sync", ["wave", "exact"])
-def test_bfloat16_equals_autocast_in_the_formula(sync: str) -> None:
+def test_bfloat16_equals_autocast_in_the_formula(sync: Any) -> None:
     """Forwards and evaluation compute in it; without it the numbers are others."""
-    batches, num = make_batches(NUM_STEPS), 2 if sync == "wave" else 1
-    states = []
-    for short in (torch.bfloat16, None):
-        _, copies = emulate_waves(
-            batches, num_copies=num, num_parts=2, make=make_short_net, short=short
+    batches, states = make_batches(NUM_STEPS), []
+    precisions: tuple[Literal["bfloat16", "float32"], ...] = ("bfloat16", "float32")
+    for precision in precisions:
+        short = make_short_net()
+        hocket.emulate_waves(
+            short,
+            losses,
+            adamw,
+            batches,
+            sync=sync,
+            num_microbatches=2,
+            scheduler=halving,
+            precision=precision,
         )
-        states.append(dict(copies[0]))
+        states.append(short.state_dict())
     with make_waves(sync, model=make_short_net(), precision="bfloat16") as waves:
         for _ in waves.train(batches):
             pass

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
@@ -20,10 +21,10 @@ from hocket.errors import (
 )
 from hocket.run.device.emulated import sleep_until
 from tests.run.support.forked_launch import launch_forked
-from tests.sharing.support.wave_oracles import (
+from tests.sharing.support.wave_nets import (
+    WIDTH,
     adamw,
     difference,
-    emulate_waves,
     halving,
     losses,
     make_batches,
@@ -38,6 +39,13 @@ def make_waves(sync: Any, **options: Any) -> hocket.Waves:
     """The run under test."""
     settings: dict[str, Any] = {"optimizer": adamw, "scheduler": halving, **options}
     return hocket.Waves(make_net(), losses, sync=sync, **settings)
+
+
+def emulated(batches: Any, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """The losses, and the state of each copy, by the formulas."""
+    own: dict[str, Any] = {"scheduler": halving, **options}
+    found, nets = hocket.emulate_waves(make_net(), losses, adamw, batches, **own)
+    return found, [dict(net.state_dict()) for net in nets]
 
 
 @pytest.mark.parametrize("sync", ["wave", "exact"])
@@ -56,18 +64,56 @@ def test_a_run_equals_its_formula(
         found = waves.state_dict()
         others = waves.waves[1].module.state_dict()
     torch.set_rng_state(state)
-    expected, copies = emulate_waves(
-        batches,
-        num_copies=2 if sync == "wave" else 1,
-        num_parts=num_parts,
-        clip_norm=clip_norm,
+    expected, copies = emulated(
+        batches, sync=sync, num_microbatches=num_parts, clip_norm=clip_norm
     )
-    assert [x.loss for x in results] == pytest.approx(expected, rel=TOLERANCE)
+    assert torch.equal(torch.get_rng_state(), state)
+    for x, named in zip(results, expected, strict=True):
+        assert x.losses == pytest.approx(named, rel=TOLERANCE)
     assert [x.step for x in results] == list(range(NUM_STEPS))
     assert difference(found, copies[0]) <= TOLERANCE
     if sync == "wave":
         assert difference(others, copies[1]) <= TOLERANCE
         assert difference(copies[0], copies[1]) > 1e-3  # the copies do differ
+
+
+def test_the_emulator_is_figure_9() -> None:
+    """Written out for plain SGD: the mean of two batches' gradients, by samples."""
+    batches, net = make_batches(3, last=9), nn.Linear(WIDTH, 3).double()
+    copies = [
+        [p.detach().clone().requires_grad_() for p in net.parameters()]
+        for _ in range(2)
+    ]
+    expected, kept = list[float](), list[tuple[int, Any]]()
+    for n, (inputs, targets) in enumerate(batches):
+        own = copies[n % 2]
+        loss = F.cross_entropy(F.linear(inputs, *own), targets)
+        kept.append((len(inputs), torch.autograd.grad(loss, own)))
+        read = kept[-2:]
+        num_samples = sum(num for num, _ in read)
+        with torch.no_grad():
+            for i, p in enumerate(own):
+                p -= 0.1 * sum(num * g[i] for num, g in read) / num_samples
+        expected.append(loss.item())
+    found, nets = hocket.emulate_waves(
+        net, F.cross_entropy, lambda p: torch.optim.SGD(p, 0.1), batches
+    )
+    assert [x["loss"] for x in found] == pytest.approx(expected)
+    assert nets[0] is net
+    for own, trained in zip(copies, nets, strict=True):
+        torch.testing.assert_close(tuple(trained.parameters()), tuple(own))
+
+
+def test_the_emulator_refuses_what_it_does_not_emulate() -> None:
+    """A loss scale, and what `Waves` refuses."""
+    for wrong, message in (
+        ({"precision": "float16"}, "needs a loss scale"),
+        ({"sync": "waves"}, "it may be"),
+        ({"sync": "exact", "num_microbatches": 3}, "use an even number"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            emulated([], **wrong)
 
 
 @pytest.mark.parametrize("sync", ["wave", "exact"])

@@ -47,18 +47,51 @@ def enter_folder(
         RecipeError: the folder cannot be used.
         CheckpointError: another run is active there.
     """
-    text = resolved.to_toml()
-    run, checkpoint = resolved.recipe.run, resolved.recipe.checkpoint
+    text, run = resolved.to_toml(), resolved.recipe.run
     if run_dir is None:
-        _require_run_dir(checkpoint, is_restart=is_restart)
+        _require_run_dir(resolved.recipe.checkpoint, is_restart=is_restart)
         folder = new_folder(Path(run.folder), run.name, text, datetime.now())
         return folder, FolderLock(folder)
-    goes_on = is_restart or checkpoint.resume == NEWEST
-    if goes_on and (run_dir / RECIPE_NAME).is_file():
+    if _goes_on(resolved, run_dir, is_restart=is_restart):
         lock = FolderLock(run_dir)
         (run_dir / RECIPE_NAME).write_text(text, encoding="utf-8")
         return run_dir, lock
     return claim_folder(run_dir, text), FolderLock(run_dir)
+
+
+def refuse_folder(resolved: Resolved, run_dir: Path | None) -> None:
+    """Refuse a folder that `enter_folder` would refuse, and write nothing.
+
+    Args:
+        resolved: the recipe.
+        run_dir: the folder that the user names, if any.
+
+    Raises:
+        RecipeError: the folder cannot be used.
+    """
+    if run_dir is None:
+        _require_run_dir(resolved.recipe.checkpoint, is_restart=False)
+    elif run_dir.is_dir() and not _goes_on(resolved, run_dir, is_restart=False):
+        _refuse_content(run_dir)
+
+
+def _goes_on(resolved: Resolved, run_dir: Path, *, is_restart: bool) -> bool:
+    """Return whether a run that began in a folder goes on there."""
+    resumes = is_restart or resolved.recipe.checkpoint.resume == NEWEST
+    return resumes and (run_dir / RECIPE_NAME).is_file()
+
+
+def _refuse_content(folder: Path) -> None:
+    """Refuse a folder that is not empty.
+
+    Raises:
+        RecipeError: it holds a file.
+    """
+    if found := next(folder.iterdir(), None):
+        raise RecipeError(
+            f"{folder} is not empty (it holds {found.name}), and a run never "
+            "writes over what is there: name another with --run-dir, or remove it"
+        )
 
 
 def _require_run_dir(checkpoint: CheckpointSettings, *, is_restart: bool) -> None:
@@ -114,11 +147,7 @@ def claim_folder(folder: Path, recipe_text: str) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if found := next(folder.iterdir(), None):
-            raise RecipeError(
-                f"{folder} is not empty (it holds {found.name}), and a run never "
-                "writes over what is there: name another with --run-dir, or remove it"
-            )
+        _refuse_content(folder)
         with (folder / RECIPE_NAME).open("x", encoding="utf-8") as file:
             file.write(recipe_text)
     except FileExistsError as error:

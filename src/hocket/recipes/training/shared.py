@@ -215,6 +215,7 @@ class _Run:
     def step(self, batch: Any) -> Tensor | None:
         """Train on a batch and update after `accumulate` of them, or evaluate on it."""
         if isinstance(batch, _EvaluationBatch):
+            self.context.kind = "evaluation"
             self._evaluate(batch.batch)
             return None
         begin_s = perf_counter()
@@ -233,6 +234,7 @@ class _Run:
         self.num_batches += 1
         self.num_samples += count_samples(batch)
         if self.num_batches == accumulate:
+            self.context.kind = "update"
             self._update()
         self.seconds += perf_counter() - begin_s
         return losses[TOTAL].detach()

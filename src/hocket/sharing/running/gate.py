@@ -122,11 +122,11 @@ class JobGates(Gates):
             self.board.wait(name, Point.AWAY, perf_counter())
             self._open()
 
-    def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> None:
+    def finish(self, name: str, *, kind: str, goes_on: bool, is_watched: bool) -> None:
         """See `Gates`."""
         with self.lock:
             self._check(name)
-            self.board.finish(name, perf_counter())
+            self.board.finish(name, perf_counter(), kind=kind, is_watched=is_watched)
             if not is_watched:
                 self.board.retime(name)
             self._later = self.on_finish() or self._later

@@ -41,11 +41,12 @@ class Gates(ABC):
         """Mark that a job leaves a half of its iteration, in tick-tock."""
 
     @abstractmethod
-    def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> None:
+    def finish(self, name: str, *, kind: str, goes_on: bool, is_watched: bool) -> None:
         """Mark the end of an iteration.
 
         Args:
             name: the job.
+            kind: see `JobContext.kind`.
             goes_on: whether the job comes to its gate at once: then no other job is
                 asked before it does, and it may go first again.
             is_watched: whether its memory was watched, which takes time.

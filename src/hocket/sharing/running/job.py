@@ -23,10 +23,13 @@ class JobContext(ABC):
     Attributes:
         name: the job's name.
         device: the device to compute on.
+        kind: what kind of iteration this is, if `step` says so: `step` may set it at
+            any time. What iterations take is compared within a kind.
     """
 
     name: str
     device: torch.device
+    kind: str = ""
 
     @abstractmethod
     def forward(self) -> AbstractContextManager[None]:
@@ -93,6 +96,22 @@ class Job:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"job {self.name!r}: {name}={value} is not above 0")
+
+
+def made_parts(name: str, made: object) -> tuple[Step, Iterable[Any]]:
+    """Return the step and the batches that a job's `make` has returned.
+
+    Raises:
+        ConfigError: it has returned anything else.
+    """
+    match made:
+        case (step, batches) if callable(step) and isinstance(batches, Iterable):
+            return step, batches
+    raise ConfigError(
+        f"job {name!r}: make returned {type(made).__name__} and not step, batches: "
+        "return a function step(batch), which trains one iteration, and an iterable of "
+        "batches"
+    )
 
 
 def check_jobs(jobs: list[Job]) -> None:

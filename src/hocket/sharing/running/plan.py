@@ -6,7 +6,7 @@ turns ──▶ the mode that was asked for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -25,8 +25,11 @@ from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.runner import NUM_WATCHED, JobRunner
 from hocket.sharing.simulate import SimulatedJob
 
-_NUM_ALONE: Final = NUM_WATCHED + 2  # iterations of each job in turns, at first
-_NUM_TRIAL: Final = 6  # iterations of each job side by side, in auto
+# Of each job: eight are known well where every second or fourth one is long.
+_NUM_ALONE: Final = NUM_WATCHED + 8  # iterations in turns, at first
+_NUM_TRIAL: Final = 8  # iterations side by side, in auto
+# Of random states and small objects that are counted in one run, and not in the next.
+_VARIES_BYTES: Final = 1 << 16
 _NOTED_BYTES: Final = 1 << 20  # of growth
 
 
@@ -50,6 +53,7 @@ class SharePlan:
     first_shared: dict[str, int] = field(default_factory=dict)
     first_trial: dict[str, int] | None = None
     is_choosing: bool = False
+    has_checked: bool = False
 
     def __post_init__(self) -> None:
         """Begin in turns."""
@@ -62,12 +66,14 @@ class SharePlan:
             What takes long, in `auto`: to choose the mode, when the trial is over.
         """
         records = self.board.records
+        if not self.has_checked:
+            self._check_first(records)
         if self.first_shared or self.is_choosing:
             return None
         if self.first_trial is None:
             if not self._have_run(_NUM_ALONE, {}):
                 return None
-            self._check_fits(records)
+            self._check_fits(records.values())
             self.first_trial = _counts(records)
             is_auto = self.wanted is Mode.AUTO
             self.board.switch(Mode.BUDGET if is_auto else self.wanted)
@@ -92,26 +98,35 @@ class SharePlan:
             for name, record in self.board.records.items()
         )
 
-    def _check_fits(self, records: dict[str, JobRecord]) -> None:
-        states = [x.state for x in records.values()]
+    def _check_first(self, records: dict[str, JobRecord]) -> None:
+        """Compare the budget with what turns need, once all jobs' memory was seen.
+
+        Jobs that have ended meanwhile count with what they held.
+        """
+        assert self.gate is not None
+        if all(x.state.forecast is not None for x in records.values()):
+            self.has_checked = True
+            self._check_fits([*self.gate.ended.values(), *records.values()])
+
+    def _check_fits(self, records: Iterable[JobRecord]) -> None:
+        states = [x.state for x in records]
         peaks = [x.forecast.curve.peak if x.forecast else 0.0 for x in states]
         peak = sum(peaks) if self.are_apart else max(peaks)
         static = sum(x.static_bytes for x in states)
         needed = int(static + peak) + 1
-        which = (
-            "the iterations of all processes"
-            if self.are_apart
-            else ("the largest iteration")
-        )
+        which = "the largest iteration"
+        if self.are_apart:
+            which = "the iterations of all processes"
         if needed > self.budget_bytes and self.gate is not None:
+            enough = needed + _VARIES_BYTES
             self.gate.stop(
                 FitError(
                     f"memory_bytes={int(self.budget_bytes):,} is less than these jobs "
                     f"need in turns: {byte_size(static)} that stay, and "
                     f"{byte_size(peak)} of {which}; give at least "
-                    f"memory_bytes={needed:,}",
+                    f"memory_bytes={enough:,}",
                     device=0,
-                    needed_bytes=needed,
+                    needed_bytes=enough,
                     memory_bytes=int(self.budget_bytes),
                 )
             )
@@ -123,7 +138,7 @@ class SharePlan:
             name: record.iterations[self.first_trial.get(name, 0) :]
             for name, record in records.items()
         }
-        factors = slowdowns(trial, {name: x.solo_s for name, x in records.items()})
+        factors = slowdowns(trial, {name: x.alone_s for name, x in records.items()})
         found = []
         for name, record in records.items():
             forecast = record.state.forecast
@@ -167,7 +182,7 @@ class SharePlan:
                     tuple(record.iterations),
                     self.first_shared.get(job.name, 0),
                     until_s,
-                    record.solo_s,
+                    record.alone_s,
                     record.state.static_bytes,
                     record.state.forecast,
                     record.num_wrong,

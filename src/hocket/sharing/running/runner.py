@@ -27,7 +27,7 @@ from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import ADMITTING, Mode, Point
 from hocket.sharing.running.gates import Gates, StoppedError
-from hocket.sharing.running.job import Job, JobContext, Step
+from hocket.sharing.running.job import Job, JobContext, Step, made_parts
 from hocket.sharing.running.memory_log import MemoryLog, open_log
 from hocket.sharing.running.random_state import DrawGuard, JobRandom, UnguardedDrawCheck
 from hocket.sharing.running.settings import Settings, check_settings
@@ -159,7 +159,8 @@ class JobRunner(JobContext):
         """Make the job; no other one runs meanwhile."""
         self._log = open_log(self.device)
         self.random.set_state()
-        step, batches = self._on_lane(lambda: self._job.make(self), "make")
+        made = self._on_lane(lambda: self._job.make(self), "make")
+        step, batches = made_parts(self.name, made)
         self.random.save_state()
         self._check_settings()
         self.made.set()
@@ -193,6 +194,7 @@ class JobRunner(JobContext):
         """Train one iteration, until the device is done."""
         if self._log is not None:
             self._log.begin()
+        self.kind = ""
         loss = self._on_lane(lambda: step(batch), f"iteration {len(self.losses)}")
         self._finish_device()
         if self._log is not None:
@@ -226,7 +228,9 @@ class JobRunner(JobContext):
             self._num_logged = 0
         if self._shared.unguarded and not (self._is_guarded or in_turns):
             self._shared.unguarded.check(self.name)
-        self._gate.finish(self.name, goes_on=in_turns, is_watched=is_watched)
+        self._gate.finish(
+            self.name, kind=self.kind, goes_on=in_turns, is_watched=is_watched
+        )
         is_known = self._job.draws is None and len(self.losses) == NUM_WATCHED
         if is_known and not in_turns and not self.random.has_drawn:
             self._is_guarded = False

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from math import inf
-from pathlib import Path
 
 import torch
 
-from hocket import cuda, env
+from hocket import env
 from hocket.errors import ConfigError
-from hocket.nearest import nearest
 from hocket.run.device.open import open_device
-from hocket.sharing.policy import WITH_SHARES, WITH_SLOWDOWNS, Mode
+from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
 from hocket.sharing.running.gate import LOOK_S, JobGates
-from hocket.sharing.running.job import Job, check_jobs
+from hocket.sharing.running.job import Job
 from hocket.sharing.running.plan import SharePlan
 from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.processes.sent_job import sent_job
@@ -26,6 +23,7 @@ from hocket.sharing.running.random_state import (
     default_generators,
     generators_by_thread,
 )
+from hocket.sharing.running.request import Request, read_request
 from hocket.sharing.running.runner import JobRunner, Shared
 from hocket.sharing.running.settings import read_settings
 
@@ -66,51 +64,43 @@ def share(
         What happened. `report.check()` raises an error if a job has failed.
 
     Raises:
-        ConfigError: jobs, mode or the allocator cannot be used so; or the mode does not
-            look at what a job asks for.
+        ConfigError: jobs, mode, device, a number or the allocator cannot be used so; or
+            the mode does not look at what a job asks for.
         FitError: the memory is less than turns need; names what is needed.
         WaitError: a job's process does not start.
     """
-    jobs = list(jobs)
-    check_jobs(jobs)
-    wanted, notes = _mode_of(mode), list[str]()
-    refuse_without_effect(jobs, wanted)
-    if num_iterations is not None and num_iterations < 1:
-        raise ConfigError(f"num_iterations is {num_iterations}: at least 1")
-    torch_device = _device_of(device)
-    is_gpu = torch_device.type == "cuda"
-    if is_gpu and processes:
-        notes.append(process_note(Path(env.MPS_PIPE.text())))
-    elif is_gpu:
-        wanted = allowed_mode(wanted, cuda.allocator_backend(), notes)
-    budget_bytes = inf if memory_bytes is None else memory_bytes
-    plan = SharePlan(wanted, budget_bytes, are_apart=is_gpu and processes)
+    asked = read_request(
+        jobs,
+        memory_bytes=memory_bytes,
+        mode=mode,
+        num_iterations=num_iterations,
+        device=device,
+        processes=processes,
+    )
+    are_apart = processes and asked.device.type == "cuda"
+    plan = SharePlan(asked.mode, asked.budget_bytes, are_apart=are_apart)
     gate = JobGates(
         plan.board, on_finish=plan.after_iteration, keeps_memory=not processes
     )
     plan.gate = gate
-    run = _in_processes if processes else _in_threads
-    runners = run(jobs, gate, wanted, num_iterations, torch_device)
+    runners = (_in_processes if processes else _in_threads)(asked, gate)
     if gate.stop_error is not None:
         raise gate.stop_error
-    return plan.report(jobs, runners, notes)
+    return plan.report(asked.jobs, runners, asked.notes)
 
 
-def _in_threads(
-    jobs: Sequence[Job],
-    gate: JobGates,
-    wanted: Mode,
-    num_iterations: int | None,
-    device: torch.device,
-) -> Sequence[JobRunner]:
+def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
     """Run each job in a thread of this process, to its end."""
+    jobs, device = asked.jobs, asked.device
     generators = default_generators(device)
     with ExitStack() as stack:
         states = [x.get_state() for x in generators]
         unguarded = UnguardedDrawCheck(device, generators)
-        shared = Shared(gate, wanted, num_iterations, read_settings(), unguarded)
+        shared = Shared(
+            gate, asked.mode, asked.num_iterations, read_settings(), unguarded
+        )
         randoms = [JobRandom(device, generators, job.seed) for job in jobs]
-        in_turns = wanted is Mode.TURNS
+        in_turns = asked.mode is Mode.TURNS
         # In turns all are on one lane: each job reuses memory that the others freed.
         lanes = [
             open_device(device, 1, timeout_s=job.timeout_s)
@@ -140,20 +130,17 @@ def _in_threads(
     return runners
 
 
-def _in_processes(
-    jobs: Sequence[Job],
-    gate: JobGates,
-    wanted: Mode,
-    num_iterations: int | None,
-    device: torch.device,
-) -> Sequence[JobProcess]:
+def _in_processes(asked: Request, gate: JobGates) -> Sequence[JobProcess]:
     """Run each job in a process of its own, to its end; none of them is left behind."""
     if env.SHARED_JOB.is_set:
         raise ConfigError(
             "hocket.share(processes=True) was called inside a job's process: a script "
             'that calls it needs the guard `if __name__ == "__main__":` around the call'
         )
-    sent = [sent_job(job, wanted, num_iterations, device) for job in jobs]
+    sent = [
+        sent_job(job, asked.mode, asked.num_iterations, asked.device)
+        for job in asked.jobs
+    ]
     with ExitStack() as stack:
         runners = []
         for job in sent:
@@ -161,7 +148,7 @@ def _in_processes(
             stack.push(runners[-1].close_after)
         for runner in runners:
             runner.wait_until_started()
-        _run(jobs, runners, gate, nullcontext())
+        _run(asked.jobs, runners, gate, nullcontext())
     return runners
 
 
@@ -206,85 +193,3 @@ def _make(runner: JobRunner | JobProcess, gate: JobGates) -> None:
             gate.abandon_hung(only=runner.name)
             if runner.name in gate.hung:
                 return
-
-
-def _mode_of(name: str) -> Mode:
-    names = [mode.value for mode in Mode]
-    if name not in names:
-        raise ConfigError(f"mode {name!r} is unknown: {nearest(name, names)}")
-    return Mode(name)
-
-
-def _device_of(device: str | torch.device | None) -> torch.device:
-    if device is not None:
-        found = torch.device(device)
-        is_bare = found.type == "cuda" and found.index is None
-        return torch.device("cuda", 0) if is_bare else found
-    return torch.device("cuda", 0) if cuda.is_available() else torch.device("cpu")
-
-
-def refuse_without_effect(jobs: Sequence[Job], wanted: Mode) -> None:
-    """Refuse weights and limits that a mode does not look at.
-
-    Raises:
-        ConfigError: says in which modes they have an effect.
-    """
-    weights = [job.weight for job in jobs]
-    if wanted not in WITH_SHARES and len(set(weights)) > 1:
-        raise ConfigError(
-            f'mode="{wanted.value}" gives the jobs no shares: in lag and tick-tock all '
-            "start equally often, and in free no job waits. The weights "
-            f"{', '.join(f'{x:g}' for x in weights)} have no effect: use "
-            'mode="budget", "turns" or "auto", or give all jobs one weight'
-        )
-    for job in jobs:
-        if wanted not in WITH_SLOWDOWNS and job.max_slowdown < inf:
-            raise ConfigError(
-                f"job {job.name!r}: max_slowdown={job.max_slowdown:g} has no effect in "
-                f'mode="{wanted.value}", which does not look at it: use '
-                'mode="budget", "lag", "turns" or "auto", or leave it out'
-            )
-
-
-def allowed_mode(wanted: Mode, backend: str, notes: list[str]) -> Mode:
-    """Return the mode that CUDA's allocator allows.
-
-    The native allocator keeps the memory that one stream freed from all others.
-
-    Args:
-        wanted: the mode that was asked for.
-        backend: the allocator: native or cudaMallocAsync.
-        notes: gets what the report should say.
-
-    Raises:
-        ConfigError: the mode shares memory, and the allocator does not.
-    """
-    if backend != cuda.NATIVE_ALLOCATOR or wanted is Mode.TURNS:
-        return wanted
-    advice = (
-        "torch's native allocator keeps freed memory for the stream that freed it, so "
-        "jobs on two streams reserve both peaks whatever their order: set "
-        f"{env.CUDA_ALLOCATOR.name}=backend:cudaMallocAsync before torch is imported "
-        "(`hocket share` does)"
-    )
-    if wanted in {Mode.LAG, Mode.BUDGET}:
-        raise ConfigError(f'mode="{wanted.value}": {advice}, or use mode="turns"')
-    notes.append(f"note: {advice}")
-    return Mode.TURNS if wanted is Mode.AUTO else wanted
-
-
-def process_note(mps_pipe: Path) -> str:
-    """Return what the report says about processes that share a GPU.
-
-    Args:
-        mps_pipe: the folder in which the control daemon of MPS listens.
-    """
-    if (mps_pipe / "control").exists():
-        return (
-            f"note: processes share the GPU through MPS ({mps_pipe}): kernels of "
-            "several run at the same time, and a fatal fault of one ends all"
-        )
-    return (
-        "note: processes share the GPU in slices of time, and their kernels do not "
-        "overlap: a running MPS daemon (nvidia-cuda-mps-control -d) lets them"
-    )

@@ -79,10 +79,10 @@ class RemoteGates(Gates):
         """See `Gates`."""
         self._send("pause")
 
-    def finish(self, name: str, *, goes_on: bool, is_watched: bool) -> None:
+    def finish(self, name: str, *, kind: str, goes_on: bool, is_watched: bool) -> None:
         """See `Gates`."""
-        loss = loss_value(self.losses[-1])
-        self._ask("finish", goes_on=goes_on, is_watched=is_watched, loss=loss)
+        values = {"kind": kind, "goes_on": goes_on, "is_watched": is_watched}
+        self._ask("finish", loss=loss_value(self.losses[-1]), **values)
 
     def must_watch(self, name: str) -> bool:
         """See `Gates`: as of the last answer."""

@@ -188,8 +188,12 @@ class JobProcess:
                 gates.pause(name)
             case "finish":
                 self._losses.append(message["loss"])
-                is_watched = message["is_watched"]
-                gates.finish(name, goes_on=message["goes_on"], is_watched=is_watched)
+                gates.finish(
+                    name,
+                    kind=message["kind"],
+                    goes_on=message["goes_on"],
+                    is_watched=message["is_watched"],
+                )
                 self._open()
             case "observe":
                 seen = forecast_of(message["seen"])
