@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -16,18 +17,19 @@ from hocket.run.device.open import open_device
 from hocket.sharing.policy import WITH_SHARES, WITH_SLOWDOWNS, Mode
 from hocket.sharing.report import ShareReport
 from hocket.sharing.running.gate import LOOK_S, JobGates
+from hocket.sharing.running.job_threads import threads_inherit
 from hocket.sharing.running.job import Job, check_jobs
 from hocket.sharing.running.plan import SharePlan
 from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.processes.sent_job import sent_job
 from hocket.sharing.running.random_state import (
     JobRandom,
-    UnguardedDrawCheck,
+    default_generator_by_thread,
     default_generators,
     generators_by_thread,
 )
 from hocket.sharing.running.runner import JobRunner, Shared
-from hocket.sharing.running.settings import read_settings
+from hocket.sharing.running.shared_state import SharedState
 
 
 def share(
@@ -107,9 +109,10 @@ def _in_threads(
     generators = default_generators(device)
     with ExitStack() as stack:
         states = [x.get_state() for x in generators]
-        unguarded = UnguardedDrawCheck(device, generators)
-        shared = Shared(gate, wanted, num_iterations, read_settings(), unguarded)
         randoms = [JobRandom(device, generators, job.seed) for job in jobs]
+        by_name = {job.name: own for job, own in zip(jobs, randoms, strict=True)}
+        common = SharedState(device, generators, by_name)
+        shared = Shared(gate, wanted, num_iterations, common)
         in_turns = wanted is Mode.TURNS
         # In turns all are on one lane: each job reuses memory that the others freed.
         lanes = [
@@ -123,12 +126,16 @@ def _in_threads(
             JobRunner(*parts)
             for parts in zip(jobs, [shared] * len(jobs), lanes, randoms, strict=True)
         ]
+        for runner in runners:
+            runner.own_threads.on_refused = partial(gate.end_soon, runner.name)
+            stack.callback(runner.own_threads.close)
+        stack.enter_context(threads_inherit())
+        stack.enter_context(generators_by_thread(device))
 
         @contextmanager
         def own_random() -> Iterator[None]:
-            unguarded.restore()
-            by_thread = {runner.thread.ident or 0: runner.random for runner in runners}
-            guard = generators_by_thread(device, by_thread)
+            common.restore_generators()
+            guard = default_generator_by_thread()
             with nullcontext() if in_turns else guard:
                 yield
 
