@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import hocket
 from hocket import JobContext
-from hocket.errors import ConfigError, RunError
+from hocket.errors import ConfigError, NoMemoryError, RunError
 from hocket.sharing.running.settings import read_settings, set_settings
 from tests.sharing.support.jobs import Trained, gan, train_alone
 
@@ -286,3 +288,35 @@ def test_every_setting_is_seen_and_put_back(number: int) -> None:
     assert all(change.name.startswith("torch.") for change in changes)
     assert read_settings() == before
     assert not set_settings(before)
+
+
+@pytest.mark.parametrize("text", ["its own fault", "can't allocate memory"])
+def test_a_failed_job_frees_its_memory(text: str) -> None:
+    """Past bug: the error's frames held the model for as long as the others ran."""
+    models: list[weakref.ref[nn.Module]] = []
+    alive: list[bool] = []
+
+    def fails(job: JobContext) -> tuple[Any, Any]:
+        model = nn.Linear(4, 4)
+        models.append(weakref.ref(model))
+
+        def step(i: int) -> None:
+            with job.forward():
+                loss = model(torch.ones(4)).sum()
+            if i == 3:
+                raise RuntimeError(f"DefaultCPUAllocator: {text}")
+            with job.backward():
+                loss.backward()
+
+        return step, range(NUM)
+
+    def look(i: int) -> None:
+        if i == NUM - 1:
+            gc.collect()
+            alive.append(models[0]() is not None)
+
+    jobs = [hocket.Job("a", fails), hocket.Job("b", plain(look))]
+    report = hocket.share(jobs, mode="turns", device="cpu")
+    is_memory = isinstance(report["a"].error, NoMemoryError)
+    assert is_memory is ("allocate" in text)
+    assert alive == [False]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -148,11 +149,12 @@ class JobRunner(JobContext):
         if self._shared.state is not None:
             self.own_threads.enter()
         try:
-            self._work()
+            self._work()  # this frame lives on, and must hold nothing that it makes
         except StoppedError:
             pass
         except BaseException as error:
             self.error = self._explained(error)
+            _drop_frames(self.error)
         finally:
             self._leave_state()
             self._end_log()
@@ -368,6 +370,21 @@ class JobRunner(JobContext):
     def loss_values(self) -> tuple[float, ...]:
         """Return the losses as numbers; nan where a step returned nothing."""
         return tuple(nan if x is None else float(x) for x in self.losses)
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Keep an error's traceback as text: its frames hold the job's functions."""
+    trace = "".join(traceback.format_exception(error))
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            traceback.clear_frames(found.__traceback__)
+            found.__traceback__ = None
+            left += [found.__cause__, found.__context__]
+    error.add_note(f"in the job's thread:\n{trace}")
 
 
 def _growth_text(grown_bytes: int) -> str:
