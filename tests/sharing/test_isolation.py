@@ -320,3 +320,21 @@ def test_a_failed_job_frees_its_memory(text: str) -> None:
     is_memory = isinstance(report["a"].error, NoMemoryError)
     assert is_memory is ("allocate" in text)
     assert alive == [False]
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), {"loss": 1.0}, "1.0", (1.0,), 1j])
+def test_a_step_returns_a_number(value: Any) -> None:
+    """Past bug: anything else was an error at the end, which lost the whole report."""
+
+    def make(job: JobContext) -> tuple[Any, Any]:
+        step, batches = plain()(job)
+        return (lambda i: (step(i), value)[1]), batches
+
+    jobs = [hocket.Job("a", make), hocket.Job("b", plain())]
+    report = hocket.share(jobs, mode="turns", device="cpu")
+    assert isinstance(report["a"].error, ConfigError)
+    assert "must return a number, a tensor of one element, or None" in str(
+        report["a"].error
+    )
+    assert not report["a"].losses
+    assert len(report["b"].losses) == NUM

@@ -13,10 +13,10 @@ import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Final, TypeVar
+from typing import Any, Final, SupportsFloat, SupportsIndex, TypeVar
 
 import torch
 
@@ -227,7 +227,7 @@ class JobRunner(JobContext):
                 "`with job.backward():`"
             )
         self._check_state()
-        self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        self.losses.append(_checked_loss(self.name, loss))
 
     def _enter_state(self) -> None:
         """Begin to run where a change of what all jobs share is seen."""
@@ -370,6 +370,26 @@ class JobRunner(JobContext):
     def loss_values(self) -> tuple[float, ...]:
         """Return the losses as numbers; nan where a step returned nothing."""
         return tuple(nan if x is None else float(x) for x in self.losses)
+
+
+def _checked_loss(job: str, loss: Any) -> Any:
+    """Return what a step returned, without its graph; a tensor is not waited for.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach()
+    if loss is None or isinstance(loss, SupportsFloat | SupportsIndex):
+        with suppress(TypeError, ValueError):
+            return loss if loss is None else float(loss)
+    what = type(loss).__name__
+    if isinstance(loss, torch.Tensor):
+        what = f"a tensor of type {loss.dtype} and shape {tuple(loss.shape)}"
+    raise ConfigError(
+        f"job {job!r}: step must return a number, a tensor of one element, or None; it "
+        f"returned {what}: keep what else it computes itself"
+    )
 
 
 def _drop_frames(error: BaseException) -> None:
