@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import shutil
 import threading
 import time
 import weakref
@@ -336,5 +337,60 @@ def test_a_step_returns_a_number(value: Any) -> None:
     assert "must return a number, a tensor of one element, or None" in str(
         report["a"].error
     )
+    assert not report["a"].losses
+    assert len(report["b"].losses) == NUM
+
+
+# Without a C++ compiler, as far as that goes.
+COMPILER: Final = "inductor" if shutil.which("g++") else "aot_eager"
+
+
+def compiled(dropout: float, backend: str = "aot_eager") -> Make:
+    """A job whose model is compiled."""
+
+    def make(job: JobContext) -> tuple[Any, Any]:
+        model = nn.Sequential(
+            nn.Linear(8, 8), nn.GELU(), nn.Dropout(dropout), nn.LayerNorm(8)
+        )
+        fast: Any = torch.compile(model, backend=backend)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            with job.forward():
+                loss: torch.Tensor = (fast(x) - x).square().mean()
+            with job.backward():
+                loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, [torch.randn(4, 8)] * NUM
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize(
+    ("mode", "dropout", "draws", "backend"),
+    [("turns", 0.2, None, COMPILER), ("budget", 0.0, False, "aot_eager")],
+)
+def test_a_compiled_job_is_what_it_is_alone(
+    mode: str, dropout: float, draws: bool | None, backend: str
+) -> None:
+    """In turns with dropout; in other modes if it says that it draws nothing."""
+    make = compiled(dropout, backend)
+    jobs = [hocket.Job("a", make, draws=draws), hocket.Job("b", gan("b", Trained()))]
+    report = hocket.share(jobs, mode=mode, num_iterations=NUM, device="cpu")
+    report.check()
+    assert list(report["a"].losses) == train_alone(make, NUM, 0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+def test_a_compiled_job_is_refused_where_draws_are_watched() -> None:
+    """Past bug: it ran eagerly while it was watched, and its numbers differed."""
+    jobs = [hocket.Job("a", compiled(0.2)), hocket.Job("b", plain())]
+    report = hocket.share(jobs, mode="budget", device="cpu")
+    assert isinstance(report["a"].error, ConfigError)
+    assert "job 'a' runs code that torch.compile has made" in str(report["a"].error)
     assert not report["a"].losses
     assert len(report["b"].losses) == NUM

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from hocket.errors import RunError
+from hocket.errors import HocketError, RunError
 from hocket.sharing.running.random_state import THREAD, DrawGuard, DrawRule
 
 
@@ -37,9 +37,9 @@ class JobThreads(DrawRule):
 
     def __init__(self, job: str, generators: Sequence[torch.Generator]) -> None:
         self.generators = generators
-        self.error: RunError | None = None
+        self.error: HocketError | None = None
         self.on_refused: Callable[[], None] = lambda: None
-        self._job, self._process, self._is_over = job, os.getpid(), False
+        self.job, self._process, self._is_over = job, os.getpid(), False
 
     def enter(self) -> None:
         """Let the threads that the calling one starts be this job's."""
@@ -68,26 +68,29 @@ class JobThreads(DrawRule):
             RunError: says how a thread may draw.
         """
         if os.getpid() == self._process and not self._is_over:
-            self.error = self.error or RunError(
-                f"a thread that job {self._job!r} has started drew from torch's "
+            error = RunError(
+                f"a thread that job {self.job!r} has started drew from torch's "
                 f"default generator ({what}), whose numbers all jobs of the process "
                 "take: give the thread a torch.Generator of its own, load data by a "
                 "DataLoader with num_workers above 0, or use processes=True"
             )
-            self.on_refused()
-            raise self.error
+            self._end(error)
+            raise error
         yield
 
+    def _end(self, error: HocketError) -> None:
+        self.error = self.error or error
+        self.on_refused()
+
     def _run(self, work: Callable[[], None]) -> None:
-        """Do a thread's work; the job reports a draw that ends it."""
+        """Do a thread's work; the job reports an error that what is shared causes."""
         self.enter()
         THREAD.draws = self
         try:
-            with DrawGuard(self):
+            with DrawGuard(self.job, self):
                 work()
-        except RunError as error:
-            if error is not self.error:
-                raise
+        except HocketError as error:
+            self._end(error)
 
 
 class _Starter(threading.local):

@@ -25,10 +25,10 @@ from typing import Any, Final
 import torch
 
 from hocket import cuda
-from hocket.errors import WaitError
+from hocket.errors import ConfigError, WaitError
 from hocket.model.trace.observe import is_random
 from hocket.run.device.generators import generator_lock
-from hocket.run.device.operator_mode import OperatorMode
+from hocket.run.device.operator_mode import OperatorMode, runs_compiled
 
 _PROXIED: Final = ("get_state", "set_state", "manual_seed", "seed", "initial_seed")
 _TIMEOUT_S: Final = 600.0
@@ -138,13 +138,16 @@ class JobRandom(DrawRule):
 class DrawGuard(OperatorMode):
     """Lets operators that draw from the default generators hold them.
 
+    Code that `torch.compile` has made would run eagerly under it, and is refused.
+
     Args:
+        job: the job's name.
         draws: how.
     """
 
-    def __init__(self, draws: DrawRule) -> None:
+    def __init__(self, job: str, draws: DrawRule) -> None:
         super().__init__()
-        self._draws = draws
+        self._job, self._draws = job, draws
         # torch hands an operator another object for the same generator.
         self._defaults = {_identity(x) for x in draws.generators}
 
@@ -152,6 +155,13 @@ class DrawGuard(OperatorMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call the operator."""
+        if runs_compiled():
+            raise ConfigError(
+                f"job {self._job!r} runs code that torch.compile has made; where its "
+                "random draws are watched, that runs eagerly, and its numbers differ "
+                'from those alone: use mode="turns", processes=True, draws=False if it '
+                "draws none, or torch.compiler.disable"
+            )
         kwargs = kwargs or {}
         given = kwargs.get("generator")
         is_own = given is not None and _identity(given) not in self._defaults

@@ -263,7 +263,7 @@ class JobRunner(JobContext):
         return guard
 
     def _guard(self) -> AbstractContextManager[Any]:
-        return DrawGuard(self.random) if self._is_guarded else nullcontext()
+        return DrawGuard(self.name, self.random) if self._is_guarded else nullcontext()
 
     def _begin_log(self) -> None:
         """Begin to watch memory, where the forecast did not hold or is old."""
