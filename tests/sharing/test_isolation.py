@@ -197,7 +197,7 @@ def meeting(*acts: Callable[[], Any]) -> list[Make]:
     def part(number: int) -> Make:
         def act(i: int) -> None:
             time.sleep(0.002)
-            for turn in range(len(acts)) if i == MEET else ():
+            for turn in range(-1, len(acts)) if i == MEET else ():
                 if turn == number:
                     acts[number]()
                 barrier.wait(20.0)
@@ -394,3 +394,55 @@ def test_a_compiled_job_is_refused_where_draws_are_watched() -> None:
     assert "job 'a' runs code that torch.compile has made" in str(report["a"].error)
     assert not report["a"].losses
     assert len(report["b"].losses) == NUM
+
+
+def half(*, caches: bool) -> Make:
+    """A job in half precision that uses each weight twice."""
+
+    def make(job: JobContext) -> tuple[Any, Any]:
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            with job.forward(), torch.autocast("cpu", cache_enabled=caches):
+                loss: torch.Tensor = model(model(x)).float().square().mean()
+            with job.backward():
+                loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, (torch.randn(4, 8) for _ in range(NUM))
+
+    return make
+
+
+@pytest.mark.parametrize(("mode", "caches"), [("turns", True), ("budget", False)])
+def test_half_precision_is_what_it_is_alone(mode: str, caches: bool) -> None:
+    """In turns with autocast's cache, and in other modes without."""
+    make = half(caches=caches)
+    enter = torch.autocast.__enter__
+    jobs = [hocket.Job(name, make) for name in "ab"]
+    report = hocket.share(jobs, mode=mode, device="cpu")
+    report.check()
+    assert torch.autocast.__enter__ is enter
+    for job in report.jobs:
+        assert list(job.losses) == train_alone(make, NUM, 0)
+
+
+@pytest.mark.parametrize("draws", [None, False])
+def test_the_cache_of_autocast_is_refused_outside_turns(draws: bool | None) -> None:
+    """Past bug: another job emptied it, and gradients differed, silently."""
+
+    def draws_nothing(job: JobContext) -> tuple[Any, Any]:
+        step, batches = half(caches=True)(job)
+        return step, list(batches)
+
+    jobs = [hocket.Job("a", draws_nothing, draws=draws), hocket.Job("b", plain())]
+    report = hocket.share(jobs, mode="budget", device="cpu")
+    assert isinstance(report["a"].error, ConfigError)
+    assert "'a' entered torch.autocast with its cache" in str(report["a"].error)
+    assert "cache_enabled=False" in str(report["a"].error)
+    assert not report["a"].losses
+    assert len(report["b"].losses) == NUM
+    assert not torch.is_autocast_enabled("cpu")

@@ -21,6 +21,7 @@ import torch
 
 from hocket.errors import HocketError, RunError
 from hocket.sharing.running.random_state import THREAD, DrawGuard, DrawRule
+from hocket.sharing.running.replaced import Replaced
 
 
 class JobThreads(DrawRule):
@@ -41,6 +42,11 @@ class JobThreads(DrawRule):
         self.on_refused: Callable[[], None] = lambda: None
         self.job, self._process, self._is_over = job, os.getpid(), False
 
+    @property
+    def share_process(self) -> bool:
+        """Return whether jobs share the process still; no DataLoader's worker does."""
+        return os.getpid() == self._process and not self._is_over
+
     def enter(self) -> None:
         """Let the threads that the calling one starts be this job's."""
         _STARTER.threads = self
@@ -56,7 +62,7 @@ class JobThreads(DrawRule):
 
     def start(self, thread: threading.Thread) -> None:
         """Let a thread, which is to be started, be one of these."""
-        if os.getpid() == self._process:  # not in a DataLoader's worker
+        if self.share_process:
             run: Any = partial(self._run, thread.run)
             thread.run = run  # type: ignore[method-assign]
 
@@ -67,7 +73,7 @@ class JobThreads(DrawRule):
         Raises:
             RunError: says how a thread may draw.
         """
-        if os.getpid() == self._process and not self._is_over:
+        if self.share_process:
             error = RunError(
                 f"a thread that job {self.job!r} has started drew from torch's "
                 f"default generator ({what}), whose numbers all jobs of the process "
@@ -90,6 +96,8 @@ class JobThreads(DrawRule):
             with DrawGuard(self.job, self):
                 work()
         except HocketError as error:
+            if not self.share_process:
+                raise
             self._end(error)
 
 
@@ -106,48 +114,22 @@ class _Starter(threading.local):
 _STARTER: Final = _Starter()
 
 
-class _Replaced:
-    """`Thread.start`, replaced as long as a call of `share` needs it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_users = 0
-        self._start: Any = None
-
-    def _put(self, start: Any) -> None:
-        threading.Thread.start = start  # type: ignore[method-assign]
-
-    def open(self) -> None:
-        """Replace it, unless it is."""
-        with self._lock:
-            self._num_users += 1
-            if self._num_users > 1:
-                return
-            self._start = start = threading.Thread.start
-
-            def start_of_job(thread: threading.Thread) -> None:
-                if _STARTER.threads is not None:
-                    _STARTER.threads.start(thread)
-                start(thread)
-
-            self._put(start_of_job)
-
-    def close(self) -> None:
-        """Put it back, if no other call needs it."""
-        with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0:
-                self._put(self._start)
+def shared_job() -> str | None:
+    """Return the job whose thread it is, if others may run at the same time."""
+    threads = _STARTER.threads
+    if threads is None or THREAD.draws is None or not threads.share_process:
+        return None
+    return threads.job
 
 
-_REPLACED: Final = _Replaced()
+def _start_of_job(start: Callable[..., None]) -> Callable[..., None]:
+    def start_of_job(thread: threading.Thread) -> None:
+        if _STARTER.threads is not None:
+            _STARTER.threads.start(thread)
+        start(thread)
+
+    return start_of_job
 
 
-@contextmanager
-def threads_inherit() -> Iterator[None]:
-    """Let threads that a job starts be known as its own, in the block."""
-    _REPLACED.open()
-    try:
-        yield
-    finally:
-        _REPLACED.close()
+# Lets threads that a job starts be known as its own.
+STARTS: Final = Replaced(threading.Thread, "start", _start_of_job)

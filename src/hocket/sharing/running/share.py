@@ -16,8 +16,8 @@ from hocket.nearest import nearest
 from hocket.run.device.open import open_device
 from hocket.sharing.policy import WITH_SHARES, WITH_SLOWDOWNS, Mode
 from hocket.sharing.report import ShareReport
+from hocket.sharing.running import autocast_cache, job_threads
 from hocket.sharing.running.gate import LOOK_S, JobGates
-from hocket.sharing.running.job_threads import threads_inherit
 from hocket.sharing.running.job import Job, check_jobs
 from hocket.sharing.running.plan import SharePlan
 from hocket.sharing.running.processes.job_process import JobProcess
@@ -129,7 +129,8 @@ def _in_threads(
         for runner in runners:
             runner.own_threads.on_refused = partial(gate.end_soon, runner.name)
             stack.callback(runner.own_threads.close)
-        stack.enter_context(threads_inherit())
+        stack.enter_context(job_threads.STARTS)
+        stack.enter_context(autocast_cache.BLOCKS)
         stack.enter_context(generators_by_thread(device))
 
         @contextmanager
