@@ -18,11 +18,6 @@ import hocket
 from hocket.errors import ConfigError, FitError, NoMemoryError, RunError
 from hocket.sharing.policy import WITH_SHARES, Mode
 from hocket.sharing.running.request import allowed_mode
-from hocket.sharing.running.settings import (
-    check_settings,
-    read_settings,
-    set_settings,
-)
 from tests.sharing.support.jobs import (
     Trained,
     classifier,
@@ -236,20 +231,6 @@ def test_says_what_a_job_does_wrong(make: Any, message: str) -> None:
     assert message in str(report["a"].error)
     assert report["b"].error is None
     assert torch.get_default_dtype() is torch.float32
-
-
-@pytest.mark.parametrize("number", range(len(read_settings())))
-def test_every_setting_is_seen_and_put_back(number: int) -> None:
-    """The error names torch's function, and both values."""
-    before = read_settings()
-    values: list[Any] = list(before)
-    others = [torch.float64, before[1] + 1, True, "high", True, True]
-    values[number] = others[number] if before[number] != others[number] else False
-    set_settings(tuple(values))
-    with pytest.raises(ConfigError, match=r"'a' changed torch\.\S+ from \S+ to \S+,"):
-        check_settings("a", before)
-    assert read_settings() == before
-    check_settings("a", before)
 
 
 def test_a_job_may_have_a_limit() -> None:

@@ -15,6 +15,7 @@ from hocket.sharing.policy import ADMITTING, RUNNING, WAITING, Mode, Point
 from hocket.sharing.running.gates import Gates, StoppedError
 
 LOOK_S: Final = 1.0  # how often hung jobs are looked for
+_END_S: Final = 1.0  # in which a job that must end comes to its next check
 _WATCH_EVERY: Final = 200  # iterations
 
 
@@ -151,6 +152,14 @@ class JobGates(Gates):
         with self.lock:
             self._check(name)
             return self.board.observe(name, seen, left_bytes, grown_bytes)
+
+    def end_soon(self, name: str) -> None:
+        """Let a job count as hung unless it ends by itself: it may wait for ever."""
+        with self.lock:
+            record = self.board.records.get(name)
+            if record is not None:
+                spent_s = perf_counter() - record.state.point_s
+                self.timeouts_s[name] = min(self.timeouts_s[name], spent_s + _END_S)
 
     def stop(self, error: BaseException) -> None:
         """End all jobs at their next gate."""

@@ -5,27 +5,30 @@ torch has one default generator for each device, for all threads. A job's draws 
     job a   ... dropout ...            lock, put a's state, draw, keep a's state, unlock
     job b         ... randn ...                 waits for the lock, the same with b's
 
-Draws are operators with `torch.Tag.nondeterministic_seeded`; and what reads or seeds
+DrawRule are operators with `torch.Tag.nondeterministic_seeded`; and what reads or seeds
 the generator itself (`torch.manual_seed`, activation checkpointing) goes through a
 proxy that finds the job by its thread. Mode `turns` needs neither: it sets the
 job's state when a turn begins, and saves it when the turn ends.
+
+Both ask `DrawRule`, which for threads that a job has started refuses (`job_threads`).
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from hocket import cuda
-from hocket.errors import RunError, WaitError
+from hocket.errors import ConfigError, WaitError
 from hocket.model.trace.observe import is_random
 from hocket.run.device.generators import generator_lock
-from hocket.run.device.operator_mode import OperatorMode
+from hocket.run.device.operator_mode import OperatorMode, runs_compiled
 
 _PROXIED: Final = ("get_state", "set_state", "manual_seed", "seed", "initial_seed")
 _TIMEOUT_S: Final = 600.0
@@ -38,47 +41,79 @@ def default_generators(device: torch.device) -> tuple[torch.Generator, ...]:
     return (torch.default_generator,)
 
 
-class JobRandom:
+class DrawRule(ABC):
+    """How a thread draws from the default generators.
+
+    Attributes:
+        generators: the default generators of its device.
+    """
+
+    generators: Sequence[torch.Generator]
+
+    @abstractmethod
+    def held(self, what: str) -> AbstractContextManager[None]:
+        """Return what holds the generators for the thread.
+
+        Args:
+            what: the operator or function that draws.
+        """
+
+
+class _Thread(threading.local):
+    """What is known of a thread.
+
+    Attributes:
+        draws: how it draws; None where the generators are its own.
+    """
+
+    draws: DrawRule | None = None
+
+
+THREAD: Final = _Thread()
+
+
+class JobRandom(DrawRule):
     """The random state of one job.
 
     Args:
         device: the job's device.
         generators: the device's default generators.
         seed: the seed of its state at first.
+
+    Attributes:
+        num_draws: how often the job has held the generators, other than for a turn.
     """
 
     def __init__(
         self, device: torch.device, generators: Sequence[torch.Generator], seed: int
     ) -> None:
         self._lock = generator_lock(device)
-        self._generators = generators
+        self._process = os.getpid()
+        self.generators = generators
         self._is_held = False
-        self._num_draws = 0
+        self.num_draws = 0
         made = [torch.Generator(x.device).manual_seed(seed) for x in generators]
         self._states = [x.get_state() for x in made]
 
-    @property
-    def has_drawn(self) -> bool:
-        """Return whether the job has held the generators, other than for a turn."""
-        return self._num_draws > 0
-
     def set_state(self) -> None:
         """Let the device's generators continue this job's numbers."""
-        for generator, state in zip(self._generators, self._states, strict=True):
+        for generator, state in zip(self.generators, self._states, strict=True):
             generator.set_state(state)
 
     def save_state(self) -> None:
         """Keep the generators' states as this job's."""
-        self._states = [generator.get_state() for generator in self._generators]
+        self._states = [generator.get_state() for generator in self.generators]
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, what: str = "") -> Iterator[None]:
         """Draw this job's numbers in the block; others wait, and see no change.
+
+        A process that was forked (a DataLoader's worker) has generators of its own.
 
         Raises:
             WaitError: another job holds the generators for ten minutes.
         """
-        if self._is_held:
+        if self._is_held or os.getpid() != self._process:
             yield
             return
         if not self._lock.acquire(_TIMEOUT_S):
@@ -86,131 +121,102 @@ class JobRandom:
                 f"waited {_TIMEOUT_S:.0f} s for torch's default generator, which "
                 "another job holds"
             )
-        before = [generator.get_state() for generator in self._generators]
+        before = [generator.get_state() for generator in self.generators]
         self._is_held = True
-        self._num_draws += 1
+        self.num_draws += 1
         self.set_state()
         try:
             yield
         finally:
             self.save_state()
-            for generator, state in zip(self._generators, before, strict=True):
+            for generator, state in zip(self.generators, before, strict=True):
                 generator.set_state(state)
             self._is_held = False
             self._lock.release()
 
 
 class DrawGuard(OperatorMode):
-    """Lets operators that draw hold the generators for their job."""
+    """Lets operators that draw from the default generators hold them.
 
-    def __init__(self, random: JobRandom) -> None:
+    Code that `torch.compile` has made would run eagerly under it, and is refused.
+
+    Args:
+        job: the job's name.
+        draws: how.
+    """
+
+    def __init__(self, job: str, draws: DrawRule) -> None:
         super().__init__()
-        self._random = random
+        self._job, self._draws = job, draws
+        # torch hands an operator another object for the same generator.
+        self._defaults = {_identity(x) for x in draws.generators}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call the operator."""
+        if runs_compiled():
+            raise ConfigError(
+                f"job {self._job!r} runs code that torch.compile has made; where its "
+                "random draws are watched, that runs eagerly, and its numbers differ "
+                'from those alone: use mode="turns", processes=True, draws=False if it '
+                "draws none, or torch.compiler.disable"
+            )
         kwargs = kwargs or {}
-        if kwargs.get("generator") is not None or not is_random(func, args, kwargs):
+        given = kwargs.get("generator")
+        is_own = given is not None and _identity(given) not in self._defaults
+        if is_own or not is_random(func, args, kwargs):
             return func(*args, **kwargs)
-        with self._random.held():
+        with self._draws.held(str(func)):
             return func(*args, **kwargs)
 
 
-class UnguardedDrawCheck:
-    """Detects random draws made outside `DrawGuard`.
-
-    While no job holds the generators, their states never change.
-
-    Args:
-        device: the jobs' device.
-        generators: the device's default generators.
-    """
-
-    def __init__(
-        self, device: torch.device, generators: Sequence[torch.Generator]
-    ) -> None:
-        self._lock = generator_lock(device)
-        self._generators = generators
-        self._states: list[Tensor] = [x.get_state() for x in generators]
-
-    def check(self, job: str) -> None:
-        """Look whether the states are the same.
-
-        Raises:
-            RunError: one has changed.
-        """
-        if not self._lock.acquire(_TIMEOUT_S):
-            return
-        try:
-            now = [x.get_state() for x in self._generators]
-            pairs = zip(now, self._states, strict=True)
-            if all(torch.equal(a, b) for a, b in pairs):
-                return
-            self.restore()
-        finally:
-            self._lock.release()
-        raise RunError(
-            f"job {job!r}, or one that ran beside it, drew its first random numbers "
-            "after iterations that had drawn none: they are not those that it draws "
-            "alone; give hocket.Job(..., draws=True)"
-        )
-
-    def restore(self) -> None:
-        """Put the states back."""
-        for generator, state in zip(self._generators, self._states, strict=True):
-            generator.set_state(state)
+def _identity(generator: Any) -> int:
+    return int(generator._cdata)
 
 
 class _Proxy:
-    """A default generator that each job's thread sees in its own state."""
+    """A default generator that each thread sees as it draws."""
 
-    def __init__(
-        self, real: torch.Generator, find: Callable[[], JobRandom | None]
-    ) -> None:
+    def __init__(self, real: torch.Generator) -> None:
         self._real = real
-        self._find = find
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._real, name)
-        random = self._find()
-        if name not in _PROXIED or random is None:
+        method, draws = getattr(self._real, name), THREAD.draws
+        if name not in _PROXIED or draws is None:
             return method
 
         def call(*args: Any) -> Any:
-            with random.held():
+            with draws.held(f"{name} of torch's default generator"):
                 return method(*args)
 
         return call
 
 
 @contextmanager
-def generators_by_thread(
-    device: torch.device, jobs: dict[int, JobRandom]
-) -> Iterator[None]:
-    """Let `torch.get_rng_state` and its like act on the state of the caller's job.
-
-    Args:
-        device: the jobs' device.
-        jobs: the random state of each job, by its thread's identifier; may grow.
-    """
-
-    def find() -> JobRandom | None:
-        return jobs.get(threading.get_ident())
-
+def generators_by_thread(device: torch.device) -> Iterator[None]:
+    """Let `torch.get_rng_state` and its like act as the calling thread draws."""
     real = torch.default_generator
-    proxy: Any = _Proxy(real, find)
-    homes = (torch, torch.random)
-    for home in homes:
-        vars(home)["default_generator"] = proxy
+    proxy: Any = _Proxy(real)
+    vars(torch.random)["default_generator"] = proxy
     put_back = None
     if device.type == "cuda":
-        put_back = cuda.replace_generator(device, lambda own: _Proxy(own, find))
+        put_back = cuda.replace_generator(device, _Proxy)
     try:
         yield
     finally:
-        for home in homes:
-            vars(home)["default_generator"] = real
+        vars(torch.random)["default_generator"] = real
         if put_back is not None:
             put_back()
+
+
+@contextmanager
+def default_generator_by_thread() -> Iterator[None]:
+    """Let `torch.default_generator` act so, too; operators do not accept it then."""
+    real = torch.default_generator
+    proxy: Any = _Proxy(real)
+    vars(torch)["default_generator"] = proxy
+    try:
+        yield
+    finally:
+        vars(torch)["default_generator"] = real

@@ -13,24 +13,25 @@ import gc
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from math import nan
-from typing import Any, Final, TypeVar
+from typing import Any, Final, SupportsFloat, SupportsIndex, TypeVar
 
 import torch
 
 from hocket import cuda
 from hocket.draw.quantity import byte_size
-from hocket.errors import ConfigError, NoMemoryError
+from hocket.errors import ConfigError, HocketError, NoMemoryError
 from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import ADMITTING, Mode, Point
 from hocket.sharing.running.gates import Gates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step, made_parts
+from hocket.sharing.running.job_threads import JobThreads
 from hocket.sharing.running.memory_log import MemoryLog, open_log
-from hocket.sharing.running.random_state import DrawGuard, JobRandom, UnguardedDrawCheck
-from hocket.sharing.running.settings import Settings, check_settings
+from hocket.sharing.running.random_state import THREAD, DrawGuard, JobRandom
+from hocket.sharing.running.shared_state import SharedState
 
 NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on
 _LIMIT_EVERY: Final = 50  # iterations after which a job's own limit is checked again
@@ -46,16 +47,13 @@ class Shared:
         gate: their gates.
         mode: the mode that was asked for.
         num_iterations: after which each job ends; None at the end of its batches.
-        settings: torch's, when they began; None where each has its own process.
-        unguarded: detects draws that no guard has seen; None where each has its own
-            process, whose generators are its own.
+        state: torch's settings and generators; None where each has its own process.
     """
 
     gate: Gates
     mode: Mode
     num_iterations: int | None
-    settings: Settings | None = None
-    unguarded: UnguardedDrawCheck | None = None
+    state: SharedState | None = None
 
 
 class JobRunner(JobContext):
@@ -68,6 +66,7 @@ class JobRunner(JobContext):
         random: its random state.
 
     Attributes:
+        own_threads: the threads that it starts.
         losses: what its steps returned.
         error: what ended it, if it was not the end of its batches.
     """
@@ -78,6 +77,7 @@ class JobRunner(JobContext):
         self.name = job.name
         self.device = device.torch_device
         self.random = random
+        self.own_threads = JobThreads(job.name, random.generators)
         self.losses: list[Any] = []
         self.error: BaseException | None = None
         self.made = threading.Event()
@@ -91,7 +91,10 @@ class JobRunner(JobContext):
         self._last_logged = 0  # iterations before the log's end
         # A host runs ahead of its device: the middle of an iteration is the device's.
         self._has_middle = shared.mode in {*ADMITTING, Mode.AUTO}
-        self._is_guarded = job.draws is not False and shared.unguarded is not None
+        self._in_turns = shared.mode is Mode.TURNS
+        # In turns, and in its own process, the generators are the job's.
+        self._has_own_random = self._in_turns or shared.state is None
+        self._is_guarded = job.draws is not False and not self._has_own_random
         self._num_forwards = 0
         self._waves = False  # whether forward and backward have gates
 
@@ -100,6 +103,8 @@ class JobRunner(JobContext):
 
         It must not go on: what it draws then would be another job's numbers.
         """
+        self.error = self.own_threads.error  # it may wait for a thread that has ended
+        self._leave_state()
         ident = ctypes.c_ulong(self.thread.ident or 0)
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
         raise_in(ident, ctypes.py_object(StoppedError))
@@ -141,54 +146,70 @@ class JobRunner(JobContext):
         torch.autograd.set_multithreading_enabled(False)
         if self.device.type == "cuda":
             cuda.use(self.device)
+        if self._shared.state is not None:
+            self.own_threads.enter()
         try:
-            made = self._make()
-            self._gate.wait_for_others(self.name)
-            self._train(*made)
+            self._work()  # this frame lives on, and must hold nothing that it makes
         except StoppedError:
             pass
         except BaseException as error:
             self.error = self._explained(error)
-            traceback.clear_frames(error.__traceback__)  # they hold what it made
+            _drop_frames(self.error)
         finally:
+            self._leave_state()
             self._end_log()
             self.made.set()
             self._gate.leave(self.name)
 
+    def _work(self) -> None:
+        step, batches = self._make()
+        self._gate.wait_for_others(self.name)
+        if not self._has_own_random:
+            THREAD.draws = self.random
+        self._train(step, batches)
+
     def _make(self) -> tuple[Step, Iterable[Any]]:
         """Make the job; no other one runs meanwhile."""
+        if self._shared.state is not None:
+            self._shared.state.enter(self.name)
         self._log = open_log(self.device)
         self.random.set_state()
         made = self._on_lane(lambda: self._job.make(self), "make")
         step, batches = made_parts(self.name, made)
         self.random.save_state()
-        self._check_settings()
+        self._check_state()
         self.made.set()
         return step, batches
 
     def _train(self, step: Step, batches: Iterable[Any]) -> None:
-        limit, in_turns = self._shared.num_iterations, self._shared.mode is Mode.TURNS
-        guard = nullcontext() if in_turns else self._guard()
+        limit, guard = self._shared.num_iterations, self._guard()
         loader: Iterator[Any] | None = None
         while limit is None or len(self.losses) < limit:
             self._waves = self._gate.mode is Mode.TICK_TOCK
-            if in_turns:
+            if self._in_turns:
                 self._gate.pass_through(self.name, Point.WAITS)
                 self.random.set_state()
+            self._enter_state()
             self._begin_log()
             with guard:
                 if loader is None:
                     loader = self._on_lane(lambda: iter(batches), "load")
                 batch = self._on_lane(lambda: next(loader, _END), "load")  # noqa: B023
                 if batch is _END:
+                    self._check_state()
                     return
-                if not (in_turns or self._waves):
-                    self._gate.pass_through(self.name, Point.WAITS)
+                if not (self._in_turns or self._waves):
+                    self._wait_at_gate()
                 self._iterate(step, batch)
                 batch = None
-            if in_turns:
+            if self._in_turns:
                 self.random.save_state()
-            guard = self._after_iteration(guard, in_turns=in_turns)
+            guard = self._after_iteration(guard)
+
+    def _wait_at_gate(self) -> None:
+        self._leave_state()
+        self._gate.pass_through(self.name, Point.WAITS)
+        self._enter_state()
 
     def _iterate(self, step: Step, batch: Any) -> None:
         """Train one iteration, until the device is done."""
@@ -201,21 +222,31 @@ class JobRunner(JobContext):
             if self._num_logged >= NUM_WATCHED:
                 gc.collect(1)  # uncollected cycles are no growth
             self._log.end()
-        self.losses.append(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if not self._num_forwards:
             raise ConfigError(
                 f"job {self.name!r} never called job.forward() in an iteration: wrap "
                 "the forward in `with job.forward():`, and the backward in "
                 "`with job.backward():`"
             )
-        self._check_settings()
+        self._check_state()
+        self.losses.append(_checked_loss(self.name, loss))
 
-    def _check_settings(self) -> None:
-        if self._shared.settings is not None:
-            check_settings(self.name, self._shared.settings)
+    def _enter_state(self) -> None:
+        """Begin to run where a change of what all jobs share is seen."""
+        if self._shared.state is not None:
+            is_unguarded = not (self._is_guarded or self._has_own_random)
+            self._shared.state.enter(self.name, is_unguarded=is_unguarded)
+
+    def _leave_state(self) -> None:
+        if self._shared.state is not None:
+            self._shared.state.leave(self.name)
+
+    def _check_state(self) -> None:
+        if self._shared.state is not None:
+            self._shared.state.check(self.name)
 
     def _after_iteration(
-        self, guard: AbstractContextManager[Any], *, in_turns: bool
+        self, guard: AbstractContextManager[Any]
     ) -> AbstractContextManager[Any]:
         """Read the log, and ask the gate; return the guard of the next iteration."""
         if self._log is not None:
@@ -226,19 +257,17 @@ class JobRunner(JobContext):
         is_watched = 0 < self._num_logged <= NUM_WATCHED
         if self._log is None:
             self._num_logged = 0
-        if self._shared.unguarded and not (self._is_guarded or in_turns):
-            self._shared.unguarded.check(self.name)
         self._gate.finish(
-            self.name, kind=self.kind, goes_on=in_turns, is_watched=is_watched
+            self.name, kind=self.kind, goes_on=self._in_turns, is_watched=is_watched
         )
         is_known = self._job.draws is None and len(self.losses) == NUM_WATCHED
-        if is_known and not in_turns and not self.random.has_drawn:
+        if is_known and self._is_guarded and not self.random.num_draws:
             self._is_guarded = False
             return nullcontext()
         return guard
 
     def _guard(self) -> AbstractContextManager[Any]:
-        return DrawGuard(self.random) if self._is_guarded else nullcontext()
+        return DrawGuard(self.name, self.random) if self._is_guarded else nullcontext()
 
     def _begin_log(self) -> None:
         """Begin to watch memory, where the forecast did not hold or is old."""
@@ -306,6 +335,7 @@ class JobRunner(JobContext):
         self._lanes.lanes[0].submit(run, label=f"{label} of job {self.name}")
         for error in errors:
             raise error
+        self.own_threads.check()
         return results[0]
 
     def _finish_device(self) -> None:
@@ -317,6 +347,14 @@ class JobRunner(JobContext):
         event.synchronize(self._job.timeout_s)
 
     def _explained(self, error: BaseException) -> BaseException:
+        """Return what ended the job: an error of its code may have a cause outside."""
+        try:
+            self.own_threads.check()
+            self._check_state()
+        except HocketError as cause:
+            if cause is not error:
+                cause.__cause__ = error
+            return cause
         if not isinstance(error, Exception) or isinstance(error, NoMemoryError):
             return error
         if not is_out_of_memory(error):
@@ -336,6 +374,41 @@ class JobRunner(JobContext):
     def loss_values(self) -> tuple[float, ...]:
         """Return the losses as numbers; nan where a step returned nothing."""
         return tuple(nan if x is None else float(x) for x in self.losses)
+
+
+def _checked_loss(job: str, loss: Any) -> Any:
+    """Return what a step returned, without its graph; a tensor is not waited for.
+
+    Raises:
+        ConfigError: it is no number.
+    """
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+        return loss.detach()
+    if loss is None or isinstance(loss, SupportsFloat | SupportsIndex):
+        with suppress(TypeError, ValueError):
+            return loss if loss is None else float(loss)
+    what = type(loss).__name__
+    if isinstance(loss, torch.Tensor):
+        what = f"a tensor of type {loss.dtype} and shape {tuple(loss.shape)}"
+    raise ConfigError(
+        f"job {job!r}: step must return a number, a tensor of one element, or None; it "
+        f"returned {what}: keep what else it computes itself"
+    )
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Keep an error's traceback as text: its frames hold the job's functions."""
+    trace = "".join(traceback.format_exception(error))
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            traceback.clear_frames(found.__traceback__)
+            found.__traceback__ = None
+            left += [found.__cause__, found.__context__]
+    error.add_note(f"in the job's thread:\n{trace}")
 
 
 def _growth_text(grown_bytes: int) -> str:

@@ -3,64 +3,149 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final, TypeAlias
 
 import torch
-
-from hocket.errors import ConfigError
+from torch.backends import cuda, cudnn
 
 Settings: TypeAlias = tuple[Any, ...]
 
-# Each setting's name, how to read it, and how to set it.
-_SETTINGS: Final[tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...]] = (
-    ("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype),
-    ("torch.set_num_threads", torch.get_num_threads, torch.set_num_threads),
-    (
+_MIXED: Final = "set by fp32_precision"  # torch refuses to read it then
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One setting.
+
+    Args:
+        name: what a job's code calls or sets.
+        read: reads it.
+        put: sets it.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    put: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that has changed.
+
+    Args:
+        name: what a job's code calls or sets.
+        old: the value before.
+        new: the value after.
+    """
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        return f"{self.name} from {self.old} to {self.new}"
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return _MIXED
+
+
+def _cudnn_tf32() -> bool | str:
+    try:
+        return cudnn.allow_tf32
+    except RuntimeError:
+        return _MIXED
+
+
+def _attribute(path: str) -> _Setting:
+    *parents, name = path.split(".")
+    home = reduce(getattr, parents, torch)
+    return _Setting(
+        f"torch.{path}",
+        lambda: getattr(home, name),
+        lambda value: setattr(home, name, value),
+    )
+
+
+# A switch comes before the finer ones that it sets, too.
+_SETTINGS: Final = (
+    _Setting(
+        "torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype
+    ),
+    _Setting("torch.set_num_threads", torch.get_num_threads, torch.set_num_threads),
+    _Setting(
         "torch.use_deterministic_algorithms",
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
     ),
-    (
+    _attribute("backends.fp32_precision"),
+    _Setting(
         "torch.set_float32_matmul_precision",
-        torch.get_float32_matmul_precision,
+        _matmul_precision,
         torch.set_float32_matmul_precision,
     ),
-    (
-        "torch.backends.cudnn.benchmark",
-        lambda: torch.backends.cudnn.benchmark,
-        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+    _Setting(
+        "torch.autograd.set_detect_anomaly",
+        torch.is_anomaly_enabled,
+        torch.autograd.set_detect_anomaly,
     ),
-    (
-        "torch.backends.cudnn.deterministic",
-        lambda: torch.backends.cudnn.deterministic,
-        lambda value: setattr(torch.backends.cudnn, "deterministic", value),
+    _Setting(
+        "torch.backends.cudnn.allow_tf32",
+        _cudnn_tf32,
+        lambda value: setattr(cudnn, "allow_tf32", value),
+    ),
+    _attribute("backends.cudnn.enabled"),
+    _attribute("backends.cudnn.benchmark"),
+    _attribute("backends.cudnn.deterministic"),
+    _attribute("backends.cudnn.conv.fp32_precision"),
+    _attribute("backends.cuda.matmul.fp32_precision"),
+    _attribute("backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
+    _attribute("backends.cuda.matmul.allow_bf16_reduced_precision_reduction"),
+    _attribute("backends.cuda.matmul.allow_fp16_accumulation"),
+    _attribute("backends.mkldnn.enabled"),
+    _attribute("backends.mkldnn.matmul.fp32_precision"),
+    _Setting(
+        "torch.backends.cuda.enable_flash_sdp",
+        cuda.flash_sdp_enabled,
+        cuda.enable_flash_sdp,
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_mem_efficient_sdp",
+        cuda.mem_efficient_sdp_enabled,
+        cuda.enable_mem_efficient_sdp,
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_math_sdp",
+        cuda.math_sdp_enabled,
+        cuda.enable_math_sdp,
+    ),
+    _Setting(
+        "torch.backends.cuda.enable_cudnn_sdp",
+        cuda.cudnn_sdp_enabled,
+        cuda.enable_cudnn_sdp,
     ),
 )
 
 
 def read_settings() -> Settings:
     """Return the values of all settings."""
-    return tuple(read() for _, read, _ in _SETTINGS)
+    return tuple(setting.read() for setting in _SETTINGS)
 
 
-def set_settings(values: Settings) -> None:
-    """Set all settings, as `read_settings` has returned them."""
-    for (_, read, put), value in zip(_SETTINGS, values, strict=True):
-        if read() != value:  # to put one may import what takes seconds
-            put(value)
-
-
-def check_settings(job: str, before: Settings) -> None:
-    """Refuse that a job has changed a setting of all jobs; the old value comes back.
-
-    Raises:
-        ConfigError: it has.
-    """
-    for (name, read, put), old in zip(_SETTINGS, before, strict=True):
-        new = read()
-        if new != old:
-            put(old)
-            raise ConfigError(
-                f"job {job!r} changed {name} from {old} to {new}, which acts on all "
-                "jobs; set it before hocket.share, for all of them"
-            )
+def set_settings(values: Settings) -> tuple[Change, ...]:
+    """Set all settings, as `read_settings` has returned them; return what changes."""
+    pairs = list(zip(_SETTINGS, values, strict=True))
+    found = [Change(x.name, value, x.read()) for x, value in pairs]
+    changes = tuple(change for change in found if change.old != change.new)
+    if changes:
+        for setting, value in pairs:
+            # To put one may import what takes seconds, or set another one.
+            if value != _MIXED and setting.read() != value:
+                setting.put(value)
+    return changes

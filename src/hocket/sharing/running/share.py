@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from hocket.errors import ConfigError
 from hocket.run.device.open import open_device
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
+from hocket.sharing.running import autocast_cache, job_threads
 from hocket.sharing.running.gate import LOOK_S, JobGates
 from hocket.sharing.running.job import Job
 from hocket.sharing.running.plan import SharePlan
@@ -19,13 +21,13 @@ from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.processes.sent_job import sent_job
 from hocket.sharing.running.random_state import (
     JobRandom,
-    UnguardedDrawCheck,
+    default_generator_by_thread,
     default_generators,
     generators_by_thread,
 )
 from hocket.sharing.running.request import Request, read_request
 from hocket.sharing.running.runner import JobRunner, Shared
-from hocket.sharing.running.settings import read_settings
+from hocket.sharing.running.shared_state import SharedState
 
 
 def share(
@@ -95,11 +97,10 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
     generators = default_generators(device)
     with ExitStack() as stack:
         states = [x.get_state() for x in generators]
-        unguarded = UnguardedDrawCheck(device, generators)
-        shared = Shared(
-            gate, asked.mode, asked.num_iterations, read_settings(), unguarded
-        )
         randoms = [JobRandom(device, generators, job.seed) for job in jobs]
+        by_name = {job.name: own for job, own in zip(jobs, randoms, strict=True)}
+        common = SharedState(device, generators, by_name)
+        shared = Shared(gate, asked.mode, asked.num_iterations, common)
         in_turns = asked.mode is Mode.TURNS
         # In turns all are on one lane: each job reuses memory that the others freed.
         lanes = [
@@ -113,12 +114,17 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
             JobRunner(*parts)
             for parts in zip(jobs, [shared] * len(jobs), lanes, randoms, strict=True)
         ]
+        for runner in runners:
+            runner.own_threads.on_refused = partial(gate.end_soon, runner.name)
+            stack.callback(runner.own_threads.close)
+        stack.enter_context(job_threads.STARTS)
+        stack.enter_context(autocast_cache.BLOCKS)
+        stack.enter_context(generators_by_thread(device))
 
         @contextmanager
         def own_random() -> Iterator[None]:
-            unguarded.restore()
-            by_thread = {runner.thread.ident or 0: runner.random for runner in runners}
-            guard = generators_by_thread(device, by_thread)
+            common.restore_generators()
+            guard = default_generator_by_thread()
             with nullcontext() if in_turns else guard:
                 yield
 

@@ -1,0 +1,135 @@
+"""Threads that jobs start: a job's prefetching, its ThreadPoolExecutor.
+
+    share ── job a ── Thread(prefetch).start()     draws from torch's default generator:
+          └─ job b                                 refused, and job a ends
+
+torch's default generators hold the numbers of the job whose turn or draw it is: a draw
+of another thread takes some of them. So `Thread.start` is replaced while jobs share: a
+thread that a job's thread starts may draw from generators of its own only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from hocket.errors import HocketError, RunError
+from hocket.sharing.running.random_state import THREAD, DrawGuard, DrawRule
+from hocket.sharing.running.replaced import Replaced
+
+
+class JobThreads(DrawRule):
+    """The threads that one job starts.
+
+    Args:
+        job: the job's name.
+        generators: the default generators of its device.
+
+    Attributes:
+        error: what ends the job: one of its threads has drawn.
+        on_refused: called when one has.
+    """
+
+    def __init__(self, job: str, generators: Sequence[torch.Generator]) -> None:
+        self.generators = generators
+        self.error: HocketError | None = None
+        self.on_refused: Callable[[], None] = lambda: None
+        self.job, self._process, self._is_over = job, os.getpid(), False
+
+    @property
+    def share_process(self) -> bool:
+        """Return whether jobs share the process still; no DataLoader's worker does."""
+        return os.getpid() == self._process and not self._is_over
+
+    def enter(self) -> None:
+        """Let the threads that the calling one starts be this job's."""
+        _STARTER.threads = self
+
+    def check(self) -> None:
+        """Raise the error of a thread that has drawn."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+    def close(self) -> None:
+        """Let threads draw again that outlive the job: they are the caller's."""
+        self._is_over = True
+
+    def start(self, thread: threading.Thread) -> None:
+        """Let a thread, which is to be started, be one of these."""
+        if self.share_process:
+            run: Any = partial(self._run, thread.run)
+            thread.run = run  # type: ignore[method-assign]
+
+    @contextmanager
+    def held(self, what: str) -> Iterator[None]:
+        """Refuse to draw.
+
+        Raises:
+            RunError: says how a thread may draw.
+        """
+        if self.share_process:
+            error = RunError(
+                f"a thread that job {self.job!r} has started drew from torch's "
+                f"default generator ({what}), whose numbers all jobs of the process "
+                "take: give the thread a torch.Generator of its own, load data by a "
+                "DataLoader with num_workers above 0, or use processes=True"
+            )
+            self._end(error)
+            raise error
+        yield
+
+    def _end(self, error: HocketError) -> None:
+        self.error = self.error or error
+        self.on_refused()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        """Do a thread's work; the job reports an error that what is shared causes."""
+        self.enter()
+        THREAD.draws = self
+        try:
+            with DrawGuard(self.job, self):
+                work()
+        except HocketError as error:
+            if not self.share_process:
+                raise
+            self._end(error)
+
+
+class _Starter(threading.local):
+    """What is known of a thread that may start others.
+
+    Attributes:
+        threads: those of the job whose thread it is; None where it is no job's.
+    """
+
+    threads: JobThreads | None = None
+
+
+_STARTER: Final = _Starter()
+
+
+def shared_job() -> str | None:
+    """Return the job whose thread it is, if others may run at the same time."""
+    threads = _STARTER.threads
+    if threads is None or THREAD.draws is None or not threads.share_process:
+        return None
+    return threads.job
+
+
+def _start_of_job(start: Callable[..., None]) -> Callable[..., None]:
+    def start_of_job(thread: threading.Thread) -> None:
+        if _STARTER.threads is not None:
+            _STARTER.threads.start(thread)
+        start(thread)
+
+    return start_of_job
+
+
+# Lets threads that a job starts be known as its own.
+STARTS: Final = Replaced(threading.Thread, "start", _start_of_job)
