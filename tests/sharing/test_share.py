@@ -310,6 +310,7 @@ def test_refuses_what_makes_no_sense(tmp_path: Path) -> None:
         {"weight": inf},
         {"max_slowdown": 0.5},
         {"memory_bytes": 0},
+        {"memory_bytes": "20GiB"},
         {"timeout_s": nan},
     ]
     for values in wrong:

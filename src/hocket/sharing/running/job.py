@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import inf
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,6 +82,12 @@ class Job:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        for name in ("weight", "max_slowdown", "timeout_s", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Real):
+                raise ConfigError(
+                    f"job {self.name!r}: {name}={value!r} is no number, as it must be"
+                )
         if not 0 < self.weight < inf:
             raise ConfigError(
                 f"job {self.name!r}: weight={self.weight} gives it or the others no "

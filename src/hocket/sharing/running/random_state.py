@@ -5,7 +5,7 @@ torch has one default generator for each device, for all threads. A job's draws 
     job a   ... dropout ...            lock, put a's state, draw, keep a's state, unlock
     job b         ... randn ...                 waits for the lock, the same with b's
 
-DrawRule are operators with `torch.Tag.nondeterministic_seeded`; and what reads or seeds
+Draws are operators with `torch.Tag.nondeterministic_seeded`; and what reads or seeds
 the generator itself (`torch.manual_seed`, activation checkpointing) goes through a
 proxy that finds the job by its thread. Mode `turns` needs neither: it sets the
 job's state when a turn begins, and saves it when the turn ends.
