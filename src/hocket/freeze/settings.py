@@ -1,13 +1,16 @@
-"""Checks what a user says of freezing, before anything is made from it."""
+"""Checks what a user says of freezing, and describes it for workers to compare."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, replace
+from pprint import pformat
 from typing import Final
 
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.plain_numbers import is_whole
-from hocket.freeze.policy import Measures, interval_faults
+from hocket.freeze.policy import Measures, Policy, interval_faults
 
 _NEEDED: Final = ("every_steps", "layers", "measures", "begin", "observe", "decide")
 
@@ -67,3 +70,23 @@ def _are_shapes(shapes: object) -> bool:
         and all(is_whole(number, 1) for number in shape)
         for num_frozen, shape in shapes.items()
     )
+
+
+def text_of(option: object) -> str:
+    """Return text of an option of freezing, equal in processes that give equal ones.
+
+    Of a policy that is no dataclass, it has the class, and when and what it is asked.
+
+    Args:
+        option: a policy, a cache, shapes, or a plain value.
+
+    >>> text_of({6: (1, 4), 4: (2, 2)}) == text_of({4: (2, 2), 6: (1, 4)})
+    True
+    """
+    if isinstance(option, Cache):
+        option = replace(option, folder="")  # hosts may have their own
+    elif isinstance(option, Policy) and not is_dataclass(option):
+        name = type(option).__qualname__
+        option = (name, option.every_steps, option.layers, option.measures)
+    # Where it is too wide for a line, pformat sorts sets and mappings.
+    return re.sub(r" at 0x[0-9a-f]+", "", pformat(option, width=1))

@@ -20,7 +20,7 @@ from hocket.errors import ConfigError
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.greedy import Balance
 from hocket.freeze.policy import Policy
-from hocket.freeze.settings import type_faults
+from hocket.freeze.settings import text_of, type_faults
 from hocket.options import ScheduleOptions, fixed_cut_faults
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -177,6 +177,12 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         """
         if self.progress is not None:
             self.progress(StartupProgress(what, num_done=num_done, num_all=num_all))
+
+    @property
+    def freezing_texts(self) -> dict[str, str]:
+        """Text of each option of freezing, which all workers must have alike."""
+        names = ("freeze", "balance", *_WITH_FREEZE)
+        return {name: text_of(getattr(self, name)) for name in names}
 
     @property
     def num_parts(self) -> int:
