@@ -14,6 +14,7 @@ import hocket
 from hocket.errors import ConfigError, HocketError
 from hocket.freeze.blocks import blocks_matching
 from hocket.model.capture.capture import capture
+from hocket.run.elastic.freezing import FreezingWarning
 from hocket.run.elastic.shape_choice import refuse_shapes
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 
@@ -74,6 +75,11 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
             [result.num_frozen for result in pipeline.train([batch(), batch()])]
             for _ in range(3)
         ]
+        # The loader's end was the last epoch's; then no epoch ends any more.
+        assert pipeline.step(batch()).num_frozen == 3
+        with pytest.warns(FreezingWarning, match=r"Alpha is .*: give it every_steps="):
+            assert pipeline.step(batch()).num_frozen == 3
+        assert pipeline.step(batch()).num_frozen == 3  # and warns no more
     assert epochs == [[0, 0], [1, 1], [2, 2]]
 
 
