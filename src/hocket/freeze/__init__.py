@@ -2,8 +2,8 @@
 
 Imports `errors` and `planner`, and no torch. Begin with `policy.py`, what a policy is;
 `alpha.py`, `gradients.py`, `listed.py` and `plasticity.py` are policies, `decide.py`
-asks them while training runs, `shapes.py` chooses stages and replicas, and
-`forecast.py` predicts how long the rest of a run takes.
+asks them while training runs, `shapes.py` chooses stages and replicas, `forecast.py`
+predicts how long the rest of a run takes, and `settings.py` checks what the user says.
 """
 
 from __future__ import annotations

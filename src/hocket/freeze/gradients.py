@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TypeAlias
 
+from hocket.freeze.plain_numbers import is_real
 from hocket.freeze.policy import (
     Interval,
     LayerObservation,
@@ -100,8 +101,10 @@ class Percentile(Interval):
 
     def __post_init__(self) -> None:
         faults = [*self.interval_faults(), *patience_fault(self.patience)]
-        if not 0.0 <= self.percentile <= 100.0:
-            faults.append(f"percentile is {self.percentile}: it must be from 0 to 100")
+        if not (is_real(self.percentile) and 0.0 <= self.percentile <= 100.0):
+            faults.append(
+                f"percentile is {self.percentile!r}: it must be from 0 to 100"
+            )
         refuse(faults)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hocket.freeze.plain_numbers import is_whole
 from hocket.freeze.policy import LayerObservation, Planned, refuse
 
 
@@ -24,7 +25,7 @@ class Listed(Planned):
         layers: the modules that count as layers, as "encoder.layers.*".
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: an argument is of another type, or out of its range.
 
     >>> policy = Listed({2: 6, 4: 8})
     >>> [policy.decide(None, LayerObservation(e, e, 12, 0)) for e in range(1, 6)]
@@ -34,15 +35,17 @@ class Listed(Planned):
     num_frozen: Mapping[int, int]
 
     def __post_init__(self) -> None:
-        faults = self.interval_faults()
-        if not self.num_frozen:
-            faults.append("num_frozen is empty: say when layers freeze, as {2: 6}")
-        faults += [
-            f"num_frozen has {number}: {layers}: decisions count from 1, layers from 0"
+        given: object = self.num_frozen
+        if not isinstance(given, Mapping) or not given:
+            fault = f"num_frozen is {given!r}: say when layers freeze, as {{2: 6}}"
+            refuse([*self.interval_faults(), fault])
+        wrong = [
+            f"num_frozen has {number!r}: {layers!r}: decisions count from 1, layers "
+            "from 0, as {2: 6}"
             for number, layers in self.num_frozen.items()
-            if number < 1 or layers < 0
+            if not (is_whole(number, 1) and is_whole(layers, 0))
         ]
-        refuse(faults)
+        refuse([*self.interval_faults(), *wrong])
 
     def decide(self, state: None, seen: LayerObservation) -> int:
         """Return what the list says, and no more layers than there are."""

@@ -17,12 +17,14 @@ from math import isfinite
 from statistics import mean
 from typing import NamedTuple
 
+from hocket.freeze.plain_numbers import is_real, is_whole
 from hocket.freeze.policy import (
     Interval,
     LayerObservation,
     Measures,
     patience_fault,
     refuse,
+    share_fault,
 )
 
 
@@ -61,7 +63,7 @@ class Plasticity(Interval):
         layers: the modules that count as layers, as "encoder.layers.*".
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: an argument is of another type, or out of its range.
     """
 
     window: int = 4
@@ -71,14 +73,12 @@ class Plasticity(Interval):
 
     def __post_init__(self) -> None:
         faults = [*self.interval_faults(), *patience_fault(self.patience)]
-        if self.window < 2:
-            faults.append(f"window is {self.window}: a line needs 2 values or more")
-        if self.tolerance <= 0.0:
-            faults.append(f"tolerance is {self.tolerance}: it must be above 0")
-        if self.unfreeze_at is not None and not 0.0 < self.unfreeze_at < 1.0:
-            faults.append(
-                f"unfreeze_at is {self.unfreeze_at}: it must be above 0 and below 1"
-            )
+        if not is_whole(self.window, 2):
+            faults.append(f"window is {self.window!r}: a line needs 2, 3, ... values")
+        if not (is_real(self.tolerance) and self.tolerance > 0.0):
+            faults.append(f"tolerance is {self.tolerance!r}: it must be above 0")
+        if self.unfreeze_at is not None:
+            faults += share_fault("unfreeze_at", self.unfreeze_at)
         refuse(faults)
 
     @property

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Protocol, TypeVar, runtime_checkable
 
 from hocket.errors import ConfigError
+from hocket.freeze.plain_numbers import is_real, is_whole
 
 State = TypeVar("State")
 
@@ -90,7 +91,7 @@ class Interval:
             parameters when not given.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: an argument is of another type, or out of its range.
     """
 
     every_steps: int | None = None
@@ -100,13 +101,8 @@ class Interval:
         refuse(self.interval_faults())
 
     def interval_faults(self) -> list[str]:
-        """Return a sentence if the interval is not valid."""
-        if self.every_steps is not None and self.every_steps < 1:
-            return [
-                f"every_steps is {self.every_steps}: take 1 or more, or leave it out "
-                "to decide at the ends of epochs"
-            ]
-        return []
+        """Return a sentence for each argument that is not valid."""
+        return interval_faults(self.every_steps, self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +127,34 @@ def refuse(faults: Sequence[str]) -> None:
         raise ConfigError("; ".join(faults))
 
 
-def share_fault(name: str, value: float) -> list[str]:
-    """Return a sentence if a number is not between 0 and 1, both excluded."""
-    if 0.0 < value < 1.0:
+def interval_faults(every_steps: object, layers: object) -> list[str]:
+    """Return a sentence for each of the two that is not valid.
+
+    Args:
+        every_steps: the steps between decisions, if they are counted.
+        layers: the pattern of the modules that count as layers, if there is one.
+    """
+    faults = []
+    if every_steps is not None and not is_whole(every_steps, 1):
+        faults.append(
+            f"every_steps is {every_steps!r}: take 1, 2, ..., or leave it out to "
+            "decide at the ends of epochs"
+        )
+    if layers is not None and not isinstance(layers, str):
+        faults.append(f'layers is {layers!r}: give a pattern, as "encoder.layers.*"')
+    return faults
+
+
+def share_fault(name: str, value: object) -> list[str]:
+    """Return a sentence if a value is no number between 0 and 1, both excluded."""
+    if is_real(value) and 0.0 < value < 1.0:
         return []
-    return [f"{name} is {value}: it must be above 0 and below 1"]
+    return [f"{name} is {value!r}: it must be above 0 and below 1, such as 0.2"]
 
 
-def patience_fault(value: int) -> list[str]:
-    """Return a sentence if a number of equal proposals is not positive."""
-    return [] if value >= 1 else [f"patience is {value}: take 1 or more"]
+def patience_fault(value: object) -> list[str]:
+    """Return a sentence if a value is no positive number of equal proposals."""
+    return [] if is_whole(value, 1) else [f"patience is {value!r}: take 1, 2, ..."]
 
 
 def after_patience(proposals: Sequence[int], patience: int, num_frozen: int) -> int:

@@ -43,8 +43,9 @@ from hocket.run.elastic.make import make_freezing, other_layouts
 from hocket.run.elastic.refusals import refuse_order, refuse_with_freezing
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
-from hocket.run.engine.plan import Plan
+from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
+from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.stage.teacher_outputs import with_teachers
 from hocket.run.tune.build import build_plan
@@ -110,6 +111,9 @@ def _assembled(
     timeout_s: float,
 ) -> tuple[Plan, Executor, Freezing | None]:
     store = _own_store(world)
+    # Workers that freeze layers connect otherwise than workers that do not.
+    options = config.freezing_texts.items()
+    refuse_differences(world, {f"option {n}": short_hash(x) for n, x in options})
     asked = config.schedule
     config = _prepared(config, world)
     config, order, known = _make_order(

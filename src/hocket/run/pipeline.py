@@ -65,6 +65,8 @@ class Pipeline(StagedRun):
             whole batch; says by how much; warned on the main worker.
         CacheWarning: a cache keeps less than it was asked to; warned on the worker that
             has the frozen layers.
+        FreezingWarning: the first `step()`, where a policy is asked at the ends of
+            epochs; warned on the main worker.
     """
 
     @constructor_takes_fields_of(PipelineConfig)
@@ -203,6 +205,8 @@ class Pipeline(StagedRun):
         """
         if self._cache is not None:
             refuse_batch()
+        if self._freezing is not None:
+            self._freezing.warn_of_no_epoch()
         return self._described(self._driver.step(self._next_batches((batch, *more))))
 
     def evaluate(

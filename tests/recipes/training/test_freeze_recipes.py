@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 )
 
 from hocket.cli.train import ENTRY
+from hocket.errors import DataError
 from hocket.freeze import Alpha
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.models.freezing import freezing_options
@@ -24,7 +25,7 @@ from hocket.recipes.training.metrics_log import TENSORBOARD_NAME
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.recipes.training.train import train_recipe
+from hocket.recipes.training.train import make_pipeline, train_recipe
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
 from tests.recipes.data.test_squad import CONTEXT, file_of, question, write
@@ -166,6 +167,22 @@ def test_answers_are_scored_as_squad_scores_them(tmp_path: Path) -> None:
     assert [*found] == ["f1", "exact_match"]
     assert 0.0 <= found["exact_match"] <= found["f1"] <= 1.0
     assert evaluation.loss > 0.0
+
+
+def test_a_cache_of_random_samples_is_refused_before_the_model_is_made(
+    tmp_path: Path,
+) -> None:
+    """With the recipe's own setting: it was found after capture and profiling."""
+    settings = (
+        *small("cifar100-vit", tmp_path / "data"),
+        "pipeline.layout=1x1",
+        "cache.ram_bytes=10000000",
+    )
+    recipe = resolve("cifar100-vit", settings).recipe
+    task = replace(make_task(recipe), make_model=lambda: pytest.fail("it is made"))
+    layout = StepLayout.of(recipe, task.training)
+    with pytest.raises(DataError, match=r"differ .* --set cache.draws_once=true draws"):
+        make_pipeline(task, layout, tmp_path, profile_dir=None)
 
 
 def drawn_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:

@@ -14,6 +14,7 @@ import hocket
 from hocket.errors import ConfigError, HocketError
 from hocket.freeze.blocks import blocks_matching
 from hocket.model.capture.capture import capture
+from hocket.run.elastic.freezing import FreezingWarning
 from hocket.run.elastic.shape_choice import refuse_shapes
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 
@@ -74,7 +75,37 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
             [result.num_frozen for result in pipeline.train([batch(), batch()])]
             for _ in range(3)
         ]
+        # The loader's end was the last epoch's; then no epoch ends any more.
+        assert pipeline.step(batch()).num_frozen == 3
+        with pytest.warns(FreezingWarning, match=r"Alpha is .*: give it every_steps="):
+            assert pipeline.step(batch()).num_frozen == 3
+        assert pipeline.step(batch()).num_frozen == 3  # and warns no more
     assert epochs == [[0, 0], [1, 1], [2, 2]]
+
+
+class Begins:
+    """A policy without two of its three functions."""
+
+    every_steps = 1
+    layers = None
+    measures = hocket.freeze.Measures.NOTHING
+
+    def begin(self) -> None:
+        """Return no state."""
+
+
+class Zero(Begins):
+    """A policy that is asked every 0 steps, and does not say what it measures."""
+
+    every_steps = 0
+    measures: Any = None
+
+    def observe(self, state: None, seen: hocket.freeze.LayerObservation) -> None:
+        """Return no state."""
+
+    def decide(self, state: None, seen: hocket.freeze.LayerObservation) -> int:
+        """Return none."""
+        return 0
 
 
 @pytest.mark.parametrize(
@@ -106,6 +137,24 @@ def test_freezes_at_the_ends_of_epochs(tmp_path: Path) -> None:
             "cache has no effect without freeze",
         ),
         ({"shapes": {2: (2, 1)}}, "2x1 from 2 frozen layers on"),
+        ({"shapes": {2: "1x1"}}, r"shapes is {2: '1x1'}: give .*, as {4: \(2, 2\)"),
+        ({"shapes": [(1, 1)]}, r"shapes is \[\(1, 1\)\]: give stages and replicas"),
+        ({"shapes": {1: (-1, -1)}}, r"shapes is {1: \(-1, -1\)}: give"),
+        ({"shapes": {-1: (1, 1)}}, r"shapes is {-1: \(1, 1\)}: give"),
+        ({"num_run_steps": 0}, "num_run_steps is 0: take 1, 2"),
+        ({"num_run_steps": 9.0}, "num_run_steps is 9.0: take 1, 2"),
+        ({"cache": "cache/"}, r"cache is 'cache/': give hocket.Cache\(folder, ram_byt"),
+        (
+            {"freeze": "alpha"},
+            r"freeze is str 'alpha', which has no every_steps, .*, b",
+        ),
+        ({"freeze": 0.2}, r"float 0.2, .*such as hocket.freeze.Alpha\(1 / 5\)"),
+        ({"freeze": hocket.freeze.Alpha}, "freeze is the class Alpha: give an object"),
+        ({"freeze": Begins()}, "which has no observe, decide: give a policy"),
+        (
+            {"freeze": Zero()},
+            r"freeze=Zero\(...\): every_steps is 0: .*, measures is None: take one of",
+        ),
         (
             {"freeze": hocket.freeze.Alpha(1 / 4, layers="layers.*")},
             "names no module of the model",

@@ -47,6 +47,11 @@ EXPECTED: Final[dict[str, tuple[str, str, int]]] = {
     "loss, replicas": ("SchemaError", "ranks 0 and 1 differ in the loss function", 0),
     "names of losses": ("SchemaError", "on rank 0 and None on rank 1", 0),
     "joint steps": ("ConfigError", "clip_norm=; or train on one device", 0),
+    "every_steps": ("SchemaError", "ranks 0 and 1 differ in the option freeze", 0),
+    "freeze on one": ("SchemaError", "ranks 0 and 1 differ in the option freeze", 0),
+    "shapes": ("SchemaError", "ranks 0 and 1 differ in the option shapes", 0),
+    "cache": ("SchemaError", "ranks 0 and 1 differ in the option cache", 0),
+    "all alike, freeze": ("", "", NUM_STEPS),
 }
 
 

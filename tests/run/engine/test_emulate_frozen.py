@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import hocket
 from hocket.core.program import Program
+from hocket.errors import ConfigError
 from tests.run.support.emulated_nets import ADAMW, batches
 
 
@@ -51,3 +53,57 @@ def test_frozen_layers_have_no_gradient_and_no_update(delays: Sequence[int]) -> 
         optimizer.zero_grad(set_to_none=True)
     for name, value in alone.state_dict().items():
         torch.testing.assert_close(states[-1][name], value, rtol=1e-10, atol=1e-12)
+
+
+class Blocks(nn.Module):
+    """A stem, three blocks and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From x_BW to logits_BC."""
+        return self.head(torch.tanh(self.blocks(torch.tanh(self.stem(x)))))
+
+
+def emulated(freeze_at: Any) -> dict[str, Tensor]:
+    """The weights after six steps."""
+    torch.manual_seed(8)
+    model = Blocks().double()
+    program = Program.chain([0], 2)
+    hocket.emulate(program, model, F.cross_entropy, ADAMW, batches(6), freeze_at)
+    return model.state_dict()
+
+
+def test_layers_freeze_by_number_as_by_name() -> None:
+    """As a policy counts them: blocks, the first with the stem; at 0 all train."""
+    found = emulated({1: 1, 2: 2, 3: 3, 5: 0})
+    expected = emulated({1: "blocks.1", 2: "blocks.2", 3: "head", 5: "stem"})
+    assert all(torch.equal(found[name], x) for name, x in expected.items())
+    both = emulated({"model": {1: "blocks.1", 2: 2, 3: "head", 5: 0}})
+    assert all(torch.equal(both[name], x) for name, x in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("freeze_at", "match"),
+    [
+        ({2: 1.0}, r"of net model is {2: 1.0}: give the number of frozen layers by st"),
+        ({2: None}, r"first module that trains, as {200: 'blocks.4'}"),
+        ({2: True}, "is {2: True}"),
+        ({2: -1}, "is {2: -1}"),
+        ({"2": 1}, "is {'2': 1}"),
+        ([1, 2], r"is \[1, 2\]"),
+        ("blocks.1", "is 'blocks.1'"),
+        (
+            {2: 4},
+            "freezes 4 layers at step 2, and 3 can freeze: blocks.0, blocks.1, bl",
+        ),
+    ],
+)
+def test_what_freezes_must_be_a_number_or_a_module(freeze_at: Any, match: str) -> None:
+    """The error shows the right form, or the layers that can freeze."""
+    with pytest.raises(ConfigError, match=match):
+        emulated(freeze_at)

@@ -15,6 +15,7 @@ from torch.optim import lr_scheduler
 
 import hocket
 from hocket.errors import HocketError
+from hocket.freeze import Alpha, LayerObservation, Measures
 from hocket.run.cluster.world import World, join_world
 from tests.run.support.refused_workers import Layer, batches
 
@@ -66,6 +67,31 @@ def named(world: World) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     }
 
 
+class Never:
+    """A policy that freezes nothing, and is no dataclass."""
+
+    every_steps = 1
+    layers = None
+    measures = Measures.NOTHING
+
+    def begin(self) -> None:
+        """Return no state."""
+
+    def observe(self, state: None, seen: LayerObservation) -> None:
+        """Return no state."""
+
+    def decide(self, state: None, seen: LayerObservation) -> int:
+        """Return none."""
+        return 0
+
+
+def cached(rank: int) -> dict[str, Any]:
+    """Keep outputs as they are computed on rank 0, and rounded on rank 1."""
+    dtype = (None, "bfloat16")[rank]
+    cache = hocket.Cache("cache", ram_bytes=1000, disk_bytes=0, dtype=dtype)
+    return {"freeze": Never(), "cache": cache}
+
+
 FLUSH_FREE: Final = {"schedule": "pipedream-2bw"}
 DECAY: Final = {"scheduler": partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)}
 WARM_UP: Final = {"scheduler": partial(lr_scheduler.LambdaLR, lr_lambda=float)}
@@ -86,6 +112,13 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "loss, replicas": {"loss_of": smoothed, "num_replicas": 2},
     "names of losses": {"loss_of": named},
     "joint steps": {"optimizer": partial(ClipsByItself, lr=RATE)},
+    "every_steps": {
+        "freezes": lambda rank: {"freeze": Alpha(0.2, every_steps=2 - rank)}
+    },
+    "freeze on one": {"freezes": lambda rank: {"freeze": None if rank else Alpha(0.2)}},
+    "shapes": {"freezes": lambda rank: {"freeze": Never(), "shapes": {rank: (2, 1)}}},
+    "cache": {"freezes": cached},
+    "all alike, freeze": {"freezes": lambda _: {"freeze": Never(), "shapes": {}}},
 }
 
 
@@ -112,6 +145,7 @@ def _train(
     change: Change | None = None,
     loss_of: Callable[[World], Any] = lambda _: F.mse_loss,
     layer_wise: bool = False,
+    freezes: Callable[[int], dict[str, Any]] | None = None,
     **settings: Any,
 ) -> None:
     """Train, and change the rates of each group before each step."""
@@ -130,9 +164,10 @@ def _train(
         "schedule": "1f1b",
         "num_microbatches": 2,
         "optimizer": optimizer,
-        "cut": None if "num_replicas" in settings else ["2"],
+        "cut": None if freezes or "num_replicas" in settings else ["2"],
         "profile_dir": Path(folder).parent / "profiles",
         **settings,
+        **({} if freezes is None else freezes(world.rank)),
     }
     with hocket.Pipeline(
         model, loss_of(world), example=data[0], world=world, **asked

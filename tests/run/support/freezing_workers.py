@@ -368,15 +368,13 @@ def emulated(
 ) -> tuple[list[float], Model]:
     """One process that freezes as many layers at each step."""
     model = make_model(getattr(nn, norm))
-    firsts = ["stem", *(f"blocks.{i}" for i in range(1, 8)), "head"]
-    names = {step: firsts[number] for step, number in enumerate(num_frozen)}
     history = hocket.emulate(
         Program.chain([0], num_parts // num_replicas, num_replicas=num_replicas),
         model,
         F.cross_entropy,
         ADAMW,
         make_batches()[:num_steps],
-        names,
+        dict(enumerate(num_frozen)),
         seed=3,
         clip_norm=OPTIONS[options].get("clip_norm"),
         schedulers=OPTIONS[options].get("scheduler"),

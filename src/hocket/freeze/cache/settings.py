@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from hocket.errors import ConfigError
+from hocket.freeze.plain_numbers import is_whole
 
 _DTYPES = (None, "bfloat16")
 
@@ -25,7 +26,8 @@ class Cache:
             samples vary are refused.
 
     Raises:
-        ConfigError: a number is out of its range; names all such arguments.
+        ConfigError: an argument is of another type, or out of its range; names all
+            such arguments.
     """
 
     folder: str | Path
@@ -36,12 +38,15 @@ class Cache:
     draws_once: bool = False
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
+        """Check the folder and the numbers."""
         faults = [
-            f"{name} is {value}: give a number of bytes, 0 for none"
+            f"{name} is {value!r}: give a number of bytes, such as 8 << 30, 0 for none"
             for name, value in self._budgets.items()
-            if value < 0
+            if not is_whole(value, 0)
         ]
+        folder: object = self.folder
+        if not isinstance(folder, str | Path):
+            faults.append(f"folder is {folder!r}: give a path")
         if not any(self._budgets.values()):
             faults.append("ram_bytes and disk_bytes are both 0: give one of them")
         if self.dtype not in _DTYPES:

@@ -41,12 +41,17 @@ from hocket.run.checkpoint.format.folder import pointer
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.startup import StartupProgress
+from hocket.run.elastic.cache.cache_refusals import refuse_random
 from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
 PROMPT: Final = b"\n"
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
+_DRAW_ONCE: Final = (
+    "--set cache.draws_once=true draws them once for each sample; or leave out the "
+    "section [cache]"
+)
 
 
 def main(run_dir: str) -> dict[str, float]:
@@ -247,6 +252,9 @@ def make_pipeline(
         run_dir: where the reports of failures go, and a cache without a folder.
         profile_dir: the folder of saved profiles; None always measures.
         world: the job, where it is joined already.
+
+    Raises:
+        DataError: the recipe has a section [cache], and samples vary.
     """
     recipe = layout.recipe
     pipeline, training = recipe.pipeline, recipe.training
@@ -258,6 +266,9 @@ def make_pipeline(
         ),
         "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
     }
+    loader = layout.loader()
+    if (cache := options.get("cache")) is not None:  # before the model is captured
+        refuse_random(loader, cache, _DRAW_ONCE)
     run = recipe.run
     if run.profile_steps:
         options["profile"] = ProfileSteps(
@@ -267,7 +278,7 @@ def make_pipeline(
         task.make_model(),  # the only reference: only our stages stay in memory
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
-        example=layout.loader().example(),
+        example=loader.example(),
         profile_dir=profile_dir,
         scheduler=make_scheduler(layout.learning_rate_share),
         seed=training.seed,

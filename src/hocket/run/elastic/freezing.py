@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count, takewhile
 from time import perf_counter
 from typing import Any
+from warnings import warn
 
 from torch import Tensor, nn
 
@@ -39,6 +40,10 @@ from hocket.run.elastic.shape_choice import (
 from hocket.run.engine.executor import Executor, PlayedLayout
 
 log = logging.getLogger(__name__)
+
+
+class FreezingWarning(UserWarning):
+    """The policy is not asked, so that nothing freezes; training goes on."""
 
 
 class Freezing:
@@ -85,6 +90,7 @@ class Freezing:
         )
         self._last_step = 0  # before which the policy was asked
         self._num_before = 0  # frozen layers before a load
+        self._is_warned = False  # that no epoch ends
         self.num_frozen = 0
         self.epoch_ended = False
         self.epoch_end = self.epoch_steps = 0
@@ -99,6 +105,26 @@ class Freezing:
             num_steps: the loader's.
         """
         self.epoch_end, self.epoch_steps = step + num_steps, num_steps
+
+    def warn_of_no_epoch(self) -> None:
+        """Warn on rank 0, once, before a step without a loader, which ends no epoch.
+
+        Warns:
+            FreezingWarning: the policy is asked at the ends of epochs.
+        """
+        policy = self._options.policy
+        if policy.every_steps is not None or self.epoch_ended or self._is_warned:
+            return
+        self._is_warned = True
+        if self._world.rank == 0:
+            name = type(policy).__name__
+            warn(
+                f"{name} is asked at the ends of epochs, and step() ends none, so that "
+                "no layer freezes: give it every_steps=, such as every_steps=200; or "
+                "train from a loader, to its end, with train()",
+                FreezingWarning,
+                stacklevel=3,  # the caller of step()
+            )
 
     def is_due(self, step: int) -> bool:
         """Return whether the policy is to be asked before a step.

@@ -20,6 +20,7 @@ from hocket.errors import ConfigError
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.greedy import Balance
 from hocket.freeze.policy import Policy
+from hocket.freeze.settings import text_of, type_faults
 from hocket.options import ScheduleOptions, fixed_cut_faults
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -157,7 +158,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             for name, plain in _WITH_FREEZE.items():
                 if getattr(self, name) is not plain:
                     yield f"{name} has no effect without freeze"
-        elif not self.recut:
+            return
+        yield from type_faults(self.freeze, self.shapes, self.num_run_steps, self.cache)
+        if not self.recut:
             yield from fixed_cut_faults(
                 shapes=bool(self.shapes), caches=self.cache is not None
             )
@@ -174,6 +177,12 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         """
         if self.progress is not None:
             self.progress(StartupProgress(what, num_done=num_done, num_all=num_all))
+
+    @property
+    def freezing_texts(self) -> dict[str, str]:
+        """Text of each option of freezing, which all workers must have alike."""
+        names = ("freeze", "balance", *_WITH_FREEZE)
+        return {name: text_of(getattr(self, name)) for name in names}
 
     @property
     def num_parts(self) -> int:

@@ -18,6 +18,10 @@ _NUM_COMPARED: Final = 32
 _WAY_OUT: Final = (
     "give a hocket.SampleLoader, whose batches name their samples, or leave out cache="
 )
+_DRAW_ONCE: Final = (
+    "Cache(..., draws_once=True) draws them once for each sample, "
+    "SampleLoader(..., varied=False) leaves them out; or leave out cache="
+)
 
 
 def checked_loader(loader: Iterable[Any], settings: Cache) -> SampleLoader:
@@ -36,7 +40,7 @@ def checked_loader(loader: Iterable[Any], settings: Cache) -> SampleLoader:
             f"the cache finds outputs by sample, and a {type(loader).__name__} does "
             f"not say which samples a batch has: {_WAY_OUT}"
         )
-    _refuse_random(loader, settings)
+    refuse_random(loader, settings)
     return loader
 
 
@@ -52,7 +56,19 @@ def refuse_batch() -> None:
     )
 
 
-def _refuse_random(loader: SampleLoader, settings: Cache) -> None:
+def refuse_random(
+    loader: SampleLoader, settings: Cache, way_out: str = _DRAW_ONCE
+) -> None:
+    """Refuse samples that are not the same when they are read again.
+
+    Args:
+        loader: the loader, of which the next samples are read.
+        settings: the cache's.
+        way_out: the sentence on what to do about random transforms.
+
+    Raises:
+        DataError: some differ; gives the numbers.
+    """
     current = loader.sampler.current
     rows = loader.sampler.order(current.epoch)[:_NUM_COMPARED]
     epochs = (0, 0) if settings.draws_once else (0, 1)
@@ -73,8 +89,7 @@ def _refuse_random(loader: SampleLoader, settings: Cache) -> None:
     raise DataError(
         f"{num_changed} of {len(rows)} samples differ between epochs 0 and 1, for "
         "random transforms are drawn again in each epoch: outputs of the frozen layers "
-        "cannot be kept. Cache(..., draws_once=True) draws them once for each sample, "
-        "SampleLoader(..., varied=False) leaves them out; or leave out cache="
+        f"cannot be kept. {way_out}"
     )
 
 

@@ -68,7 +68,9 @@ def emulate(
     losses: ByNet[Callable[..., Any]],
     optimizers: ByNet[OptimizerFactory | FollowerUpdate],
     batches: Iterable[Any],
-    freeze_at: Mapping[int, str] | Mapping[str, Mapping[int, str]] | None = None,
+    freeze_at: Mapping[int, str | int]
+    | Mapping[str, Mapping[int, str | int]]
+    | None = None,
     *,
     cut_at: Sequence[str] | Mapping[str, Sequence[str]] = (),
     schedulers: ByNet[SchedulerFactory] | None = None,
@@ -103,11 +105,12 @@ def emulate(
             one.
         batches: one per step: a pair `(inputs, targets)` for all nets, or a mapping of
             pairs by net. Each is cut into the net's microbatches of all replicas.
-        freeze_at: by step, the first module that trains from then on: everything
-            before it has no gradient and no update, reads its newest weights, and runs
-            in evaluation mode. Where a later step names an earlier module (the model's
-            first: all train), what trains again begins with an optimizer state of
-            nothing.
+        freeze_at: by step, how many layers are frozen from then on, as a policy of
+            `freeze=` without `layers` counts them; or the first module that trains.
+            What is frozen has no gradient and no update, reads its newest weights, and
+            runs in evaluation mode. Where fewer layers are frozen at a later step (0,
+            or the model's first module: all train), what trains again begins with an
+            optimizer state of nothing.
         cut_at: the modules with which the stages of a net but the first begin, such as
             `pipeline.plan.stage_names[1:]`.
         schedulers: as for `Pipeline`; each stage's is stepped once per step.
@@ -123,7 +126,8 @@ def emulate(
 
     Raises:
         ConfigError: a net lacks a model, a loss or an optimizer; there is no such
-            correction, or the optimizer does not go with it.
+            correction, or the optimizer does not go with it; or freeze_at has another
+            form, or freezes more layers than can.
         ShapeError: a net is cut into other numbers of stages than the program has.
         ModelError: a model cannot be cut so; a flow leads to where no output of another
             net can go; or a forward that reads old weights begins a checkpoint.

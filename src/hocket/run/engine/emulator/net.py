@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import ShapeError
+from hocket.errors import ConfigError, ShapeError
+from hocket.freeze.plain_numbers import is_whole
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
 from hocket.run.engine.emulator.stage import Segment, Weight
+from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import layers_seeded
 
@@ -40,10 +42,14 @@ class EmulatedStages:
         loss_inputs: the nets whose outputs the loss reads.
         whole_loss_inputs: those of them of which it reads the whole batch.
         cut_at: the modules with which its stages but the first begin.
-        freeze_at: by step, the first module that still trains.
+        freeze_at: by step, the first module that still trains, or how many layers are
+            frozen.
         shares: the microbatches of each copy of the net in a replica; each copy of
             each replica has buffers of its own.
         num_replicas: the replicas of the program.
+
+    Raises:
+        ConfigError: freeze_at has another form.
     """
 
     name: str
@@ -52,9 +58,21 @@ class EmulatedStages:
     loss_inputs: tuple[str, ...]
     whole_loss_inputs: frozenset[str]
     cut_at: tuple[str, ...]
-    freeze_at: Mapping[int, str]
+    freeze_at: Mapping[int, str | int]
     shares: tuple[int, ...]
     num_replicas: int
+
+    def __post_init__(self) -> None:
+        given: object = self.freeze_at
+        if not isinstance(given, Mapping) or not all(
+            is_whole(step, 0) and (isinstance(first, str) or is_whole(first, 0))
+            for step, first in given.items()
+        ):
+            raise ConfigError(
+                f"freeze_at of net {self.name} is {given!r:.200}: give the number of "
+                "frozen layers by step, as {200: 4}, or the first module that trains, "
+                "as {200: 'blocks.4'}"
+            )
 
     def buffer_set(self, number: int) -> int:
         """Return the number of the buffers that a microbatch reads and changes.
@@ -178,6 +196,7 @@ def make_net(
     Raises:
         ModelError: the model cannot be captured, or cut so.
         ShapeError: there are other numbers of stages than the program has.
+        ConfigError: more layers freeze than can.
     """
     if len(plan.stages) != len(plan.cut_at) + 1:
         raise ShapeError(
@@ -186,7 +205,10 @@ def make_net(
             "but the first begin"
         )
     args, kwargs = pytree.tree_unflatten(list(leaves), spec)
-    captured = capture(model, args, kwargs, cut=plan.cut_at)
+    modules: tuple[str, ...] = ()
+    if any(not isinstance(first, str) for first in plan.freeze_at.values()):
+        modules = freezable_modules(model, None)
+    captured = capture(model, args, kwargs, cut=(*plan.cut_at, *modules[1:]))
     boundaries = boundaries_from_names(captured, plan.cut_at)
     places = {stage: i for i, stage in enumerate(plan.stages)}
     flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]
@@ -200,7 +222,7 @@ def make_net(
         for name, parameter in parameters.items()
         if stage.follows or (stage.trainable and parameter.requires_grad)
     }
-    frozen_layers = _frozen_layers(captured, plan.freeze_at)
+    frozen_layers = _frozen_layers(captured, plan.freeze_at, modules)
     edges = sorted({*boundaries, *frozen_layers.values()} - {0})
     segments = _segments(captured, edges, boundaries, facts, weights)
     homes = tuple(h for x in segments for h in changing_buffers(x.module))
@@ -251,14 +273,34 @@ def _owners(
     return owners
 
 
-def _frozen_layers(captured: Captured, freeze_at: Mapping[int, str]) -> dict[int, int]:
-    first = captured.layers[0]
-    return {
-        step: 0
-        if name in (*first.modules, first.name)
-        else boundaries_from_names(captured, [name])[0]
-        for step, name in freeze_at.items()
-    }
+def _frozen_layers(
+    captured: Captured, freeze_at: Mapping[int, str | int], modules: Sequence[str]
+) -> dict[int, int]:
+    """Return, by step, the place of the first layer that still trains.
+
+    Args:
+        captured: the model.
+        freeze_at: see `EmulatedStages`.
+        modules: the modules that count as layers, where it has numbers.
+
+    Raises:
+        ConfigError: a number is larger than that of the layers that can freeze.
+    """
+    edges = (0, *frozen_edges(captured, modules)) if modules else ()
+    names = (*captured.layers[0].modules, captured.layers[0].name)
+    found = {}
+    for step, first in freeze_at.items():
+        if isinstance(first, str):
+            is_all = first in names
+            found[step] = 0 if is_all else boundaries_from_names(captured, [first])[0]
+        elif first < len(edges):
+            found[step] = edges[first]
+        else:
+            raise ConfigError(
+                f"freeze_at freezes {first} layers at step {step}, and "
+                f"{len(edges) - 1} can freeze: {', '.join(modules[: len(edges) - 1])}"
+            )
+    return found
 
 
 def _segments(
