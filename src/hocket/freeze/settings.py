@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from pprint import pformat
 from typing import Final
 
@@ -84,7 +84,7 @@ def text_of(option: object) -> str:
     True
     """
     if isinstance(option, Cache):
-        option = replace(option, folder="")  # hosts may have their own
+        option = (option.dtype, option.draws_once)  # hosts may have their own rest
     elif isinstance(option, Policy) and not is_dataclass(option):
         name = type(option).__qualname__
         option = (name, option.every_steps, option.layers, option.measures)
