@@ -69,6 +69,22 @@ def test_one_noisy_measurement_freezes_nothing() -> None:
     assert decisions(ArgminGradient(0.9, patience=2), argmin) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+@pytest.mark.parametrize("layers", [[0], [1], [0, 1, 2, 3]])
+def test_norms_that_overflowed_freeze_nothing(layers: list[int], odd: float) -> None:
+    """Past bug: Percentile stopped at StopIteration where all norms were NaN.
+
+    Where one was, ArgminGradient took it for the smallest. The norms before them are
+    compared with those after them.
+    """
+    wrong = [odd if i in layers else 10.0 for i in range(4)]
+    norms = [[10.0] * 4, wrong, [9.0, 8.0, 5.0, 6.0]]
+    assert decisions(Percentile(patience=1), norms) == [0, 0, 2]
+    norms = [[1.0, 2.0, 3.0, 4.0], wrong, *[[2.0, 1.0, 3.0, 4.0]] * 2]
+    assert decisions(ArgminGradient(0.9, patience=2), norms) == [0, 0, 0, 2]
+    assert decisions(ArgminGradient(0.9, patience=1), [wrong]) == [0]
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from typing import TypeAlias
 
 from hocket.freeze.policy import (
@@ -60,7 +60,9 @@ class ArgminGradient(Interval):
         return ()
 
     def observe(self, state: Proposals, seen: LayerObservation) -> Proposals:
-        """Return the proposals with the newest."""
+        """Return the proposals with the newest; none after norms that overflowed."""
+        if not _are_finite(seen):
+            return ()
         active = range(seen.num_frozen, seen.num_layers)
         if not active:
             return state
@@ -114,8 +116,13 @@ class Percentile(Interval):
         return (), ()
 
     def observe(self, state: Norms, seen: LayerObservation) -> Norms:
-        """Return the newest norms, and the proposals with the newest."""
+        """Return the newest norms, and the proposals with the newest.
+
+        After norms that overflowed: the last ones that had not, and no proposals.
+        """
         before, proposals = state
+        if not _are_finite(seen):
+            return before, ()
         if before and seen.num_frozen < seen.num_layers:
             proposals = (*proposals, self._proposal(before, seen))[-self.patience :]
         return seen.measured, proposals
@@ -144,6 +151,11 @@ def percentile_of(values: list[float], percentile: float) -> float:
     # No rounding may lift it above the largest value.
     between = ordered[below] + (place - below) * (ordered[above] - ordered[below])
     return min(between, ordered[above])
+
+
+def _are_finite(seen: LayerObservation) -> bool:
+    """Return whether the norms say how the layers learn: none is NaN or infinite."""
+    return all(map(isfinite, seen.measured))
 
 
 def _change(before: float, now: float) -> float:
