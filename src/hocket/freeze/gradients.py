@@ -30,7 +30,8 @@ class ArgminGradient(Interval):
 
     Args:
         alpha: the largest share of the layers left that freezes at a decision.
-        patience: as many decisions in a row must propose it; the smallest counts.
+        patience: as many decisions in a row must propose it; the smallest counts. 1 is
+            the published rule, by which one noisy measurement may freeze layers.
         every_steps: steps between decisions; the ends of epochs when not given.
         layers: the modules that count as layers, as "encoder.layers.*".
 
@@ -39,7 +40,7 @@ class ArgminGradient(Interval):
     """
 
     alpha: float
-    patience: int = 1
+    patience: int = 2
 
     def __post_init__(self) -> None:
         refuse(
@@ -89,7 +90,8 @@ class Percentile(Interval):
     Args:
         percentile: the percentile, from 0 to 100; between two changes it is
             interpolated.
-        patience: as many decisions in a row must propose it; the smallest counts.
+        patience: as many decisions in a row must propose it; the smallest counts. 1 is
+            the published rule, by which one noisy measurement may freeze layers.
         every_steps: steps between decisions; the ends of epochs when not given.
         layers: the modules that count as layers, as "encoder.layers.*".
 
@@ -98,7 +100,7 @@ class Percentile(Interval):
     """
 
     percentile: float = 50.0
-    patience: int = 1
+    patience: int = 2
 
     def __post_init__(self) -> None:
         faults = [*self.interval_faults(), *patience_fault(self.patience)]

@@ -28,9 +28,10 @@ def options(folder: Path, *settings: str) -> dict[str, Any]:
     [
         ((ALPHA,), Alpha(0.2, every_steps=7)),
         (("alpha=0.3", "every_steps=2", ALPHA), Alpha(0.3, every_steps=2)),
+        (("freeze.policy=argmin-gradient",), ArgminGradient(0.2, every_steps=7)),
         (
-            ("freeze.policy=argmin-gradient", "patience=2", "layers=blocks.*"),
-            ArgminGradient(0.2, 2, every_steps=7, layers="blocks.*"),
+            ("freeze.policy=argmin-gradient", "patience=3", "layers=blocks.*"),
+            ArgminGradient(0.2, 3, every_steps=7, layers="blocks.*"),
         ),
         (
             ("freeze.policy=percentile", "percentile=40.0"),

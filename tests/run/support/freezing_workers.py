@@ -232,7 +232,7 @@ def measure_briefly() -> None:
 
 POLICIES: Final[dict[str, Policy[Any]]] = {
     "alpha": Alpha(1 / 2, every_steps=2),
-    "gradients": ArgminGradient(1 / 3, every_steps=2),
+    "gradients": ArgminGradient(1 / 3, patience=1, every_steps=2),
     "there and back": Listed(numbers=(4, 6, 2, 7), every_steps=2),
 }
 
