@@ -6,6 +6,7 @@ all                                        └▶ cut again, and go on
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -326,7 +327,7 @@ class Freezing:
         error: Exception | None = None
         if self._world.rank == 0:
             try:
-                answer = {"chosen": choose()}
+                answer = {"chosen": json.dumps(choose())}  # fails here, if it does
             except Exception as caught:  # a policy may raise anything
                 error, answer = caught, {"error": f"{type(caught).__name__}: {caught}"}
         answer = self._world.broadcast_json(answer, name=name)
@@ -334,7 +335,7 @@ class Freezing:
             raise error
         if "error" in answer:
             raise RunError(f"rank 0 cannot choose the {name}: {answer['error']}")
-        return answer["chosen"]
+        return json.loads(answer["chosen"])
 
     def _cut(
         self, now: PlayedLayout, num_frozen: int, chosen: Prediction, step: int
