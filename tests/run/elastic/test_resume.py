@@ -266,7 +266,7 @@ def frozen_by_hand() -> list[int]:
         if step:
             part = x.tensor_split(NUM_PARTS)[0]
             both = activations(model, part), activations(reference, part)
-            apart = [distance([a], [b], len(part)) for a, b in zip(*both, strict=True)]
+            apart = [distance([a], [b]) for a, b in zip(*both, strict=True)]
             decider.ask(step, optimizer.param_groups[0]["lr"], tuple(apart))
             freeze(model, decider.num_frozen, optimizer)
             reference = copy.deepcopy(model)

@@ -74,14 +74,15 @@ def make_freezing(
         config.num_run_steps,
     )
     world = context.world
+    layers = modules[: len(edges)]
     measure: LayerMeasure = NoMeasure()
     match config.freeze.measures:
         case Measures.NOTHING:
             pass
         case Measures.GRADIENTS:
-            measure = GradientMeasure(modules[: len(edges)], world)
+            measure = GradientMeasure(layers, world)
         case Measures.ACTIVATIONS:
-            measure = ActivationMeasure(net, edges, config.num_parts, world)
+            measure = ActivationMeasure(net, layers, edges, config.num_parts, world)
         case _:
             assert_never(config.freeze.measures)
     reshaper = Reshaper(job, net, context, plan)
