@@ -308,23 +308,23 @@ def next_shape(
 
 
 def halved_shape(
-    model: Frozen, now: PipelineShape, first: PipelineShape, num_parts: int
+    model: Frozen, longest: PipelineShape, first: PipelineShape, num_parts: int
 ) -> PipelineShape:
     """Return the shape that PipeTransformer takes: half the stages, if it may.
 
     Args:
         model: the layers with their sizes, and how many of them are frozen.
-        now: the present shape.
+        longest: the shape that is halved: the present one; the first one where layers
+            train again.
         first: the shape with nothing frozen; its largest part is the measure.
         num_parts: microbatches of the whole batch, which the replicas share evenly.
     """
     assert model.sizes is not None
     most = largest_part(model.sizes, first.num_stages)
-    num_stages = halved(model.sizes[model.num_frozen :], now.num_stages, most)
-    num_workers = now.num_stages * now.num_replicas
-    while num_parts % (num_workers // num_stages):
-        num_stages *= 2  # up to the present one, which divides them
-    return PipelineShape(num_stages, num_workers // num_stages)
+    fewest = halved(model.sizes[model.num_frozen :], longest.num_stages, most)
+    halves = {longest.num_stages >> i for i in range(longest.num_stages.bit_length())}
+    shapes = shapes_of(longest.num_stages * longest.num_replicas, num_parts)
+    return min(x for x in shapes if x.num_stages in halves and x.num_stages >= fewest)
 
 
 def possible(
