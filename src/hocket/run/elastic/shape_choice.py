@@ -198,7 +198,9 @@ class ShapeChoice:
             return possible(model, self._num_workers, job.num_parts, job.schedule)
         shape = self._first_shape
         if self._options.shapes is None:
-            shape = halved_shape(model, present.shape, shape, job.num_parts)
+            falls = num_frozen < present.num_frozen
+            longest = shape if falls else present.shape
+            shape = halved_shape(model, longest, shape, job.num_parts)
             return [predict(model, shape, job.num_parts, job.schedule)]
         for least in sorted(self._options.shapes):
             if least <= num_frozen:
