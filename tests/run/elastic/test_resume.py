@@ -244,7 +244,7 @@ def test_all_workers_raise_what_rank_0_cannot_decide(tmp_path: Path) -> None:
     assert "the user's own mistake" in found[1]["policy fails"]
     text = found[0]["no way back"]
     assert "Listed unfreezes layers (4 to 0 frozen)" in text
-    assert "memory_bytes 1" in text
+    assert "memory_bytes is 1; of all shapes, 2x1 needs the least" in text
     expected = frozen_by_hand()
     assert [x[0] for x in found[0]["activations"]] == expected
     assert 0 in expected[expected.index(1) :]
