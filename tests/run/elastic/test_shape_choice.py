@@ -81,6 +81,24 @@ def test_a_greedy_pipeline_becomes_longer_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("num_frozen", "boundaries"), [(0, (1, 2, 3)), (1, (1, 2, 3, 4))]
+)
+def test_a_layout_that_stays_is_predicted_as_it_is_cut(
+    num_frozen: int, boundaries: tuple[int, ...]
+) -> None:
+    """Past bug: as if it were cut again, and so might need less than it did.
+
+    Most layers are on the last device. With another number of frozen layers, it is cut.
+    """
+    choice, _ = choose(shapes={})
+    present = Present(SHAPES[0], boundaries, num_frozen)
+    found = choice.shape(num_frozen, present)
+    assert (found.boundaries, found.fullest) == (boundaries, 3)
+    assert found in choice.possible(num_frozen, present)
+    assert found.peak_bytes > 2 * choice.shape(num_frozen + 1, present).peak_bytes
+
+
+@pytest.mark.parametrize(
     ("model", "shapes"),
     [(GREEDY, None), (EXACT, {0: (4, 1), 8: (1, 4)})],
 )

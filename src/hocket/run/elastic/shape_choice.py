@@ -186,8 +186,12 @@ class ShapeChoice:
         """Return the predictions of all shapes, whether they may be taken or not."""
         model, job = self._model(num_frozen, present), self._reshaper.job
         if not job.recut:
-            return [predict(model, self._first_shape, job.num_parts, job.schedule)]
-        return possible(model, self._num_workers, job.num_parts, job.schedule)
+            return [self._predict(self._first_shape, num_frozen, present)]
+        found = possible(model, self._num_workers, job.num_parts, job.schedule)
+        if num_frozen != present.num_frozen:
+            return found
+        now = self._predict(present.shape, num_frozen, present)
+        return [now if x.shape == now.shape else x for x in found]
 
     def _fitting(self, num_frozen: int, present: Present) -> list[Prediction]:
         """Return the predictions of the shapes that may be taken and fit the memory."""
@@ -212,15 +216,25 @@ class ShapeChoice:
         job = self._reshaper.job
         if self._options.shapes is None and job.balance == "exact":
             return self.possible(num_frozen, present)
-        model, shape = self._model(num_frozen, present), self._first_shape
+        shape = self._first_shape
         if self._options.shapes is None:
+            model = self._model(num_frozen, present)
             falls = num_frozen < present.num_frozen
             longest = shape if falls else present.shape
             shape = halved_shape(model, longest, shape, job.num_parts)
         for least, given in sorted((self._options.shapes or {}).items()):
             if least <= num_frozen:
                 shape = PipelineShape(*given)
-        return [predict(model, shape, job.num_parts, job.schedule)]
+        return [self._predict(shape, num_frozen, present)]
+
+    def _predict(
+        self, shape: PipelineShape, num_frozen: int, present: Present
+    ) -> Prediction:
+        """Return the prediction of a shape; of the present layout, as it is cut."""
+        model, job = self._model(num_frozen, present), self._reshaper.job
+        if (shape, num_frozen) == (present.shape, present.num_frozen):
+            model = replace(model, kept=present.boundaries)
+        return predict(model, shape, job.num_parts, job.schedule)
 
     def _model(self, num_frozen: int, present: Present) -> Frozen:
         model = self._reshaper.costs_of(self._edges[num_frozen])
