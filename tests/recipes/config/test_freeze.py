@@ -120,10 +120,6 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
             "2x2 cannot be: 2 workers with 8 microbatches in the whole batch can be "
             "2x1, 1x2",
         ),
-        (
-            [ALPHA, "freeze.shapes={}", "pipeline.memory_bytes=1"],
-            "pipeline.memory_bytes: memory_bytes 1 has no effect unless",
-        ),
     ],
 )
 def test_refuses(free_dir: Path, settings: list[str], message: str) -> None:
@@ -132,5 +128,7 @@ def test_refuses(free_dir: Path, settings: list[str], message: str) -> None:
 
 
 def test_memory_limits_the_choice_of_shapes(free_dir: Path) -> None:
-    """It has an effect where shapes are chosen."""
-    assert options(free_dir, ALPHA, "pipeline.memory_bytes=1000000")
+    """It has an effect where shapes are given, too: they must fit."""
+    memory = "pipeline.memory_bytes=1000000"
+    assert options(free_dir, ALPHA, memory)
+    assert options(free_dir, ALPHA, "freeze.shapes={}", memory)

@@ -30,6 +30,7 @@ from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
 from hocket.run.elastic.common_state import learning_rate
 from hocket.run.elastic.measures import LayerMeasure
+from hocket.run.elastic.memory_check import refuse_unfit
 from hocket.run.elastic.reshape import Reshaper
 from hocket.run.elastic.shape_choice import (
     FreezingOptions,
@@ -61,7 +62,7 @@ class Freezing:
         epoch_steps: the steps of the present loader; 0: unknown.
 
     Raises:
-        ConfigError: a shape is not possible.
+        ConfigError, FitError: a shape is not possible, or does not fit the memory.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Freezing:
         self._choice = ShapeChoice(
             options, self._edges, reshaper, first, world.world_size
         )
+        refuse_unfit(options, self._choice, first, len(edges))
         self._last_step = 0  # before which the policy was asked
         self._num_before = 0  # frozen layers before a load
         self.num_frozen = 0

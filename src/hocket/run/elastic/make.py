@@ -48,6 +48,7 @@ def make_freezing(
         ConfigError: a weight is shared across an edge; a shape is not possible; the
             optimizer looks at the parameters of several layers at once; or the cache's
             folder is of another model.
+        FitError: the first layout does not fit the memory.
     """
     assert config.freeze is not None
     played = PlayedLayout(plan, executor, context.layout)
