@@ -96,7 +96,9 @@ class ScheduleOptions(StaleOptions):
         memory_bytes: the memory for tensors on each device, for "auto" and for orders
             that are made for it ("zb-auto", "reverse-first-k"); nine tenths of the
             smallest device's memory when not given. For "ooo-single", the most that
-            one step's tensors take; no limit when not given.
+            one step's tensors take, and where layers freeze, the most that a device
+            needs in the first layout and in each that follows, as predicted; no limit
+            when not given.
         compile: compile each stage before the first step, for the sizes of the
             example's microbatches; other sizes run uncompiled, and so does a stage that
             cannot be compiled, with a warning that says why.

@@ -6,6 +6,7 @@ import pytest
 
 from hocket.errors import ConfigError
 from hocket.freeze import Alpha
+from hocket.freeze.alpha import num_frozen_after
 from hocket.freeze.decide import Decider
 
 TABLE = [
@@ -27,6 +28,14 @@ def test_equals_the_published_table(
     decider = Decider(Alpha(alpha), num_layers)
     found = [0] + [decider.ask(epoch) for epoch in range(1, 10)]
     assert found == [int(x) for x in expected.split()]
+
+
+@pytest.mark.parametrize("alpha", [4e-5, 1e-12, 5e-324])
+def test_a_small_share_freezes_too(alpha: float) -> None:
+    """Past bug: below 5e-5 it was rounded to 0, and nothing ever froze."""
+    assert num_frozen_after(alpha, 12, 0) == 0
+    assert num_frozen_after(alpha, 12, 1) == 1
+    assert num_frozen_after(6e-5, 10_000, 3) == 2  # 1.8, where 1e-4 comes to 3.0
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, float("nan")])

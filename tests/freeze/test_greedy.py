@@ -134,6 +134,25 @@ def test_a_run_is_cut_and_halved_by_this_rule() -> None:
     assert {*with_two_parts} == {first, PipelineShape(4, 2)}
 
 
+@pytest.mark.parametrize(
+    ("first", "num_parts", "expected"),
+    [
+        ((5, 1), 5, {2: "5x1", 6: "5x1", 8: "1x5"}),
+        ((6, 1), 6, {2: "6x1", 6: "3x2", 9: "1x6"}),
+        ((3, 2), 4, {2: "3x2", 6: "3x2", 9: "3x2"}),
+    ],
+)
+def test_all_workers_work_in_a_halved_shape(
+    first: tuple[int, int], num_parts: int, expected: dict[int, str]
+) -> None:
+    """Past bug: five stages became 2x2, of four workers, and 3x2 became 4x1."""
+    costs = [LayerCost(str(i), 1.0, 1.0, 1.0) for i in range(10)]
+    shape = PipelineShape(*first)
+    for num_frozen, text in expected.items():
+        model = Frozen(costs, num_frozen, sizes=[1.0] * 10)
+        assert str(halved_shape(model, shape, shape, num_parts)) == text
+
+
 def test_each_stage_gets_a_layer() -> None:
     """Where there are as many; a large first or last layer takes no stage away."""
     assert greedy([9.0, 1.0, 1.0], 3) == [0, 3, 0]

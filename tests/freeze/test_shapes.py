@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import combinations, pairwise
 
 import pytest
 
 from hocket.core.check import check
 from hocket.core.costs import Costs, Link
-from hocket.errors import FitError, ShapeError
+from hocket.errors import ShapeError
 from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.shapes import (
     Frozen,
@@ -164,16 +163,3 @@ def test_takes_a_shape_only_if_it_saves_more_than_the_transition() -> None:
             transition_s=lambda x: 5.0 * (x is fast),
         )
         assert found is expected
-
-
-def test_takes_no_shape_that_does_not_fit() -> None:
-    """However fast it is; if none fits, the one that needs least is named."""
-    slow = Prediction(PipelineShape(2, 1), (3,), 3.0, 10)
-    fast = Prediction(PipelineShape(1, 2), (), 2.0, 20)
-    choose = partial(
-        next_shape, slow.shape, [slow, fast], steps_left=99, transition_s=lambda _: 0.0
-    )
-    found = choose(memory_bytes=15)
-    assert found is slow
-    with pytest.raises(FitError, match=r"2x1 .* needs the least, 10 bytes"):
-        choose(memory_bytes=9)

@@ -51,11 +51,12 @@ def num_frozen_after(alpha: float, num_layers: int, num_decisions: int) -> int:
     """Return the bound of PipeTransformer, computed without rounding.
 
     Args:
-        alpha: the share; taken as the fraction that it is nearest to.
+        alpha: the share; taken as the simple fraction that it stands for.
         num_layers: layers that may freeze.
         num_decisions: decisions so far.
     """
     if num_layers * (1.0 - alpha) ** num_decisions < 0.5:
         return num_layers  # less than one is left: no power of large numbers
-    left = (1 - Fraction(alpha).limit_denominator(10_000)) ** num_decisions
-    return ceil(num_layers * (1 - left))
+    # One of so many layers: a small share has a large denominator, and is not 0.
+    share = 1 / (1 / Fraction(alpha)).limit_denominator(10_000)
+    return ceil(num_layers * (1 - (1 - share) ** num_decisions))

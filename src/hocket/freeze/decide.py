@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 from hocket.errors import ConfigError
@@ -53,8 +54,8 @@ class Decider:
             measured: see `LayerObservation`.
 
         Raises:
-            ConfigError: it decides on more layers than there are, or fewer than none;
-                or its state is no plain value.
+            ConfigError: it decides on more layers than there are, or fewer than none,
+                or on what is no whole number; or its state is no plain value.
         """
         self.number += 1
         seen = LayerObservation(
@@ -73,13 +74,21 @@ class Decider:
                 f"the state of {name} holds a {odd} after step {step}, which a "
                 "checkpoint cannot hold: keep None, numbers, words and tuples of them"
             )
-        if not 0 <= decided <= self.num_layers:
+        try:
+            num_frozen = index(decided)  # a plain int, also of a numpy integer
+        except TypeError:
             raise ConfigError(
-                f"{name} freezes {decided} layers after step {step}, of "
+                f"{name} decides on {decided!r:.80} after step {step}, a "
+                f"{type(decided).__name__} that is no whole number: decide on 0 to "
+                f"{self.num_layers}"
+            ) from None
+        if not 0 <= num_frozen <= self.num_layers:
+            raise ConfigError(
+                f"{name} freezes {num_frozen} layers after step {step}, of "
                 f"{self.num_layers}: decide on 0 to {self.num_layers}"
             )
-        self.num_frozen = decided
-        return decided
+        self.num_frozen = num_frozen
+        return num_frozen
 
 
 def _odd_kind(state: object) -> str:

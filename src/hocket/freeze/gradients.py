@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from typing import TypeAlias
 
 from hocket.freeze.plain_numbers import is_real
@@ -31,7 +31,8 @@ class ArgminGradient(Interval):
 
     Args:
         alpha: the largest share of the layers left that freezes at a decision.
-        patience: as many decisions in a row must propose it; the smallest counts.
+        patience: as many decisions in a row must propose it; the smallest counts. 1 is
+            the published rule, by which one noisy measurement may freeze layers.
         every_steps: steps between decisions; the ends of epochs when not given.
         layers: the modules that count as layers, as "encoder.layers.*".
 
@@ -40,7 +41,7 @@ class ArgminGradient(Interval):
     """
 
     alpha: float
-    patience: int = 1
+    patience: int = 2
 
     def __post_init__(self) -> None:
         refuse(
@@ -61,7 +62,9 @@ class ArgminGradient(Interval):
         return ()
 
     def observe(self, state: Proposals, seen: LayerObservation) -> Proposals:
-        """Return the proposals with the newest."""
+        """Return the proposals with the newest; none after norms that overflowed."""
+        if not _are_finite(seen):
+            return ()
         active = range(seen.num_frozen, seen.num_layers)
         if not active:
             return state
@@ -88,7 +91,8 @@ class Percentile(Interval):
     Args:
         percentile: the percentile, from 0 to 100; between two changes it is
             interpolated.
-        patience: as many decisions in a row must propose it; the smallest counts.
+        patience: as many decisions in a row must propose it; the smallest counts. 1 is
+            the published rule, by which one noisy measurement may freeze layers.
         every_steps: steps between decisions; the ends of epochs when not given.
         layers: the modules that count as layers, as "encoder.layers.*".
 
@@ -97,7 +101,7 @@ class Percentile(Interval):
     """
 
     percentile: float = 50.0
-    patience: int = 1
+    patience: int = 2
 
     def __post_init__(self) -> None:
         faults = [*self.interval_faults(), *patience_fault(self.patience)]
@@ -117,8 +121,13 @@ class Percentile(Interval):
         return (), ()
 
     def observe(self, state: Norms, seen: LayerObservation) -> Norms:
-        """Return the newest norms, and the proposals with the newest."""
+        """Return the newest norms, and the proposals with the newest.
+
+        After norms that overflowed: the last ones that had not, and no proposals.
+        """
         before, proposals = state
+        if not _are_finite(seen):
+            return before, ()
         if before and seen.num_frozen < seen.num_layers:
             proposals = (*proposals, self._proposal(before, seen))[-self.patience :]
         return seen.measured, proposals
@@ -147,6 +156,11 @@ def percentile_of(values: list[float], percentile: float) -> float:
     # No rounding may lift it above the largest value.
     between = ordered[below] + (place - below) * (ordered[above] - ordered[below])
     return min(between, ordered[above])
+
+
+def _are_finite(seen: LayerObservation) -> bool:
+    """Return whether the norms say how the layers learn: none is NaN or infinite."""
+    return all(map(isfinite, seen.measured))
 
 
 def _change(before: float, now: float) -> float:

@@ -16,7 +16,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
 
 from hocket.core.costs import Costs, StageCost
@@ -175,6 +174,7 @@ class Prediction:
         step_s: seconds of a step.
         peak_bytes: the most on any device.
         prefix_s: the seconds of a microbatch's frozen layers in it.
+        fullest: the device that needs the most.
     """
 
     shape: PipelineShape
@@ -182,6 +182,7 @@ class Prediction:
     step_s: float
     peak_bytes: int
     prefix_s: float = 0.0
+    fullest: int = 0
 
 
 def shapes_of(num_workers: int, num_parts: int) -> list[PipelineShape]:
@@ -222,8 +223,10 @@ def predict(
     order = order_of(schedule, shape, num_parts)
     order = with_frozen_layers(order, boundaries, model.num_frozen)
     timeline = simulate(order, model.costs(boundaries))
-    peak = max(round(timeline.peak_bytes(d)) for d in range(shape.num_stages))
-    return Prediction(shape, boundaries, timeline.makespan_s, peak, model.prefix_s)
+    peaks = [round(timeline.peak_bytes(d)) for d in range(shape.num_stages)]
+    peak, step_s = max(peaks), timeline.makespan_s
+    fullest = peaks.index(peak)
+    return Prediction(shape, boundaries, step_s, peak, model.prefix_s, fullest)
 
 
 def order_of(schedule: str, shape: PipelineShape, num_parts: int) -> Schedule:
@@ -273,58 +276,79 @@ def next_shape(
     *,
     steps_left: int,
     transition_s: Callable[[Prediction], float],
-    memory_bytes: int | None = None,
 ) -> Prediction:
     """Return the shape with which the rest of the run is over first.
 
     Args:
         now: the present shape.
-        predictions: those of all shapes that are possible.
+        predictions: those of all shapes that may be taken.
         steps_left: steps until the run ends; or, if that is not known, until the next
             decision.
         transition_s: returns the seconds until a shape is taken.
-        memory_bytes: what each device has; None: enough.
-
-    Raises:
-        FitError: no shape fits the memory.
     """
-    most = inf if memory_bytes is None else memory_bytes
-    fits = [x for x in predictions if x.peak_bytes <= most]
-    if not fits:
-        least = min(predictions, key=lambda x: x.peak_bytes)
-        raise FitError(
-            f"no shape fits memory_bytes {memory_bytes}: {least.shape} (stages x "
-            f"replicas) needs the least, {least.peak_bytes} bytes on a device",
-            device=0,
-            needed_bytes=least.peak_bytes,
-            memory_bytes=int(most),
-        )
 
     def rest_s(option: Prediction) -> float:
         return steps_left * option.step_s + transition_s(option)
 
     # Of shapes that are equally fast, the present one.
-    return min(fits, key=lambda x: (rest_s(x), x.shape != now))
+    return min(predictions, key=lambda x: (rest_s(x), x.shape != now))
+
+
+def unfit(
+    asked: Sequence[Prediction],
+    every: Sequence[Prediction],
+    num_frozen: int,
+    memory_bytes: int,
+) -> FitError:
+    """Return the error of shapes that do not fit the memory.
+
+    Args:
+        asked: those that may be taken, none of which fits.
+        every: those of all shapes that are possible.
+        num_frozen: the layers that are frozen.
+        memory_bytes: what each device has.
+    """
+    needs, least = (min(x, key=lambda x: x.peak_bytes) for x in (asked, every))
+    if needs.shape == least.shape:
+        text = (
+            f"with {num_frozen} layers frozen, no shape fits memory_bytes "
+            f"{memory_bytes}: {least.shape} (stages x replicas) needs the least, "
+            f"{least.peak_bytes} bytes on device {least.fullest}; give more "
+            "memory_bytes, or more workers"
+        )
+    else:
+        text = (
+            f"with {num_frozen} layers frozen, {needs.shape} (stages x replicas) needs "
+            f"{needs.peak_bytes} bytes on device {needs.fullest}, and memory_bytes is "
+            f"{memory_bytes}; of all shapes, {least.shape} needs the least, "
+            f"{least.peak_bytes} bytes; give more memory_bytes, or shapes that fit"
+        )
+    return FitError(
+        text,
+        device=needs.fullest,
+        needed_bytes=needs.peak_bytes,
+        memory_bytes=memory_bytes,
+    )
 
 
 def halved_shape(
-    model: Frozen, now: PipelineShape, first: PipelineShape, num_parts: int
+    model: Frozen, longest: PipelineShape, first: PipelineShape, num_parts: int
 ) -> PipelineShape:
     """Return the shape that PipeTransformer takes: half the stages, if it may.
 
     Args:
         model: the layers with their sizes, and how many of them are frozen.
-        now: the present shape.
+        longest: the shape that is halved: the present one; the first one where layers
+            train again.
         first: the shape with nothing frozen; its largest part is the measure.
         num_parts: microbatches of the whole batch, which the replicas share evenly.
     """
     assert model.sizes is not None
     most = largest_part(model.sizes, first.num_stages)
-    num_stages = halved(model.sizes[model.num_frozen :], now.num_stages, most)
-    num_workers = now.num_stages * now.num_replicas
-    while num_parts % (num_workers // num_stages):
-        num_stages *= 2  # up to the present one, which divides them
-    return PipelineShape(num_stages, num_workers // num_stages)
+    fewest = halved(model.sizes[model.num_frozen :], longest.num_stages, most)
+    halves = {longest.num_stages >> i for i in range(longest.num_stages.bit_length())}
+    shapes = shapes_of(longest.num_stages * longest.num_replicas, num_parts)
+    return min(x for x in shapes if x.num_stages in halves and x.num_stages >= fewest)
 
 
 def possible(

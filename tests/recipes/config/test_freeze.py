@@ -28,9 +28,10 @@ def options(folder: Path, *settings: str) -> dict[str, Any]:
     [
         ((ALPHA,), Alpha(0.2, every_steps=7)),
         (("alpha=0.3", "every_steps=2", ALPHA), Alpha(0.3, every_steps=2)),
+        (("freeze.policy=argmin-gradient",), ArgminGradient(0.2, every_steps=7)),
         (
-            ("freeze.policy=argmin-gradient", "patience=2", "layers=blocks.*"),
-            ArgminGradient(0.2, 2, every_steps=7, layers="blocks.*"),
+            ("freeze.policy=argmin-gradient", "patience=3", "layers=blocks.*"),
+            ArgminGradient(0.2, 3, every_steps=7, layers="blocks.*"),
         ),
         (
             ("freeze.policy=percentile", "percentile=40.0"),
@@ -119,10 +120,6 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
             "2x2 cannot be: 2 workers with 8 microbatches in the whole batch can be "
             "2x1, 1x2",
         ),
-        (
-            [ALPHA, "freeze.shapes={}", "pipeline.memory_bytes=1"],
-            "pipeline.memory_bytes: memory_bytes 1 has no effect unless",
-        ),
     ],
 )
 def test_refuses(free_dir: Path, settings: list[str], message: str) -> None:
@@ -131,5 +128,7 @@ def test_refuses(free_dir: Path, settings: list[str], message: str) -> None:
 
 
 def test_memory_limits_the_choice_of_shapes(free_dir: Path) -> None:
-    """It has an effect where shapes are chosen."""
-    assert options(free_dir, ALPHA, "pipeline.memory_bytes=1000000")
+    """It has an effect where shapes are given, too: they must fit."""
+    memory = "pipeline.memory_bytes=1000000"
+    assert options(free_dir, ALPHA, memory)
+    assert options(free_dir, ALPHA, "freeze.shapes={}", memory)

@@ -36,6 +36,7 @@ SHAPES: Final[dict[str, Any]] = {
     "fixed": {},
     "soon": {1: (2, 2), 5: (1, 4)},
     "chosen": None,
+    "greedy": None,
     "stays": {},
     "six": {4: (3, 2), 6: (1, 6)},
 }
@@ -232,7 +233,7 @@ def measure_briefly() -> None:
 
 POLICIES: Final[dict[str, Policy[Any]]] = {
     "alpha": Alpha(1 / 2, every_steps=2),
-    "gradients": ArgminGradient(1 / 3, every_steps=2),
+    "gradients": ArgminGradient(1 / 3, patience=1, every_steps=2),
     "there and back": Listed(numbers=(4, 6, 2, 7), every_steps=2),
 }
 
@@ -247,6 +248,7 @@ def make_pipeline(
         "num_microbatches": PARTS.get(case["shapes"], NUM_PARTS),
         "freeze": POLICIES[case["policy"]],
         "shapes": SHAPES[case["shapes"]],
+        "balance": "greedy" if case["shapes"] == "greedy" else "exact",
         "recut": case["shapes"] != "stays",
         "cut": ("blocks.4",) if case["shapes"] == "stays" else None,
         **OPTIONS[case["options"]],

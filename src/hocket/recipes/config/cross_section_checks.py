@@ -145,13 +145,13 @@ def _freezing_faults(recipe: Recipe) -> Iterator[str]:
         "memory_bytes" in options_of(pipeline.schedule)
         or pipeline.schedule == CAPTURED_STEP
         or "auto" in (pipeline.recompute, pipeline.schedule)
-        or (isinstance(freezing, FreezeSettings) and freezing.shapes is None)
+        or isinstance(freezing, FreezeSettings)
     )
     if pipeline.memory_bytes and not fits_memory:
         yield (
             f"pipeline.memory_bytes: memory_bytes {pipeline.memory_bytes} has no "
             "effect unless recompute or schedule is 'auto', or the schedule is made "
-            "for it, as 'zb-auto' is, or layers freeze and shapes are chosen"
+            "for it, as 'zb-auto' is, or layers freeze"
         )
     if isinstance(freezing, FreezeSettings):
         faults = [*freezing_faults(pipeline, recut=freezing.recut)]

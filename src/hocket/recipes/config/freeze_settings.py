@@ -91,12 +91,12 @@ class ArgminGradientSettings(FreezeSettings):
 
     Args:
         alpha: the largest share of the layers left that freezes at a decision.
-        patience: as many decisions in a row must propose it.
+        patience: as many decisions in a row must propose it; 1 is the published rule.
     """
 
     policy: Literal["argmin-gradient"]
     alpha: Share = 0.2
-    patience: Count = 1
+    patience: Count = 2
 
 
 class PercentileSettings(FreezeSettings):
@@ -104,12 +104,12 @@ class PercentileSettings(FreezeSettings):
 
     Args:
         percentile: the percentile, from 0 to 100, of the changes of gradients.
-        patience: as many decisions in a row must propose it.
+        patience: as many decisions in a row must propose it; 1 is the published rule.
     """
 
     policy: Literal["percentile"]
     percentile: Annotated[float, Field(ge=0, le=100)] = 50.0
-    patience: Count = 1
+    patience: Count = 2
 
 
 class PlasticitySettings(FreezeSettings):

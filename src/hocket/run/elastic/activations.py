@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hocket.errors import ConfigError
+from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, cut
 from hocket.model.stages.on_tensors import on_tensors
+from hocket.model.trace.value import SentTensor
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, on_device, split_batch
 from hocket.run.diagnostics.job_folder import Json
@@ -36,14 +39,25 @@ class ActivationMeasure(LayerMeasure):
 
     Args:
         net: the net, with this worker's stages.
+        modules: the layers that may freeze, by name.
         edges: for 1, 2, ... frozen layers, the place of the first that still trains.
         num_parts: the microbatches of the whole batch.
         world: the job.
+
+    Raises:
+        ConfigError: behind a layer, no activations are of one sample each.
     """
 
     def __init__(
-        self, net: NetOnWorker, edges: Sequence[int], num_parts: int, world: World
+        self,
+        net: NetOnWorker,
+        modules: Sequence[str],
+        edges: Sequence[int],
+        num_parts: int,
+        world: World,
     ) -> None:
+        for module, edge in zip(modules, edges, strict=True):
+            _refuse_without_samples(net.outline, module, edge)
         self._net = net
         self._edges = tuple(edges)
         self._num_parts = num_parts
@@ -104,7 +118,9 @@ class ActivationMeasure(LayerMeasure):
                 continue
             now, then = self._both(piece, now, then, part)
             if last in self._edges:
-                found[str(last)] = distance(now, then, part.num_samples)
+                found[str(last)] = distance(
+                    _by_sample(now, piece), _by_sample(then, piece)
+                )
         if end < self._edges[-1]:
             tensors = {f"now {i}": x for i, x in enumerate(now)}
             tensors |= {f"then {i}": x for i, x in enumerate(then)}
@@ -137,27 +153,69 @@ class ActivationMeasure(LayerMeasure):
         )
 
 
-def distance(now: Sequence[Tensor], then: Sequence[Tensor], num_samples: int) -> float:
+def distance(now: Sequence[Tensor], then: Sequence[Tensor]) -> float:
     """Return the mean square between two matrices of similarities of samples.
 
     Args:
-        now: the activations; those that are no numbers of each sample do not count.
+        now: the activations, with the samples along dimension 0.
         then: the reference's.
-        num_samples: the samples, along dimension 0.
     """
-    a, b = (_similarities(values, num_samples) for values in (now, then))
+    a, b = map(_similarities, (now, then))
     return (a - b).square().mean().item()
 
 
-def _similarities(values: Sequence[Tensor], num_samples: int) -> Tensor:
+def _similarities(values: Sequence[Tensor]) -> Tensor:
     """Return the products of all pairs of samples, each row with a norm of 1."""
-    rows = [
-        x.detach().reshape(num_samples, -1).double()
-        for x in values
-        if x.is_floating_point() and x.dim() and x.shape[0] == num_samples
-    ]
+    rows = [x.detach().reshape(len(x), -1).double() for x in values]
     flat = torch.cat(rows, 1)
     return nn.functional.normalize(flat @ flat.T, dim=1)
+
+
+def sample_dimension(value: SentTensor, *, is_fixed: bool) -> int | None:
+    """Return the dimension of activations in which each entry is one sample.
+
+    Args:
+        value: what is known of them.
+        is_fixed: whether the model takes no other number of samples. How dimensions
+            grow is not known then: it is the only one of that length.
+
+    Returns:
+        None: there is none, or they are no floating-point numbers.
+    """
+    growth: Sequence[int] = value.per_sample
+    if is_fixed:
+        growth = [length == value.num_samples for length in value.shape]
+    found = [place for place, more in enumerate(growth) if more]
+    if len(found) != 1 or not value.dtype.is_floating_point:
+        return None
+    [place] = found
+    is_each = growth[place] == 1 and value.shape[place] == value.num_samples
+    return place if is_each else None
+
+
+def _by_sample(values: Sequence[Tensor], piece: StageModule) -> list[Tensor]:
+    """Return a piece's activations that are of one sample each, samples first."""
+    is_fixed = piece.fixed_samples > 0
+    found = []
+    for x, value in zip(values, piece.outputs, strict=True):
+        place = sample_dimension(value, is_fixed=is_fixed)
+        if place is not None:
+            found.append(x.movedim(place, 0))
+    return found
+
+
+def _refuse_without_samples(outline: Captured, module: str, edge: int) -> None:
+    position, _ = outline.starts[edge]
+    values = [outline.values[node] for node in outline.training.crossing[position]]
+    is_fixed = bool(outline.fixed_batch)
+    if all(sample_dimension(x, is_fixed=is_fixed) is None for x in values):
+        shapes = ", ".join(f"{x.name} {x.shape}" for x in values)
+        raise ConfigError(
+            f"the policy compares the activations of samples behind {module}, where no "
+            f"dimension is known to be the {values[0].num_samples} samples of a "
+            f"microbatch: {shapes}. Name other layers with layers=, or take a policy "
+            "that looks at gradients, such as Percentile"
+        )
 
 
 def _numbered(tensors: Mapping[str, Tensor], kind: str) -> list[Tensor]:

@@ -6,6 +6,7 @@ all                                        └▶ cut again, and go on
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -30,6 +31,7 @@ from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
 from hocket.run.elastic.common_state import learning_rate
 from hocket.run.elastic.measures import LayerMeasure
+from hocket.run.elastic.memory_check import refuse_unfit
 from hocket.run.elastic.reshape import Reshaper
 from hocket.run.elastic.shape_choice import (
     FreezingOptions,
@@ -65,7 +67,7 @@ class Freezing:
         epoch_steps: the steps of the present loader; 0: unknown.
 
     Raises:
-        ConfigError: a shape is not possible.
+        ConfigError, FitError: a shape is not possible, or does not fit the memory.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Freezing:
         self._choice = ShapeChoice(
             options, self._edges, reshaper, first, world.world_size
         )
+        refuse_unfit(options, self._choice, first, len(edges))
         self._last_step = 0  # before which the policy was asked
         self._num_before = 0  # frozen layers before a load
         self._is_warned = False  # that no epoch ends
@@ -354,7 +357,7 @@ class Freezing:
         error: Exception | None = None
         if self._world.rank == 0:
             try:
-                answer = {"chosen": choose()}
+                answer = {"chosen": json.dumps(choose())}  # fails here, if it does
             except Exception as caught:  # a policy may raise anything
                 error, answer = caught, {"error": f"{type(caught).__name__}: {caught}"}
         answer = self._world.broadcast_json(answer, name=name)
@@ -362,7 +365,7 @@ class Freezing:
             raise error
         if "error" in answer:
             raise RunError(f"rank 0 cannot choose the {name}: {answer['error']}")
-        return answer["chosen"]
+        return json.loads(answer["chosen"])
 
     def _cut(
         self, now: PlayedLayout, num_frozen: int, chosen: Prediction, step: int

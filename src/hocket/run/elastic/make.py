@@ -48,6 +48,7 @@ def make_freezing(
         ConfigError: a weight is shared across an edge; a shape is not possible; the
             optimizer looks at the parameters of several layers at once; or the cache's
             folder is of another model.
+        FitError: the first layout does not fit the memory.
     """
     assert config.freeze is not None
     played = PlayedLayout(plan, executor, context.layout)
@@ -74,14 +75,15 @@ def make_freezing(
         config.num_run_steps,
     )
     world = context.world
+    layers = modules[: len(edges)]
     measure: LayerMeasure = NoMeasure()
     match config.freeze.measures:
         case Measures.NOTHING:
             pass
         case Measures.GRADIENTS:
-            measure = GradientMeasure(modules[: len(edges)], world)
+            measure = GradientMeasure(layers, world)
         case Measures.ACTIVATIONS:
-            measure = ActivationMeasure(net, edges, config.num_parts, world)
+            measure = ActivationMeasure(net, layers, edges, config.num_parts, world)
         case _:
             assert_never(config.freeze.measures)
     reshaper = Reshaper(job, net, context, plan)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.errors import ConfigError, FitError, ShapeError
+from hocket.errors import ConfigError, ShapeError
 from hocket.freeze.cache.payoff import CacheCosts
 from hocket.freeze.policy import Policy
 from hocket.freeze.shapes import (
@@ -23,6 +23,7 @@ from hocket.freeze.shapes import (
     possible,
     predict,
     shapes_of,
+    unfit,
 )
 from hocket.freeze.transition import TransitionCosts, moved_bytes
 from hocket.run.checkpoint.format.manifest import FreezingRecord
@@ -123,26 +124,15 @@ class ShapeChoice:
 
         Raises:
             ConfigError: layers would train again, and do not fit the memory.
-            FitError: no shape fits.
+            FitError: no shape that may be taken fits.
             ShapeError: there are fewer layers than stages.
         """
-        try:
-            return next_shape(
-                present.shape,
-                self._candidates(num_frozen, present),
-                steps_left=present.steps_left,
-                transition_s=lambda x: self.transition_s(num_frozen, x, present),
-                memory_bytes=self._options.memory_bytes,
-            )
-        except FitError as error:
-            if num_frozen >= present.num_frozen:
-                raise
-            raise ConfigError(
-                f"{type(self._options.policy).__name__} unfreezes layers "
-                f"({present.num_frozen} to {num_frozen} frozen), and there is no way "
-                f"back to where they fit: {error}; give more memory_bytes, or a policy "
-                "that keeps them frozen (such as unfreeze_at=None)"
-            ) from error
+        return next_shape(
+            present.shape,
+            self._fitting(num_frozen, present),
+            steps_left=present.steps_left,
+            transition_s=lambda x: self.transition_s(num_frozen, x, present),
+        )
 
     def saved_shape(self, saved: FreezingRecord | None, present: Present) -> Prediction:
         """Return the shape of a checkpoint; another where it cannot be formed here.
@@ -192,18 +182,59 @@ class ShapeChoice:
         moved = self.moved_bytes(num_frozen, option, present)
         return self._costs.seconds(moved, **unknown)
 
-    def _candidates(self, num_frozen: int, present: Present) -> list[Prediction]:
+    def possible(self, num_frozen: int, present: Present) -> list[Prediction]:
+        """Return the predictions of all shapes, whether they may be taken or not."""
         model, job = self._model(num_frozen, present), self._reshaper.job
+        if not job.recut:
+            return [self._predict(self._first_shape, num_frozen, present)]
+        found = possible(model, self._num_workers, job.num_parts, job.schedule)
+        if num_frozen != present.num_frozen:
+            return found
+        now = self._predict(present.shape, num_frozen, present)
+        return [now if x.shape == now.shape else x for x in found]
+
+    def _fitting(self, num_frozen: int, present: Present) -> list[Prediction]:
+        """Return the predictions of the shapes that may be taken and fit the memory."""
+        asked, most = self._asked(num_frozen, present), self._options.memory_bytes
+        if most is None:
+            return asked
+        fits = [x for x in asked if x.peak_bytes <= most]
+        if fits:
+            return fits
+        error = unfit(asked, self.possible(num_frozen, present), num_frozen, most)
+        if num_frozen >= present.num_frozen:
+            raise error
+        raise ConfigError(
+            f"{type(self._options.policy).__name__} unfreezes layers "
+            f"({present.num_frozen} to {num_frozen} frozen), and there is no way back "
+            f"to where they fit: {error}, or a policy that keeps them frozen (such as "
+            "unfreeze_at=None)"
+        ) from error
+
+    def _asked(self, num_frozen: int, present: Present) -> list[Prediction]:
+        """Return the predictions of the shapes that may be taken."""
+        job = self._reshaper.job
         if self._options.shapes is None and job.balance == "exact":
-            return possible(model, self._num_workers, job.num_parts, job.schedule)
+            return self.possible(num_frozen, present)
         shape = self._first_shape
         if self._options.shapes is None:
-            shape = halved_shape(model, present.shape, shape, job.num_parts)
-            return [predict(model, shape, job.num_parts, job.schedule)]
-        for least in sorted(self._options.shapes):
+            model = self._model(num_frozen, present)
+            falls = num_frozen < present.num_frozen
+            longest = shape if falls else present.shape
+            shape = halved_shape(model, longest, shape, job.num_parts)
+        for least, given in sorted((self._options.shapes or {}).items()):
             if least <= num_frozen:
-                shape = PipelineShape(*self._options.shapes[least])
-        return [predict(model, shape, job.num_parts, job.schedule)]
+                shape = PipelineShape(*given)
+        return [self._predict(shape, num_frozen, present)]
+
+    def _predict(
+        self, shape: PipelineShape, num_frozen: int, present: Present
+    ) -> Prediction:
+        """Return the prediction of a shape; of the present layout, as it is cut."""
+        model, job = self._model(num_frozen, present), self._reshaper.job
+        if (shape, num_frozen) == (present.shape, present.num_frozen):
+            model = replace(model, kept=present.boundaries)
+        return predict(model, shape, job.num_parts, job.schedule)
 
     def _model(self, num_frozen: int, present: Present) -> Frozen:
         model = self._reshaper.costs_of(self._edges[num_frozen])
