@@ -39,6 +39,7 @@ from bench.published import Row, Table, kept, write_published
 RESULTS: Final = Path(__file__).parents[1] / "freezing" / "results"
 MEASURED: Final = RESULTS / "cpu.json"
 FORWARD: Final = RESULTS / "forward.json"
+_FROZEN_FORWARD: Final = "forward of a frozen model"
 _FIRST: Final = (
     "Times as fast as GPipe + DDP (8 stages x 2 replicas) without freezing, on two "
     "hosts of eight Quadro RTX 5000. published: the authors' table and figures. "
@@ -236,6 +237,11 @@ def _caching_table(found: Sequence[CachingRow]) -> Table:
     return {"title": title, "rows": [head, *cells], "legend": legend}
 
 
+def read_measured() -> dict[str, Any]:
+    """Read what bench/freezing has measured last."""
+    return {**kept(MEASURED), _FROZEN_FORWARD: kept(FORWARD)}
+
+
 def main() -> None:
     """Simulate all, and write them beside what was measured."""
     found = [*rows()]
@@ -250,23 +256,18 @@ def main() -> None:
         _layout_table(layouts),
         _forward_table(),
     ]
-    measured = kept(MEASURED) if MEASURED.exists() else {}
-    if FORWARD.exists():
-        measured["forward of a frozen model"] = alone = kept(FORWARD)
-        title = f"The forward alone of frozen models, measured, {_where(alone)}:"
-        tables.append(_plain_table(title, forwards(alone["rows"]), _FORWARD))
-    if MEASURED.exists():
-        title = (
-            f"Measured on two CPU workers, {_where(measured)}; medians of rounds in "
-            "turn:"
-        )
-        tables.append(_plain_table(title, measured_rows(measured["rows"]), _MEASURED))
+    measured = read_measured()
+    alone = measured[_FROZEN_FORWARD]
+    title = f"The forward alone of frozen models, measured, {_where(alone)}:"
+    tables.append(_plain_table(title, forwards(alone["rows"]), _FORWARD))
+    title = f"Measured on two CPU workers, {_where(measured)}; medians of rounds:"
+    tables.append(_plain_table(title, measured_rows(measured["rows"]), _MEASURED))
     alone_s = [{"images": x, "forward_s": forward_s(x)} for x in FORWARD_BATCHES]
     experiments = {
         "speedups": found,
         "caching from epoch 0": [asdict(x) for x in caching],
         "layouts": [asdict(x) for x in layouts],
-        "forward of a frozen model": alone_s,
+        _FROZEN_FORWARD: alone_s,
     }
     named = ({"experiment": name, "rows": x} for name, x in experiments.items())
     write_published("pipetransformer", named, measured, tables)

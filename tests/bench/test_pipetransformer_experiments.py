@@ -20,6 +20,8 @@ from bench.pipetransformer.experiments import (
     published_run,
 )
 from bench.pipetransformer.layouts import layout_rows
+from bench.pipetransformer.simulate import read_measured
+from bench.published import PACKAGED, kept
 
 
 def speedup(*modules: bool) -> float:
@@ -101,3 +103,9 @@ def test_some_layouts_do_not_fit() -> None:
     assert {row.num_devices for row in rows} == {3, 4}
     assert {row.batch_size for row in rows if not row.fits} == {384}
     assert {row.layout for row in rows if not row.fits} == {row.layout for row in rows}
+
+
+def test_the_command_shows_what_was_measured_last() -> None:
+    """`hocket bench pipetransformer` has packaged numbers; they once fell behind."""
+    packaged = kept(PACKAGED / "pipetransformer.json")
+    assert packaged["measured"] == read_measured()
