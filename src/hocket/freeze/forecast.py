@@ -43,9 +43,9 @@ class Pace(NamedTuple):
     """What steps take relative to the simulation.
 
     Args:
-        share: the seconds of one replica's step, for each simulated one.
-        spread: their standard deviation, as a share of the mean.
-        beside_s: seconds of a step outside of its order.
+        share: measured seconds of one replica's step over the simulated ones.
+        spread: the standard deviation of a step, divided by its mean.
+        beside_s: seconds of a step outside its schedule, such as splitting the batch.
         first_s: by how much the first step in a layout is longer than the others.
     """
 
@@ -58,7 +58,7 @@ class Pace(NamedTuple):
     def of(
         cls, measured_s: Sequence[float], beside_s: Sequence[float], stretch: Stretch
     ) -> Pace:
-        """Return the pace of measured steps; the first, which warms up, apart.
+        """Fit the pace to measured steps; the first one, which warms up, is left out.
 
         Args:
             measured_s: seconds of at least one step of a stretch.
@@ -92,14 +92,14 @@ class StepTimes:
     _first: list[tuple[float, float]] = field(default_factory=list)
     _measured: deque[tuple[float, float]] = field(default_factory=_latest)
     _before: Pace | None = None
-    _is_new: bool = False  # whether the layout was changed before the first
+    _is_new: bool = False  # whether a change of layout began this stretch
 
     def add(self, measured_s: float, beside_s: float) -> None:
         """Add a step.
 
         Args:
-            measured_s: the seconds in which its order was played, without `beside_s`.
-            beside_s: its seconds outside of its order, such as cutting its batches.
+            measured_s: the seconds of its schedule.
+            beside_s: its seconds outside the schedule, such as splitting its batch.
         """
         steps = self._measured if self._first else self._first
         steps.append((measured_s, beside_s))
@@ -114,7 +114,7 @@ class StepTimes:
         found = Pace.of(measured_s, beside_s, stretch)
         if self._is_new:
             return found
-        # The first step of a run warms up more than those behind a change.
+        # The first step of a run warms up longer than the first one after a change.
         return found._replace(first_s=self._before.first_s if self._before else 0.0)
 
     def end(self, stretch: Stretch, *, is_change: bool = True) -> None:
@@ -122,7 +122,7 @@ class StepTimes:
 
         Args:
             stretch: the one that ends.
-            is_change: whether the layout changes; else other costs are known of it.
+            is_change: whether the layout changes, and not only its simulated seconds.
         """
         self._before, self._is_new = self.pace(stretch), is_change
         self._first.clear()
@@ -142,7 +142,7 @@ def rest_s(
     """
     ends = [*(x.begin for x in stretches[1:]), num_steps]
     total_s = 0.0
-    for stretch, end in zip(stretches, ends, strict=False):  # a run may be over
+    for stretch, end in zip(stretches, ends, strict=False):  # no stretch may be left
         num_left = max(0, min(end, num_steps) - max(stretch.begin, step))
         total_s += num_left * pace.step_s(stretch)
         if num_left and stretch.change_s is not None:
@@ -151,7 +151,7 @@ def rest_s(
 
 
 def _slowest(num_replicas: int, spread: float) -> float:
-    """Return the expected largest of normal deviates with a mean of 1.
+    """Return the expected maximum of one normal deviate per replica, of mean 1.
 
     Source: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958).
     """

@@ -1,4 +1,4 @@
-"""Whether an argument is a number, whatever else it might be compared with."""
+"""Checks that an argument of any type is a number; a bool is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 
 def is_whole(value: object, least: int) -> TypeGuard[int]:
-    """Return whether a value is an integer, and large enough.
+    """Return whether a value is an integer, no bool, and at least `least`.
 
     >>> [is_whole(value, 1) for value in (2, 0, 1.0, "2", True)]
     [True, False, False, False, False]
@@ -18,7 +18,7 @@ def is_whole(value: object, least: int) -> TypeGuard[int]:
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Return whether a value is a real number: an int, a float or a Fraction.
+    """Return whether a value is a real number (int, float, Fraction, NaN), no bool.
 
     >>> [is_real(value) for value in (2, 0.5, "0.5", True)]
     [True, True, False, False]

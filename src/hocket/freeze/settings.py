@@ -1,4 +1,4 @@
-"""Checks what a user says of freezing, and describes it for workers to compare."""
+"""Checks the options of freezing, and writes them as text that workers compare."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ def _are_shapes(shapes: object) -> bool:
 
 
 def text_of(option: object) -> str:
-    """Return text of an option of freezing, equal in processes that give equal ones.
+    """Return an option of freezing as text, which workers compare.
 
-    Of a policy that is no dataclass, it has the class, and when and what it is asked.
+    Of a cache, the text has only the options that all workers must share. Of a policy
+    that is no dataclass, it has the class name, `every_steps`, `layers` and `measures`.
 
     Args:
         option: a policy, a cache, shapes, or a plain value.
@@ -84,9 +85,9 @@ def text_of(option: object) -> str:
     True
     """
     if isinstance(option, Cache):
-        option = (option.dtype, option.draws_once)  # hosts may have their own rest
+        option = (option.dtype, option.draws_once)  # folder and budgets may differ
     elif isinstance(option, Policy) and not is_dataclass(option):
         name = type(option).__qualname__
         option = (name, option.every_steps, option.layers, option.measures)
-    # Where it is too wide for a line, pformat sorts sets and mappings.
+    # With width=1, pformat sorts sets, too; addresses differ between processes.
     return re.sub(r" at 0x[0-9a-f]+", "", pformat(option, width=1))

@@ -1,10 +1,10 @@
 """What a job's iterations take alone: a mean for each kind of iteration.
 
-    training    ▁▁▁███ ▁▁▁███        ▁▁▁███       seconds that are comparable
-    evaluation                ▁▁ ▁▁               seconds of another kind
+    training    ▁▁▁███ ▁▁▁███        ▁▁▁███       one kind: one mean
+    evaluation                ▁▁ ▁▁               another kind: another mean
 
-A mean, as what is shared is a sum: where iterations are uneven, the shortest one, or
-the median, is another one than those that follow.
+The mean, since it is multiplied by a number of iterations: where they are uneven, the
+minimum or the median would give another total.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class KindTimes:
     """The iterations of one kind.
 
     Args:
-        rough_s: the seconds of one that warms up, or was watched, or a forecast's: the
-            mean until another one has run alone.
-        num_alone: those that ran alone, and are not rough.
-        alone_s: the sum of their seconds.
-        alone_spent_s: the same, with the time at their gates.
-        num_beside: those beside another job.
+        rough_s: an inexact time (of a forecast, of an iteration that warmed up, or of
+            one whose memory was logged); used until an exact one is known.
+        num_alone: iterations that ran alone, without the rough ones.
+        alone_s: the sum of their seconds, without waits at gates before they began.
+        alone_spent_s: the sum of their seconds, with waits at gates.
+        num_beside: iterations during which another job ran.
         spent_s: the sum of their seconds, with the time at their gates.
         num_ended: all that ended, rough ones too.
     """
@@ -49,7 +49,10 @@ class KindTimes:
         self.spent_s += spent_s
 
     def ran_alone(self, seconds: float, spent_s: float, *, is_rough: bool) -> None:
-        """Count an iteration without another job beside it; the first one warms up."""
+        """Count an iteration that ran alone.
+
+        It is rough where `is_rough` says so, or where nothing is known of its kind.
+        """
         self.num_ended += 1
         if is_rough or isnan(self.rough_s):
             self.rough_s = seconds
@@ -67,17 +70,20 @@ def mean_alone_s(kinds: Iterable[KindTimes]) -> float:
     return sum(x.num_ended * x.mean_s for x in known) / sum(x.num_ended for x in known)
 
 
-def slowdown(kinds: Iterable[KindTimes], more_s: float) -> float:
-    """Return the time of iterations over that of the same ones alone; 1 if unknown.
+def slowdown(kinds: Iterable[KindTimes], unfinished_s: float) -> float:
+    """Return a job's time divided by the time of the same iterations alone.
 
-    One that ran alone is compared with itself: only its gates were a delay. Others are
-    compared with the mean of their kind, and rough ones do not count.
+    An iteration that ran alone was delayed only at its gates. One beside another job is
+    compared with the mean of its kind. Rough iterations that ran alone are left out.
 
     Args:
-        kinds: the job's.
-        more_s: the time of an iteration that has not ended.
+        kinds: the times of the job's iterations, by kind.
+        unfinished_s: the time so far of the iteration that has not ended.
+
+    Returns:
+        1 if no time alone is known.
     """
-    alone_s, spent_s = 0.0, more_s
+    alone_s, spent_s = 0.0, unfinished_s
     for x in kinds:
         alone_s += x.alone_s
         spent_s += x.alone_spent_s

@@ -1,4 +1,4 @@
-"""What a job keeps from one iteration to the next: counted while it grows.
+"""Tracks the bytes that a job holds between iterations, while they grow.
 
     bytes that               ┌─┘ ...     a leak, or a buffer that is being filled:
     stay       ┌─┐         ┌─┘           watched for as long as it grows
@@ -48,7 +48,7 @@ class Growth:
     def rate(self) -> float:
         """Return the bytes by which each of the last watched iterations grew.
 
-        A low median: an iteration that grows before one that shrinks is no growth.
+        The median, rounded down: growth that the next iteration frees does not count.
         """
         return max(0.0, median_low(self._window)) if self._window else 0.0
 
@@ -58,8 +58,8 @@ class Growth:
         Args:
             grown_bytes: by how much more the job held at its end than at that of the
                 iteration before.
-            num_unseen: the iterations since the last one that was watched. A growth
-                that was not seen to last counts no longer then.
+            num_unseen: how many iterations since then were not watched. If any, growth
+                that did not last for five watched iterations is dropped.
         """
         if num_unseen:
             self.static_bytes = self._lasting_bytes
@@ -71,7 +71,7 @@ class Growth:
             self._lasting_bytes = self.static_bytes
 
     def must_watch(self, peak_bytes: float) -> bool:
-        """Return whether the next iteration is to be watched, too: the job grows.
+        """Return whether the job still grows, so that the next iteration is watched.
 
         Args:
             peak_bytes: what an iteration needs beyond the bytes between iterations.

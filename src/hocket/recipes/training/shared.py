@@ -1,11 +1,11 @@
-"""A recipe as a job that shares its device: the plain loop, marked for its gates.
+"""Trains a recipe as a job that shares its device: a plain loop, without stages.
 
     batches    batch, batch, ... ─▶ evaluation's batches ─▶ checkpoint ─▶ batch, ...
     gates      │      │             │      │                              │
                └ each one is an iteration of the job
 
-It leaves the files of a run as `hocket train` does: metrics, checkpoints. Either goes
-on from the other's checkpoints.
+It writes the same files as `hocket train`: metrics and checkpoints. Both commands can
+resume from a checkpoint of the other.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def recipe_job(recipe: Recipe, run_dir: Path, job: Job) -> Job:
 
 
 def refuse_unshared(recipe: Recipe) -> None:
-    """Refuse a recipe that asks for what a shared loop does not do.
+    """Refuse a recipe that freezes layers or has a teacher.
 
     Raises:
         RecipeError: says what.
@@ -149,7 +149,7 @@ class _Run:
         self._resume()
 
     def _resume(self) -> None:
-        """Load the checkpoint that the run goes on from, if any."""
+        """Load the checkpoint to resume from, if there is one."""
         settings = self.recipe.checkpoint
         start = resume_point(self.run_dir, settings, is_restart=False)
         if start is not None:
@@ -288,13 +288,16 @@ class _Run:
             )
         if averages:
             self.updater.swap()
-        with self.context.backward():  # as many as forwards, for strict waves
+        with self.context.backward():  # tick-tock needs one for each forward
             pass
         if self.task.evaluate is not None:
             self.outputs.append(pytree.tree_map(Tensor.cpu, output))
 
     def _report_step(self) -> None:
-        """Report the step that has ended, and begin to count the next one."""
+        """Report the step that has ended, and begin to count the next one.
+
+        Its seconds include waits at gates; its peak is that of all jobs of the process.
+        """
         totals, step = self.position.totals, self.position.totals.num_steps
         totals.num_steps = step + 1
         totals.training_s += self.seconds

@@ -1,6 +1,6 @@
 """The model that one process trains whole, and what checkpoints hold of it.
 
-They have the form of a pipeline's: either goes on from the other's.
+A pipeline can load these checkpoints, and a process that of a pipeline.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _STAGE: Final = 0  # the only one
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What was read of a checkpoint, and fits.
+    """A checkpoint that was read and matches the model.
 
     Args:
         opened: the checkpoint.
-        names: the names in the checkpoint, by the model's names.
-        updates: the state of the optimizer; none of weights that were imported.
+        names: maps the model's names to those in the checkpoint.
+        updates: the optimizer's state; empty if the checkpoint has only weights.
         tensors: by section and name in the checkpoint.
     """
 
@@ -134,7 +134,7 @@ class WholeModel:
         return Loaded(path, saved.step, saved.data)
 
     def _read(self, path: Path) -> _Found | str:
-        """Read a checkpoint, and check that it fits; return its damage, if any.
+        """Read a checkpoint and check it; return a text if it is damaged.
 
         Raises:
             CheckpointError: it does not fit.

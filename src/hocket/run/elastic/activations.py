@@ -32,7 +32,7 @@ from hocket.run.nets.transfer import Bundle, finish, receive_bundles, send_bundl
 
 
 class ActivationMeasure(LayerMeasure):
-    """The distance of each layer's activations now and with a copy of its weights.
+    """Measures how far activations moved since the weights were last copied.
 
     The copy is made at each decision. Both forwards run in evaluation mode, on the
     first microbatch of the next step's batch; buffers are the present ones.
@@ -40,12 +40,12 @@ class ActivationMeasure(LayerMeasure):
     Args:
         net: the net, with this worker's stages.
         modules: the layers that may freeze, by name.
-        edges: for 1, 2, ... frozen layers, the place of the first that still trains.
+        edges: entry i is the index of the first layer that trains if i + 1 are frozen.
         num_parts: the microbatches of the whole batch.
         world: the job.
 
     Raises:
-        ConfigError: behind a layer, no activations are of one sample each.
+        ConfigError: a layer's outputs have no dimension of samples.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ActivationMeasure(LayerMeasure):
         return self._reference
 
     def restore(self, played: PlayedLayout, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the copies by those of a checkpoint."""
+        """Replace the copies that a checkpoint has, too."""
         self._reference |= {n: tensors[n] for n in self._reference.keys() & tensors}
 
     def _distances(self, played: PlayedLayout, part: Microbatch) -> dict[str, Json]:
@@ -154,7 +154,7 @@ class ActivationMeasure(LayerMeasure):
 
 
 def distance(now: Sequence[Tensor], then: Sequence[Tensor]) -> float:
-    """Return the mean square between two matrices of similarities of samples.
+    """Return the mean squared difference of two sample similarity matrices.
 
     Args:
         now: the activations, with the samples along dimension 0.
@@ -176,11 +176,11 @@ def sample_dimension(value: SentTensor, *, is_fixed: bool) -> int | None:
 
     Args:
         value: what is known of them.
-        is_fixed: whether the model takes no other number of samples. How dimensions
-            grow is not known then: it is the only one of that length.
+        is_fixed: whether the model takes only this number of samples. Then the
+            dimension of samples is the only one of that length.
 
     Returns:
-        None: there is none, or they are no floating-point numbers.
+        None if there is no such dimension, or the values are not floating-point.
     """
     growth: Sequence[int] = value.per_sample
     if is_fixed:
@@ -194,7 +194,7 @@ def sample_dimension(value: SentTensor, *, is_fixed: bool) -> int | None:
 
 
 def _by_sample(values: Sequence[Tensor], piece: StageModule) -> list[Tensor]:
-    """Return a piece's activations that are of one sample each, samples first."""
+    """Return a piece's outputs that have a dimension of samples, moved to the front."""
     is_fixed = piece.fixed_samples > 0
     found = []
     for x, value in zip(values, piece.outputs, strict=True):

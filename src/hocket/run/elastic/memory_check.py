@@ -1,7 +1,7 @@
 """Refuses what will not fit the memory, before the first step.
 
-first layout                     whatever the policy decides
-Listed({2: 6, 4: 0})             6, and 0 again: in the shapes that will be chosen
+any policy                checks the first layout
+Listed({2: 6, 4: 0})      also checks 6 and then 0 frozen layers: an allowed shape fits
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ def refuse_unfit(
         num_layers: layers that may freeze.
 
     Raises:
-        FitError: the first layout does not fit, or no shape for frozen layers.
-        ConfigError: listed layers would train again, and do not fit.
+        FitError: the first layout does not fit, or no allowed shape fits a listed
+            number of frozen layers.
+        ConfigError: the list lets layers train again, and then no allowed shape fits.
+        ShapeError: there are fewer layers than stages.
     """
     if options.memory_bytes is None:
         return
     present = Present(shape_of(first), first.plan.boundaries, 0)
     _refuse_first(first, choice.possible(0, present), options.memory_bytes)
     policy = options.policy
-    if not isinstance(policy, Listed):  # others may never decide so
+    if not isinstance(policy, Listed):  # only a list is known in advance
         return
+    # The first decision chooses a shape, too, even if the list does not name it.
     for number in sorted({1, *policy.num_frozen}):
         seen = LayerObservation(number, 0, num_layers, present.num_frozen)
         wanted = policy.decide(None, seen)

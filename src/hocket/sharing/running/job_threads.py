@@ -32,8 +32,8 @@ class JobThreads(DrawRule):
         generators: the default generators of its device.
 
     Attributes:
-        error: what ends the job: one of its threads has drawn.
-        on_refused: called when one has.
+        error: the first error of these threads; it ends the job.
+        on_refused: called after each such error.
     """
 
     def __init__(self, job: str, generators: Sequence[torch.Generator]) -> None:
@@ -44,11 +44,11 @@ class JobThreads(DrawRule):
 
     @property
     def share_process(self) -> bool:
-        """Return whether jobs share the process still; no DataLoader's worker does."""
+        """Return whether this is the jobs' process, and the job has not ended."""
         return os.getpid() == self._process and not self._is_over
 
     def enter(self) -> None:
-        """Let the threads that the calling one starts be this job's."""
+        """Count threads that the calling thread starts as this job's."""
         _STARTER.threads = self
 
     def check(self) -> None:
@@ -57,18 +57,18 @@ class JobThreads(DrawRule):
             raise self.error.with_traceback(None)
 
     def close(self) -> None:
-        """Let threads draw again that outlive the job: they are the caller's."""
+        """Allow draws again in threads that outlive the job."""
         self._is_over = True
 
     def start(self, thread: threading.Thread) -> None:
-        """Let a thread, which is to be started, be one of these."""
+        """Wrap a thread's `run`, before it starts, to refuse draws."""
         if self.share_process:
             run: Any = partial(self._run, thread.run)
             thread.run = run  # type: ignore[method-assign]
 
     @contextmanager
     def held(self, what: str) -> Iterator[None]:
-        """Refuse to draw.
+        """Raise an error: these threads may not draw from the default generators.
 
         Raises:
             RunError: says how a thread may draw.
@@ -89,7 +89,7 @@ class JobThreads(DrawRule):
         self.on_refused()
 
     def _run(self, work: Callable[[], None]) -> None:
-        """Do a thread's work; the job reports an error that what is shared causes."""
+        """Run a thread's function; any HocketError in it ends the job."""
         self.enter()
         THREAD.draws = self
         try:
@@ -102,10 +102,10 @@ class JobThreads(DrawRule):
 
 
 class _Starter(threading.local):
-    """What is known of a thread that may start others.
+    """The job that the current thread belongs to.
 
     Attributes:
-        threads: those of the job whose thread it is; None where it is no job's.
+        threads: the threads of that job; None if the thread belongs to no job.
     """
 
     threads: JobThreads | None = None
@@ -115,7 +115,7 @@ _STARTER: Final = _Starter()
 
 
 def shared_job() -> str | None:
-    """Return the job whose thread it is, if others may run at the same time."""
+    """Return the calling thread's job, if other jobs may run now; else None."""
     threads = _STARTER.threads
     if threads is None or THREAD.draws is None or not threads.share_process:
         return None
@@ -131,5 +131,5 @@ def _start_of_job(start: Callable[..., None]) -> Callable[..., None]:
     return start_of_job
 
 
-# Lets threads that a job starts be known as its own.
+# Replaces `Thread.start`, to see which job starts a thread.
 STARTS: Final = Replaced(threading.Thread, "start", _start_of_job)

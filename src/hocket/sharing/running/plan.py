@@ -25,12 +25,12 @@ from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.runner import NUM_WATCHED, JobRunner
 from hocket.sharing.simulate import SimulatedJob
 
-# Of each job: eight are known well where every second or fourth one is long.
+# Eight after warm-up, for a mean also where every second or fourth one is long.
 _NUM_ALONE: Final = NUM_WATCHED + 8  # iterations in turns, at first
 _NUM_TRIAL: Final = 8  # iterations side by side, in auto
-# Of random states and small objects that are counted in one run, and not in the next.
+# Small allocations, such as random states, differ between runs by less than this.
 _VARIES_BYTES: Final = 1 << 16
-_NOTED_BYTES: Final = 1 << 20  # of growth
+_NOTED_BYTES: Final = 1 << 20  # less growth is not reported
 
 
 @dataclass(slots=True)
@@ -40,8 +40,8 @@ class SharePlan:
     Args:
         wanted: the mode that was asked for.
         budget_bytes: the most that all jobs may hold.
-        are_apart: whether memory that one job frees is of no use to another: in
-            processes on a GPU, each keeps its peak.
+        are_apart: whether a job cannot reuse memory that another one freed: processes
+            on a GPU each keep the memory of their peak.
     """
 
     wanted: Mode
@@ -63,7 +63,7 @@ class SharePlan:
         """Change the mode, when all jobs have run long enough in the one before.
 
         Returns:
-            What takes long, in `auto`: to choose the mode, when the trial is over.
+            A slow call for the caller to make without the lock: it chooses the mode.
         """
         records = self.board.records
         if not self.has_checked:
@@ -99,7 +99,7 @@ class SharePlan:
         )
 
     def _check_first(self, records: dict[str, JobRecord]) -> None:
-        """Compare the budget with what turns need, once all jobs' memory was seen.
+        """Compare the budget with what turns need, once every job has a forecast.
 
         Jobs that have ended meanwhile count with what they held.
         """

@@ -7,10 +7,11 @@ torch has one default generator for each device, for all threads. A job's draws 
 
 Draws are operators with `torch.Tag.nondeterministic_seeded`; and what reads or seeds
 the generator itself (`torch.manual_seed`, activation checkpointing) goes through a
-proxy that finds the job by its thread. Mode `turns` needs neither: it sets the
-job's state when a turn begins, and saves it when the turn ends.
+proxy that finds the job by its thread. In mode `turns` the job's own thread needs
+neither: its state is set when a turn begins, and saved when the turn ends.
 
-Both ask `DrawRule`, which for threads that a job has started refuses (`job_threads`).
+The operator mode and the proxy call `DrawRule.held`. It raises an error in a thread
+that a job has started (`job_threads`), in every mode.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class DrawRule(ABC):
 
     @abstractmethod
     def held(self, what: str) -> AbstractContextManager[None]:
-        """Return what holds the generators for the thread.
+        """Return a context in which the thread may draw, or which raises.
 
         Args:
             what: the operator or function that draws.
@@ -60,10 +61,10 @@ class DrawRule(ABC):
 
 
 class _Thread(threading.local):
-    """What is known of a thread.
+    """The draw rule of the current thread.
 
     Attributes:
-        draws: how it draws; None where the generators are its own.
+        draws: the rule; None if the thread draws without one.
     """
 
     draws: DrawRule | None = None
@@ -136,13 +137,13 @@ class JobRandom(DrawRule):
 
 
 class DrawGuard(OperatorMode):
-    """Lets operators that draw from the default generators hold them.
+    """Applies a `DrawRule` to operators that draw from the default generators.
 
     Code that `torch.compile` has made would run eagerly under it, and is refused.
 
     Args:
         job: the job's name.
-        draws: how.
+        draws: the rule.
     """
 
     def __init__(self, job: str, draws: DrawRule) -> None:
@@ -176,7 +177,7 @@ def _identity(generator: Any) -> int:
 
 
 class _Proxy:
-    """A default generator that each thread sees as it draws."""
+    """A default generator that applies the calling thread's `DrawRule`."""
 
     def __init__(self, real: torch.Generator) -> None:
         self._real = real
@@ -195,7 +196,7 @@ class _Proxy:
 
 @contextmanager
 def generators_by_thread(device: torch.device) -> Iterator[None]:
-    """Let `torch.get_rng_state` and its like act as the calling thread draws."""
+    """Let functions such as `torch.get_rng_state` use the calling job's state."""
     real = torch.default_generator
     proxy: Any = _Proxy(real)
     vars(torch.random)["default_generator"] = proxy
@@ -212,7 +213,7 @@ def generators_by_thread(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def default_generator_by_thread() -> Iterator[None]:
-    """Let `torch.default_generator` act so, too; operators do not accept it then."""
+    """Replace `torch.default_generator` as well; operators then refuse it."""
     real = torch.default_generator
     proxy: Any = _Proxy(real)
     vars(torch)["default_generator"] = proxy

@@ -19,16 +19,16 @@ from hocket.sharing.running.job import Job, check_jobs
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for; the arguments of `share`, without defaults.
+    """The checked arguments of `share`, with defaults filled in.
 
     Args:
         jobs: the jobs.
         budget_bytes: the most that all of them may hold; inf for no limit.
-        mode: the mode; where the allocator allows no other one, turns.
+        mode: the mode; turns instead of auto where the allocator requires it.
         num_iterations: see `share`.
         device: the device.
         processes: see `share`.
-        notes: what the report is to say.
+        notes: lines for the report.
     """
 
     jobs: Sequence[Job]
@@ -146,7 +146,7 @@ def _no_device(device: object, num_gpus: int) -> ConfigError:
 
 
 def refuse_without_effect(jobs: Sequence[Job], wanted: Mode) -> None:
-    """Refuse weights and limits that a mode does not look at.
+    """Refuse weights and slowdown limits that the mode ignores.
 
     Raises:
         ConfigError: says in which modes they have an effect.
@@ -171,12 +171,12 @@ def refuse_without_effect(jobs: Sequence[Job], wanted: Mode) -> None:
 def allowed_mode(wanted: Mode, backend: str, notes: list[str]) -> Mode:
     """Return the mode that CUDA's allocator allows.
 
-    The native allocator keeps the memory that one stream freed from all others.
+    The native allocator gives memory that a stream has freed to that stream only.
 
     Args:
         wanted: the mode that was asked for.
         backend: the allocator: native or cudaMallocAsync.
-        notes: gets what the report should say.
+        notes: this function may append a line for the report.
 
     Raises:
         ConfigError: the mode shares memory, and the allocator does not.

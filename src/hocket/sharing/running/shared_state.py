@@ -5,19 +5,20 @@
     job c   (waits at its gate: goes on)
 
 torch's settings, and the state of its default generators. Where several jobs run, it is
-not known which one has changed them, or who has computed with the change: each job that
-has run since the last check that found no change ends.
+not known which one has changed them, or which ones have computed with the change: a
+check that finds a change ends each job that has run since the check before.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 
-from hocket.errors import ConfigError, HocketError, RunError
+from hocket.errors import ConfigError, HocketError, RunError, WaitError
 from hocket.run.device.generators import generator_lock
 from hocket.sharing.running.random_state import JobRandom
 from hocket.sharing.running.settings import Change, read_settings, set_settings
@@ -26,7 +27,7 @@ _TIMEOUT_S: Final = 600.0
 
 
 class SharedState:
-    """See above.
+    """Detects changes of the process's settings and generators, and undoes them.
 
     Args:
         device: the jobs' device.
@@ -45,10 +46,10 @@ class SharedState:
         self._states = [x.get_state() for x in generators]
         self._settings = read_settings()
         self._randoms = randoms
-        self._num_draws: dict[str, int] = {}  # at the last good check
+        self._num_draws: dict[str, int] = {}  # at the last check
         self._lock = threading.Lock()
         self._running: set[str] = set()
-        self._suspects: set[str] = set()  # have run since the last good check
+        self._suspects: set[str] = set()  # have run since the last check
         self._unguarded: set[str] = set()
         self._errors: dict[str, HocketError] = {}
 
@@ -66,18 +67,20 @@ class SharedState:
                 self._unguarded.add(job)
 
     def leave(self, job: str) -> None:
-        """Mark that a job waits, or has ended; what it has changed is not known yet."""
+        """Mark that a job waits or has ended; the next check finds its changes."""
         with self._lock:
             self._running.discard(job)
 
     def check(self, job: str) -> None:
-        """Mark that a job's code has run; what is changed is put back.
+        """Look for changes after a job's code has run, and undo them.
 
         Raises:
             ConfigError: it, or a job that has run beside it, has changed a setting.
-            RunError: the same with random numbers.
+            RunError: it, or a job that has run beside it, drew unguarded numbers.
+            WaitError: another job holds the generators for ten minutes.
         """
-        with self._lock:
+        # First: who waits for the generators must not keep others from leaving.
+        with self._generators_held(), self._lock:
             self._running.discard(job)
             if job not in self._errors:
                 self._look()
@@ -90,7 +93,7 @@ class SharedState:
             generator.set_state(state)
 
     def _look(self) -> None:
-        """Look for changes, and let the jobs end that may have computed with them."""
+        """Undo changes, and record an error for each job that may have used them."""
         changes = set_settings(self._settings)
         for name in self._suspects if changes else ():
             error = _settings_error(name, self._suspects, changes)
@@ -103,25 +106,35 @@ class SharedState:
         self._num_draws = {name: x.num_draws for name, x in self._randoms.items()}
 
     def _draws(self, job: str) -> bool:
-        """Return whether a job has held the generators since the last good check.
+        """Return whether a job has drawn with a guard since the last check.
 
-        An unguarded draw at that moment was one of its numbers.
+        An unguarded draw at the same moment may have taken one of its numbers.
         """
         return self._randoms[job].num_draws > self._num_draws.get(job, 0)
 
-    def _is_drawn(self) -> bool:
-        """Return whether the generators' states have changed; put them back."""
+    @contextmanager
+    def _generators_held(self) -> Iterator[None]:
+        """Let no guarded job draw in the block, if the states are looked at."""
+        if not self._unguarded:
+            yield
+            return
         if not self._generator_lock.acquire(_TIMEOUT_S):
-            return False
+            raise WaitError(
+                f"waited {_TIMEOUT_S:.0f} s for torch's default generator, which "
+                "another job holds"
+            )
         try:
-            now = [x.get_state() for x in self._generators]
-            pairs = zip(now, self._states, strict=True)
-            if all(torch.equal(a, b) for a, b in pairs):
-                return False
-            self.restore_generators()
-            return True
+            yield
         finally:
             self._generator_lock.release()
+
+    def _is_drawn(self) -> bool:
+        """Return whether the generators' states have changed; put them back."""
+        now = [x.get_state() for x in self._generators]
+        if all(map(torch.equal, now, self._states)):
+            return False
+        self.restore_generators()
+        return True
 
 
 def _settings_error(

@@ -1,10 +1,13 @@
-"""Trains a model in two waves in one process; every run of `hocket.Waves` equals it.
+"""Trains as `hocket.Waves` does, in one process and one batch after the other.
+
+Two copies of the model ("tick" and "tock") take turns. Batch n has N(n) samples and the
+gradient g'(n). With sync="wave":
 
     batch n    g'(n), on copy n % 2
     update n   of copy n % 2, by (N(n) g'(n) + N(n-1) g'(n-1)) / (N(n) + N(n-1))
 
-One batch after the other, from the formulas of figure 9 (Wang et al., "Wavelet",
-MLSys'21), without lanes, events or messages.
+Source: figure 9 of Wang et al., "Wavelet" (MLSys'21). `hocket.Waves` is tested against
+it; there are no streams, events or messages here.
 """
 
 from __future__ import annotations
@@ -54,13 +57,13 @@ def emulate_waves(
     precision: PrecisionName = "float32",
     seed: int = 0,
 ) -> tuple[list[Losses], tuple[nn.Module, ...]]:
-    """Train what `hocket.Waves` trains, one batch after the other.
+    """Train a model to the result of `hocket.Waves`, one batch after the other.
 
     A batch is taken from `batches` after the update of the one before: what makes them
     may look at the model between updates.
 
     Args:
-        model: on the CPU; trained in place. It is tick's copy, on the first replica.
+        model: on the CPU; trained in place. It is replica 0's copy for even batches.
         loss: as for `Waves`.
         optimizer: as for `Waves`.
         batches: pairs `(inputs, targets)`, each of all replicas.
@@ -163,7 +166,7 @@ class _Copy:
 
     def end_batch(self) -> None:
         """Step the schedules: they count the other wave's batches, too."""
-        with warnings.catch_warnings():  # tock's first step is before its update
+        with warnings.catch_warnings():  # tock's schedule steps before its optimizer
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step()")
             for schedule in self.schedules:
                 if schedule is not None:
