@@ -26,7 +26,8 @@ def wpipe_overlapped(
     with smaller ones they would mix.
 
     Bubble per run: `(p - 1) * (F + B) / 2` where messages take no time, and none is
-    added by hops of up to a quarter of `F + B`. Device `d` begins with
+    added by hops of up to a quarter of `F + B` (with `p = 3` and `b = 4`, unless one of
+    `F` and `B` is more than five times the other). Device `d` begins with
     `b + 2 (p - 1 - d)` forwards and holds half as many microbatches, and half a one.
 
     >>> shape = Shape(2, 2, stages_per_device=2, num_steps=2)
