@@ -90,7 +90,11 @@ class Freezing:
         self._choice = ShapeChoice(
             options, self._edges, reshaper, first, world.world_size
         )
-        refuse_unfit(options, self._choice, first, len(edges))
+        # Rank 0 decides here, too: memory_bytes may differ, as a host's own.
+        self._from_rank_0(
+            lambda: refuse_unfit(options, self._choice, first, len(edges)),
+            "first layout",
+        )
         self._last_step = 0  # before which the policy was asked
         self._num_before = 0  # frozen layers before a load
         self._is_warned = False  # that no epoch ends

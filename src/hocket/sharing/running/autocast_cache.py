@@ -11,32 +11,38 @@ in another order than alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
 from hocket.errors import ConfigError
 from hocket.sharing.running.job_threads import shared_job
-from hocket.sharing.running.replaced import Replaced
+from hocket.sharing.running.random_state import THREAD
+from hocket.sharing.running.replaced import replaced
 
 
 def _enter_without_cache(enter: Callable[..., Any]) -> Callable[..., Any]:
     def enter_without_cache(block: Any) -> Any:
         found = enter(block)
-        job = shared_job()
-        if job is None or not torch.is_autocast_cache_enabled():
+        job, draws = shared_job(), THREAD.draws
+        if job is None or draws is None or not torch.is_autocast_cache_enabled():
             return found
         if not torch.is_autocast_enabled(block.device):
             return found
         block.__exit__(None, None, None)
-        raise ConfigError(
-            f"job {job!r} entered torch.autocast with its cache of weights, which is "
-            "one for all threads: where other jobs empty it, gradients differ from "
-            'those alone; give autocast cache_enabled=False, or use mode="turns" or '
-            "processes=True"
+        error = ConfigError(
+            f"{draws.subject.format(job)} entered torch.autocast with its cache of "
+            "weights, which is one for all threads: where other jobs empty it, "
+            "gradients differ from those alone; give autocast cache_enabled=False, or "
+            f"use {draws.ways_out}"
         )
+        draws.refused(error)
+        raise error
 
     return enter_without_cache
 
 
-BLOCKS: Final = Replaced(torch.autocast, "__enter__", _enter_without_cache)
+def blocks_checked() -> AbstractContextManager[None]:
+    """Replace `torch.autocast.__enter__` in the block, to see which job calls it."""
+    return replaced(torch.autocast, "__enter__", _enter_without_cache)

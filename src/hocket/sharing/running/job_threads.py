@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ import torch
 
 from hocket.errors import HocketError, RunError
 from hocket.sharing.running.random_state import THREAD, DrawGuard, DrawRule
-from hocket.sharing.running.replaced import Replaced
+from hocket.sharing.running.replaced import replaced
 
 
 class JobThreads(DrawRule):
@@ -36,6 +36,9 @@ class JobThreads(DrawRule):
         on_refused: called after each such error.
     """
 
+    subject = "a thread that job {!r} has started"
+    ways_out = "processes=True"
+
     def __init__(self, job: str, generators: Sequence[torch.Generator]) -> None:
         self.generators = generators
         self.error: HocketError | None = None
@@ -43,8 +46,8 @@ class JobThreads(DrawRule):
         self.job, self._process, self._is_over = job, os.getpid(), False
 
     @property
-    def share_process(self) -> bool:
-        """Return whether this is the jobs' process, and the job has not ended."""
+    def is_in_force(self) -> bool:
+        """See `DrawRule`."""
         return os.getpid() == self._process and not self._is_over
 
     def enter(self) -> None:
@@ -57,13 +60,14 @@ class JobThreads(DrawRule):
             raise self.error.with_traceback(None)
 
     def close(self) -> None:
-        """Allow draws again in threads that outlive the job."""
+        """Allow draws again in threads that outlive all jobs."""
         self._is_over = True
+        self.on_refused = lambda: None  # such a thread must not keep the jobs alive
 
     def start(self, thread: threading.Thread) -> None:
         """Wrap a thread's `run`, before it starts, to refuse draws."""
-        if self.share_process:
-            run: Any = partial(self._run, thread.run)
+        if self.is_in_force:
+            run: Any = partial(self._run, thread, thread.run)
             thread.run = run  # type: ignore[method-assign]
 
     @contextmanager
@@ -73,32 +77,33 @@ class JobThreads(DrawRule):
         Raises:
             RunError: says how a thread may draw.
         """
-        if self.share_process:
+        if self.is_in_force:
             error = RunError(
-                f"a thread that job {self.job!r} has started drew from torch's "
+                f"{self.subject.format(self.job)} drew from torch's "
                 f"default generator ({what}), whose numbers all jobs of the process "
                 "take: give the thread a torch.Generator of its own, load data by a "
                 "DataLoader with num_workers above 0, or use processes=True"
             )
-            self._end(error)
+            self.refused(error)
             raise error
         yield
 
-    def _end(self, error: HocketError) -> None:
+    def refused(self, error: HocketError) -> None:
+        """Let an error that is raised in a thread end the job."""
         self.error = self.error or error
         self.on_refused()
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """Run a thread's function; any HocketError in it ends the job."""
+    def _run(self, thread: threading.Thread, work: Callable[[], None]) -> None:
+        """Run a thread's function; the job reports what is refused in it."""
+        vars(thread).pop("run", None)  # holds the thread itself
         self.enter()
         THREAD.draws = self
         try:
             with DrawGuard(self.job, self):
                 work()
         except HocketError as error:
-            if not self.share_process:
+            if error is not self.error:
                 raise
-            self._end(error)
 
 
 class _Starter(threading.local):
@@ -116,8 +121,8 @@ _STARTER: Final = _Starter()
 
 def shared_job() -> str | None:
     """Return the calling thread's job, if other jobs may run now; else None."""
-    threads = _STARTER.threads
-    if threads is None or THREAD.draws is None or not threads.share_process:
+    threads, draws = _STARTER.threads, THREAD.draws
+    if threads is None or draws is None or not draws.is_in_force:
         return None
     return threads.job
 
@@ -131,5 +136,6 @@ def _start_of_job(start: Callable[..., None]) -> Callable[..., None]:
     return start_of_job
 
 
-# Replaces `Thread.start`, to see which job starts a thread.
-STARTS: Final = Replaced(threading.Thread, "start", _start_of_job)
+def starts_seen() -> AbstractContextManager[None]:
+    """Replace `Thread.start` in the block, to see which job starts a thread."""
+    return replaced(threading.Thread, "start", _start_of_job)

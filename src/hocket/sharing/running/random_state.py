@@ -21,12 +21,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
+from torch import Tensor
 
 from hocket import cuda
-from hocket.errors import ConfigError, WaitError
+from hocket.errors import ConfigError, HocketError, WaitError
 from hocket.model.trace.observe import is_random
 from hocket.run.device.generators import generator_lock
 from hocket.run.device.operator_mode import OperatorMode, runs_compiled
@@ -47,9 +48,21 @@ class DrawRule(ABC):
 
     Attributes:
         generators: the default generators of its device.
+        subject: names the thread in errors, by its job.
+        ways_out: how to let it do what may not run beside other jobs.
     """
 
     generators: Sequence[torch.Generator]
+    subject: ClassVar[str] = "job {!r}"
+    ways_out: ClassVar[str] = 'mode="turns", processes=True'
+
+    @property
+    @abstractmethod
+    def is_in_force(self) -> bool:
+        """Return whether jobs share the calling process now."""
+
+    def refused(self, error: HocketError) -> None:  # noqa: B027
+        """Note that an error is raised in the thread; nothing to do for a job's own."""
 
     @abstractmethod
     def held(self, what: str) -> AbstractContextManager[None]:
@@ -91,10 +104,19 @@ class JobRandom(DrawRule):
         self._lock = generator_lock(device)
         self._process = os.getpid()
         self.generators = generators
-        self._is_held = False
+        self._is_held = self._is_over = False
         self.num_draws = 0
         made = [torch.Generator(x.device).manual_seed(seed) for x in generators]
         self._states = [x.get_state() for x in made]
+
+    @property
+    def is_in_force(self) -> bool:
+        """See `DrawRule`."""
+        return os.getpid() == self._process and not self._is_over
+
+    def close(self) -> None:
+        """Leave the generators alone: a thread that was abandoned may still draw."""
+        self._is_over = True
 
     def set_state(self) -> None:
         """Let the device's generators continue this job's numbers."""
@@ -114,7 +136,7 @@ class JobRandom(DrawRule):
         Raises:
             WaitError: another job holds the generators for ten minutes.
         """
-        if self._is_held or os.getpid() != self._process:
+        if self._is_held or not self.is_in_force:
             yield
             return
         if not self._lock.acquire(_TIMEOUT_S):
@@ -122,18 +144,26 @@ class JobRandom(DrawRule):
                 f"waited {_TIMEOUT_S:.0f} s for torch's default generator, which "
                 "another job holds"
             )
-        before = [generator.get_state() for generator in self.generators]
         self._is_held = True
-        self.num_draws += 1
-        self.set_state()
         try:
-            yield
+            before = [generator.get_state() for generator in self.generators]
+            self.num_draws += 1
+            self.set_state()
+            try:
+                yield
+            finally:
+                self._put_back(before)
         finally:
-            self.save_state()
-            for generator, state in zip(self.generators, before, strict=True):
-                generator.set_state(state)
             self._is_held = False
             self._lock.release()
+
+    def _put_back(self, before: Sequence[Tensor]) -> None:
+        """Keep the job's state, and let the generators be in the one before."""
+        if self._is_over:
+            return
+        self.save_state()
+        for generator, state in zip(self.generators, before, strict=True):
+            generator.set_state(state)
 
 
 class DrawGuard(OperatorMode):
@@ -156,13 +186,15 @@ class DrawGuard(OperatorMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call the operator."""
-        if runs_compiled():
-            raise ConfigError(
-                f"job {self._job!r} runs code that torch.compile has made; where its "
-                "random draws are watched, that runs eagerly, and its numbers differ "
-                'from those alone: use mode="turns", processes=True, draws=False if it '
-                "draws none, or torch.compiler.disable"
+        if runs_compiled() and self._draws.is_in_force:
+            error = ConfigError(
+                f"{self._draws.subject.format(self._job)} runs code that torch.compile "
+                "has made; where random draws are watched, that runs eagerly, and its "
+                f"numbers differ from those alone: use {self._draws.ways_out}, "
+                "torch.compiler.disable, or for a job that draws nothing draws=False"
             )
+            self._draws.refused(error)
+            raise error
         kwargs = kwargs or {}
         given = kwargs.get("generator")
         is_own = given is not None and _identity(given) not in self._defaults

@@ -104,6 +104,8 @@ class JobRunner(JobContext):
         It must not go on: what it draws then would be another job's numbers.
         """
         self.error = self.own_threads.error  # it may wait for a thread that has ended
+        if self.error is not None:
+            _drop_frames(self.error)
         self._leave_state()
         ident = ctypes.c_ulong(self.thread.ident or 0)
         raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -148,6 +150,7 @@ class JobRunner(JobContext):
             cuda.use(self.device)
         if self._shared.state is not None:
             self.own_threads.enter()
+            torch.set_num_threads(self._shared.state.num_threads)  # others may set it
         try:
             self._work()  # this frame lives on, and must hold nothing that it makes
         except StoppedError:

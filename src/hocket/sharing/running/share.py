@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -13,9 +15,10 @@ from hocket.errors import ConfigError
 from hocket.run.device.open import open_device
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
-from hocket.sharing.running import autocast_cache, job_threads
+from hocket.sharing.running.autocast_cache import blocks_checked
 from hocket.sharing.running.gate import LOOK_S, JobGates
 from hocket.sharing.running.job import Job
+from hocket.sharing.running.job_threads import starts_seen
 from hocket.sharing.running.plan import SharePlan
 from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.processes.sent_job import sent_job
@@ -28,6 +31,8 @@ from hocket.sharing.running.random_state import (
 from hocket.sharing.running.request import Request, read_request
 from hocket.sharing.running.runner import JobRunner, Shared
 from hocket.sharing.running.shared_state import SharedState
+
+_ACTIVE: Final = threading.Lock()  # held while jobs run in threads
 
 
 def share(
@@ -96,6 +101,7 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
     jobs, device = asked.jobs, asked.device
     generators = default_generators(device)
     with ExitStack() as stack:
+        stack.enter_context(_only_call())
         states = [x.get_state() for x in generators]
         randoms = [JobRandom(device, generators, job.seed) for job in jobs]
         by_name = {job.name: own for job, own in zip(jobs, randoms, strict=True)}
@@ -117,8 +123,8 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
         for runner in runners:
             runner.own_threads.on_refused = partial(gate.end_soon, runner.name)
             stack.callback(runner.own_threads.close)
-        stack.enter_context(job_threads.STARTS)
-        stack.enter_context(autocast_cache.BLOCKS)
+        stack.enter_context(starts_seen())
+        stack.enter_context(blocks_checked())
         stack.enter_context(generators_by_thread(device))
 
         @contextmanager
@@ -129,11 +135,50 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
                 yield
 
         try:
-            _run(jobs, runners, gate, own_random())
+            with _ended(runners, common):
+                _run(jobs, runners, gate, own_random())
         finally:
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
     return runners
+
+
+@contextmanager
+def _only_call() -> Iterator[None]:
+    """Refuse another call meanwhile.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if not _ACTIVE.acquire(blocking=False):
+        raise ConfigError(
+            "another hocket.share runs jobs in threads of this process, whose settings "
+            "and random numbers are one: give all jobs to one call, or use "
+            "processes=True"
+        )
+    try:
+        yield
+    finally:
+        _ACTIVE.release()
+
+
+@contextmanager
+def _ended(runners: Sequence[JobRunner], common: SharedState) -> Iterator[None]:
+    """Let no job go on behind the block, also after a KeyboardInterrupt."""
+    try:
+        yield
+    except BaseException:
+        common.close()
+        for runner in runners:
+            runner.abandon()
+            if runner.thread.ident is not None:
+                runner.thread.join(LOOK_S)
+        raise
+    finally:
+        common.close()
+        for runner in runners:  # a thread may have outlived its job
+            runner.error = runner.error or runner.own_threads.error
+            runner.random.close()
 
 
 def _in_processes(asked: Request, gate: JobGates) -> Sequence[JobProcess]:

@@ -12,18 +12,18 @@ check that finds a change ends each job that has run since the check before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import torch
 
-from hocket.errors import ConfigError, HocketError, RunError, WaitError
+from hocket.errors import ConfigError, HocketError, RunError
 from hocket.run.device.generators import generator_lock
+from hocket.sharing.running.gates import StoppedError
 from hocket.sharing.running.random_state import JobRandom
 from hocket.sharing.running.settings import Change, read_settings, set_settings
 
-_TIMEOUT_S: Final = 600.0
+_WAIT_S: Final = 0.01  # for a draw of another job
 
 
 class SharedState:
@@ -33,6 +33,9 @@ class SharedState:
         device: the jobs' device.
         generators: the device's default generators.
         randoms: the random state of each job, by its name.
+
+    Attributes:
+        num_threads: torch's, for the threads of jobs, too.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class SharedState:
         self._generators = generators
         self._states = [x.get_state() for x in generators]
         self._settings = read_settings()
+        self.num_threads = torch.get_num_threads()
         self._randoms = randoms
         self._num_draws: dict[str, int] = {}  # at the last check
         self._lock = threading.Lock()
@@ -52,6 +56,7 @@ class SharedState:
         self._suspects: set[str] = set()  # have run since the last check
         self._unguarded: set[str] = set()
         self._errors: dict[str, HocketError] = {}
+        self._is_over = False
 
     def enter(self, job: str, *, is_unguarded: bool = False) -> None:
         """Mark that a job's code begins to run.
@@ -68,8 +73,7 @@ class SharedState:
 
     def leave(self, job: str) -> None:
         """Mark that a job waits or has ended; the next check finds its changes."""
-        with self._lock:
-            self._running.discard(job)
+        self._running.discard(job)  # without the lock, for which a check may wait
 
     def check(self, job: str) -> None:
         """Look for changes after a job's code has run, and undo them.
@@ -77,28 +81,46 @@ class SharedState:
         Raises:
             ConfigError: it, or a job that has run beside it, has changed a setting.
             RunError: it, or a job that has run beside it, drew unguarded numbers.
-            WaitError: another job holds the generators for ten minutes.
+            StoppedError: no job shares the process any more.
         """
-        # First: who waits for the generators must not keep others from leaving.
-        with self._generators_held(), self._lock:
-            self._running.discard(job)
-            if job not in self._errors:
-                self._look()
-            if job in self._errors:
-                raise self._errors[job]
+        # A job that hangs in a draw holds the generators: a later check looks at them.
+        is_free = bool(self._unguarded) and self._generator_lock.acquire(_WAIT_S)
+        try:
+            with self._lock:
+                if self._is_over:
+                    raise StoppedError
+                self._running.discard(job)
+                if job not in self._errors:
+                    self._look(is_free=is_free)
+                if job in self._errors:
+                    raise self._errors[job]
+        finally:
+            if is_free:
+                self._generator_lock.release()
+
+    def close(self) -> None:
+        """Leave settings and generators as they are from now on."""
+        with self._lock:
+            self._is_over = True
 
     def restore_generators(self) -> None:
         """Put the generators' states back."""
         for generator, state in zip(self._generators, self._states, strict=True):
             generator.set_state(state)
 
-    def _look(self) -> None:
-        """Undo changes, and record an error for each job that may have used them."""
+    def _look(self, *, is_free: bool) -> None:
+        """Undo changes, and record an error for each job that may have used them.
+
+        Args:
+            is_free: whether no guarded job draws meanwhile.
+        """
         changes = set_settings(self._settings)
         for name in self._suspects if changes else ():
             error = _settings_error(name, self._suspects, changes)
             self._errors.setdefault(name, error)
         drawers = self._suspects & self._unguarded
+        if drawers and not is_free:
+            return
         if drawers and self._is_drawn():
             for name in drawers | {x for x in self._suspects if self._draws(x)}:
                 self._errors.setdefault(name, _draw_error(name, drawers))
@@ -111,22 +133,6 @@ class SharedState:
         An unguarded draw at the same moment may have taken one of its numbers.
         """
         return self._randoms[job].num_draws > self._num_draws.get(job, 0)
-
-    @contextmanager
-    def _generators_held(self) -> Iterator[None]:
-        """Let no guarded job draw in the block, if the states are looked at."""
-        if not self._unguarded:
-            yield
-            return
-        if not self._generator_lock.acquire(_TIMEOUT_S):
-            raise WaitError(
-                f"waited {_TIMEOUT_S:.0f} s for torch's default generator, which "
-                "another job holds"
-            )
-        try:
-            yield
-        finally:
-            self._generator_lock.release()
 
     def _is_drawn(self) -> bool:
         """Return whether the generators' states have changed; put them back."""
