@@ -140,12 +140,15 @@ def read_settings() -> Settings:
 
 def set_settings(values: Settings) -> tuple[Change, ...]:
     """Set all settings, as `read_settings` has returned them; return what changes."""
-    pairs = list(zip(_SETTINGS, values, strict=True))
-    found = [Change(x.name, value, x.read()) for x, value in pairs]
-    changes = tuple(change for change in found if change.old != change.new)
-    if changes:
-        for setting, value in pairs:
-            # To put one may import what takes seconds, or set another one.
-            if value != _MIXED and setting.read() != value:
-                setting.put(value)
-    return changes
+    now = read_settings()
+    if now == values:  # after nearly each iteration
+        return ()
+    for setting, value in zip(_SETTINGS, values, strict=True):
+        # To put one may import what takes seconds, or set another one.
+        if value != _MIXED and setting.read() != value:
+            setting.put(value)
+    return tuple(
+        Change(setting.name, old, new)
+        for setting, old, new in zip(_SETTINGS, values, now, strict=True)
+        if old != new
+    )
