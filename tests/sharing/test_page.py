@@ -54,6 +54,25 @@ def test_shows_lanes_memory_delays_and_the_table(budget_bytes: float) -> None:
     assert "<script" not in page
 
 
+def test_the_picture_is_of_training() -> None:
+    """Past bug: of recipes it showed the batches of the last evaluation alone."""
+    report = played()
+    last = [job.iterations[-1] for job in report.jobs]
+    later = [
+        replace(
+            x, number=100 + i, kind="evaluation", start_s=x.end_s, end_s=x.end_s + 1
+        )
+        for i, x in enumerate(last)
+    ]
+    jobs = [
+        replace(job, iterations=(*job.iterations, x), until_s=later[0].end_s)
+        for job, x in zip(report.jobs, later, strict=True)
+    ]
+    svg = share_svg(replace(report, jobs=tuple(jobs)))
+    assert "iteration 7, forward" in svg
+    assert "iteration 10" not in svg
+
+
 def test_a_page_without_an_iteration() -> None:
     """Past bug: where no iteration had ended there was no page, and an error."""
     report = played()

@@ -9,6 +9,7 @@ GiB 8 - - - - - - - - - - - -      the budget
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -198,14 +199,25 @@ def _curve(job: JobReport, iterations: Sequence[Iteration]) -> MemoryCurve:
 
 def _shown(report: ShareReport) -> dict[str, list[Iteration]]:
     """Return each job's iterations in the last stretch in which all were at work."""
-    own = {job.name: list(job.shared) for job in report.jobs}
-    until_s = min((job.until_s for job in report.jobs), default=0.0)
-    slowest = max((job.shared[-_NUM_SHOWN:] for job in report.jobs), key=_span_s)
+    until_s = min(map(_last_s, report.jobs), default=0.0)
+    own = {
+        job.name: [x for x in job.shared if x.end_s <= until_s] for job in report.jobs
+    }
+    slowest = max((each[-_NUM_SHOWN:] for each in own.values()), key=_span_s)
     since_s = until_s - _span_s(slowest)
     return {
-        name: [x for x in each if since_s <= x.start_s and x.end_s <= until_s]
-        for name, each in own.items()
+        name: [x for x in each if since_s <= x.start_s] for name, each in own.items()
     }
+
+
+def _last_s(job: JobReport) -> float:
+    """Return when a job's last iteration ended of those that it has most of.
+
+    A recipe ends with the batches of an evaluation, which show little of its training.
+    """
+    ends_s = {x.kind: x.end_s for x in job.shared}
+    kinds = Counter(x.kind for x in job.shared)
+    return min([job.until_s, *(ends_s[kind] for kind, _ in kinds.most_common(1))])
 
 
 def _span_s(iterations: Sequence[Iteration]) -> float:
