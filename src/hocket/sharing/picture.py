@@ -211,13 +211,12 @@ def _shown(report: ShareReport) -> dict[str, list[Iteration]]:
 
 
 def _last_s(job: JobReport) -> float:
-    """Return when a job's last iteration ended of those that it has most of.
-
-    A recipe ends with the batches of an evaluation, which show little of its training.
-    """
+    """Return until when a job does what it does most: not in its last evaluation."""
     ends_s = {x.kind: x.end_s for x in job.shared}
-    kinds = Counter(x.kind for x in job.shared)
-    return min([job.until_s, *(ends_s[kind] for kind, _ in kinds.most_common(1))])
+    if len(ends_s) < 2:
+        return job.until_s
+    [(kind, _)] = Counter(x.kind for x in job.shared).most_common(1)
+    return min(job.until_s, ends_s[kind])
 
 
 def _span_s(iterations: Sequence[Iteration]) -> float:
