@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hocket.core.costs import Costs
@@ -78,6 +79,15 @@ def test_a_greedy_pipeline_becomes_longer_again() -> None:
         found.append(str(shape))
         present = Present(shape, (), num_frozen)
     assert found == ["4x1", "1x4", "4x1", "1x4", "2x2", "1x4"]
+
+
+def test_shapes_may_be_numpy_integers() -> None:
+    """Past bug: rank 0 could not send them to the others when layers froze."""
+    shapes: Any = {8: tuple(np.array([1, 4]))}
+    choice, present = choose(shapes=shapes)
+    found = choice.shape(8, present).shape
+    assert found == (1, 4)
+    assert all(type(number) is int for number in found)
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ class ShapeChoice:
             shape = halved_shape(model, longest, shape, job.num_parts)
         for least, given in sorted((self._options.shapes or {}).items()):
             if least <= num_frozen:
-                shape = PipelineShape(*given)
+                shape = PipelineShape(*map(int, given))  # also numpy integers
         return [self._predict(shape, num_frozen, present)]
 
     def _predict(
