@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +20,10 @@ from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.engine.program_run import ProgramRun
 from tests.run.support.rank_0_oracle import compared_on_rank_0
+from tests.run.support.worker_pool import serve_texts
 
 WIDTH = 4
 NUM_STEPS = 5
-END = "end"
 
 
 class Branching(nn.Module):
@@ -226,27 +224,15 @@ def run_all(
 
 
 def serve(folder: str) -> None:
-    """Run the programs that appear in a folder, one by one, until it says `END`.
-
-    A program is in a file with its number; each rank leaves its answer beside it.
-    """
+    """Run the programs that appear in a folder, one by one."""
     torch.set_num_threads(1)
-    world = join_world()
-    number = 0
-    while True:
-        path = Path(folder) / f"{number}.txt"
-        while not path.exists():
-            time.sleep(0.002)
-        text = path.read_text()
-        if text == END:
-            world.close()
-            return
+
+    def answer(world: World, text: str) -> str:
         clip_text, _, order = text.partition("\n")
-        found = difference(world, order, float(clip_text) if clip_text else None)
-        answer = path.with_suffix(f".{world.rank}.new")
-        answer.write_text(repr(found))
-        answer.rename(path.with_suffix(f".{world.rank}"))
-        number += 1
+        clip_norm = float(clip_text) if clip_text else None
+        return repr(difference(world, order, clip_norm))
+
+    serve_texts(folder, answer)
 
 
 def refused_differences(text: str) -> dict[str, str]:

@@ -1,0 +1,204 @@
+"""The plain loop over microbatches, on the user's own modules: nothing of hocket.
+
+With delays, as WPipe has them: the front half of the weights is read as it was before
+the last update. Old weights are copied into the modules before the forward, and the
+newest ones back behind the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tests.conformance.script import Script
+
+
+@dataclass
+class Trained:
+    """What a run comes to.
+
+    Args:
+        losses: of each step.
+        state: weights and buffers of the model.
+        loss_state: the same of the loss, where it has any.
+        evaluated: the loss in evaluation mode, at the end.
+        seen: see `Script`.
+    """
+
+    losses: list[float]
+    state: dict[str, Tensor]
+    loss_state: dict[str, Tensor]
+    evaluated: float | None
+    seen: dict[str, list[Any]]
+
+
+@dataclass
+class Plain:
+    """Trains a script.
+
+    Args:
+        script: what to train; changed.
+        net: its model, in the form to train.
+        num_parts: microbatches.
+        teacher: another run of the same script, whose net is the teacher.
+        delays: whether the weights before the cut are one update old.
+        freezes: whether the first layer freezes after two steps.
+    """
+
+    script: Script
+    net: nn.Module
+    num_parts: int
+    teacher: Script | None = None
+    delays: bool = False
+    freezes: bool = False
+
+    def run(self) -> Trained:
+        """Train on all batches."""
+        script = self.script
+        optimizer = script.optimizer(list(self._parameters()))
+        scheduler = script.scheduler and script.scheduler(optimizer)
+        old: dict[str, Tensor] = {}
+        losses = []
+        for step, batch in enumerate(script.batches):
+            self._between(step)
+            delayed = self._delayed() if self.delays else {}
+            newest = _copies(delayed)
+            _put(delayed, old)
+            losses.append(self._backward(batch))
+            _put(delayed, newest)
+            old = newest
+            if script.clip_norm is not None:
+                nn.utils.clip_grad_norm_(list(self._parameters()), script.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            if scheduler is not None:
+                scheduler.step()
+            script.after_step(step, self.net)
+        seen = {name: [*found] for name, found in script.seen.items()}
+        state, loss_state = state_of(self.net), state_of(script.loss)
+        return Trained(losses, state, loss_state, self._evaluated(), seen)
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        loss = self.script.loss
+        own = loss.parameters() if isinstance(loss, nn.Module) else ()
+        return chain(self.net.parameters(), own)
+
+    def _between(self, step: int) -> None:
+        if self.freezes and step == 2:
+            for name in self.script.frozen:
+                frozen = self.net.get_submodule(name).eval()
+                frozen.requires_grad_(requires_grad=False)
+        self.script.before_step(step, self.net)
+        if self.teacher is not None:
+            self.teacher.before_step(step, self.teacher.net)
+
+    def _delayed(self) -> dict[str, nn.Parameter]:
+        order = [name for name, _ in self.net.named_modules()]
+        cut = order.index(self.script.cut)
+        return {
+            name: p
+            for name, p in self.net.named_parameters()
+            if order.index(name.rpartition(".")[0]) < cut
+        }
+
+    def _backward(self, batch: tuple[Any, Any]) -> float:
+        total = 0.0
+        for inputs, targets, share in parts_of(batch, self.num_parts):
+            value = self._loss(inputs, targets)
+            (value * share).backward()
+            total += value.item() * share
+        return total
+
+    def _loss(self, inputs: Any, targets: Any) -> Tensor:
+        output = call(self.net, inputs)
+        value = total_of(self.script.loss(output, targets))
+        if self.teacher is None:
+            return value
+        with torch.no_grad():
+            taught = call(self.teacher.net, inputs)
+        return value + apart(output, taught)
+
+    def _evaluated(self) -> float | None:
+        if not self.script.evaluates:
+            return None
+        self.net.eval()
+        if self.teacher is not None:
+            self.teacher.net.eval()
+        with torch.no_grad():
+            parts = parts_of(self.script.batches[0], self.num_parts)
+            return sum(self._loss(x, y).item() * share for x, y, share in parts)
+
+
+def call(net: nn.Module, inputs: Any) -> Any:
+    """Call a model: a tuple has positional arguments, a mapping has them by name."""
+    if isinstance(inputs, Mapping):
+        return net(**inputs)
+    return net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+
+
+def total_of(value: Any) -> Tensor:
+    """What is trained, of what a loss returns."""
+    if isinstance(value, Tensor):
+        return value
+    found: Tensor = value["loss"] if "loss" in value else sum(value.values())
+    return found
+
+
+def apart(output: Any, taught: Any) -> Tensor:
+    """How far the outputs of two nets are from each other."""
+    pairs = zip(pytree.tree_leaves(output), pytree.tree_leaves(taught), strict=True)
+    found = [(a - b).square().mean() for a, b in pairs if isinstance(a, Tensor)]
+    return torch.stack(found).sum()
+
+
+def state_of(module: Any) -> dict[str, Tensor]:
+    """Copies of all tensors that a module would save."""
+    state = module.state_dict() if isinstance(module, nn.Module) else {}
+    return {n: x.detach().clone() for n, x in state.items() if isinstance(x, Tensor)}
+
+
+def parts_of(
+    batch: tuple[Any, Any], num_parts: int
+) -> Iterator[tuple[Any, Any, float]]:
+    """Cut whatever has an entry for each sample; with each part's share of them."""
+    leaves = pytree.tree_leaves(batch[0])
+    size = next(len(x) for x in leaves if isinstance(x, Tensor))
+    ends = [round(i * size / num_parts) for i in range(num_parts + 1)]
+    for begin, end in pairwise(ends):
+        rows = slice(begin, end)
+        inputs, targets = (_rows(x, rows, size) for x in batch)
+        yield inputs, targets, (end - begin) / size
+
+
+def _rows(value: Any, rows: slice, size: int) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_rows(x, rows, size) for x in value)
+    if isinstance(value, Mapping):
+        return {name: _rows(x, rows, size) for name, x in value.items()}
+    is_cut = isinstance(value, (Tensor, list)) or _is_array(value)
+    return value[rows] if is_cut and _length(value) == size else value
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _length(value: Any) -> int:
+    return 0 if getattr(value, "ndim", 1) == 0 else len(value)
+
+
+def _copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in parameters.items()}
+
+
+def _put(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            parameters[name].copy_(value)
