@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hocket.run.checkpoint.format.folder import saved as saved
 from hocket.run.checkpoint.format.newest import newest as newest
-from hocket.run.checkpoint.format.verify import verify as verify
+from hocket.run.checkpoint.format.opened import verify as verify
 
 if TYPE_CHECKING:
     from torch import Tensor  # noqa: TID251  (a type, and nothing that is imported)

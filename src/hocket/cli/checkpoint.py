@@ -113,7 +113,7 @@ def _verify(folder: Path, step: str) -> None:
     from hocket.draw.quantity import byte_size
     from hocket.run.checkpoint.format.manifest import MANIFEST
     from hocket.run.checkpoint.format.newest import find
-    from hocket.run.checkpoint.format.verify import verify
+    from hocket.run.checkpoint.format.opened import verify
 
     path = folder if (folder / MANIFEST).exists() else find(folder, _step(step))
     opened = verify(path)

@@ -20,6 +20,8 @@ from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout
 from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_iterable, check_same_length
+from hocket.run.data.reads import ReadSpec
+from hocket.run.data.sample_loader import PartLoader
 from hocket.run.data.step_batch import NetBatches, make_net_batches
 from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
@@ -29,7 +31,6 @@ from hocket.run.engine.executor import PlayedLayout
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.tracing.step_profiler import StepProfiler
-from hocket.run.engine.worker_loader import worker_loader
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
 from hocket.run.tune.config import PipelineConfig
@@ -240,7 +241,7 @@ class StagedRun(WorkerRun, ABC):
 
     def _check_loader(self, loader: Iterable[Any], call: str) -> bool:
         check_iterable(loader)
-        with self._reported(call):
+        with self._together(call):
             return check_same_length(loader, self.world)
 
     def _counted(
@@ -252,8 +253,22 @@ class StagedRun(WorkerRun, ABC):
             self._batch_counts.agree(at_most_s)
 
     def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
+        """Return what this worker iterates over: its part of a PartLoader, or all."""
         if self._freezing is not None:  # this worker's part changes with the layout
             return loader
-        return worker_loader(
-            loader, self._executor, self.plan, self._layout, self.world.device
+        if not isinstance(loader, PartLoader):
+            return loader
+        runners, layout = self._executor.runners.values(), self._layout
+        program = self.plan.schedule.program
+        net = program.nets[-1]
+        reads_all = net.batch_loss or program.whole_batch_flows
+        num_replicas = 1 if reads_all else layout.num_replicas
+        reads = ReadSpec(
+            inputs=any(runner.module.batch_inputs for runner in runners),
+            targets=any(x.loss.function or x.loss.batch_function for x in runners),
+            num_microbatches=net.num_microbatches * layout.num_replicas // num_replicas,
+            num_replicas=num_replicas,
+            replica=layout.replica % num_replicas,
+            device=self.world.device,
         )
+        return loader.parts(reads)

@@ -19,7 +19,7 @@ from hocket.run.checkpoint.format.manifest import (
     Section,
     UpdateRecord,
 )
-from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.format.opened import read_tensors
 from hocket.run.cluster.store.store_exchange import StoreExchange
 
 TIMEOUT_S: Final = 20.0

@@ -13,7 +13,7 @@ from hocket.errors import DamagedError
 from hocket.run.checkpoint.commit import SaveJob, commit
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
-from hocket.run.checkpoint.format.read import read_tensors
+from hocket.run.checkpoint.format.opened import read_tensors
 from hocket.run.checkpoint.stale_weights import old_places, stored_names
 from hocket.run.checkpoint.weight_ages import by_age, names_by_age
 from tests.run.checkpoint.made import alone, run_of, save_by_two, share_of

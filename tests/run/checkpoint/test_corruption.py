@@ -11,7 +11,7 @@ import pytest
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.exchange.export import open_one
-from hocket.run.checkpoint.format.verify import verify
+from hocket.run.checkpoint.format.opened import verify
 from tests.run.checkpoint.made import save, save_by_two
 
 NUM_FLIPS = 700

@@ -16,8 +16,7 @@ import hocket
 from hocket.errors import DamagedError
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
-from hocket.run.checkpoint.format.read import read_tensors
-from hocket.run.checkpoint.format.verify import verify
+from hocket.run.checkpoint.format.opened import read_tensors, verify
 from tests.run.checkpoint.delayed import (
     NUM_STEPS,
     SAVED_AT,

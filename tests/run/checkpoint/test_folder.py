@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.commit import clean
+from hocket.run.checkpoint.commit import clean, prune
 from hocket.run.checkpoint.format.folder import LATEST, saved
 from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.newest import find, newest, previous
-from hocket.run.checkpoint.format.retention import prune
-from hocket.run.checkpoint.format.verify import is_whole, verify
+from hocket.run.checkpoint.format.opened import is_whole, verify
 from tests.run.checkpoint.made import numbers_in, save
 
 HOLD = """

@@ -24,7 +24,7 @@ from hocket.run.checkpoint.format.manifest import (
     from_json,
     to_json,
 )
-from hocket.run.checkpoint.format.verify import verify
+from hocket.run.checkpoint.format.opened import verify
 from tests.run.checkpoint.made import save
 
 HASH = "0123456789abcdef" * 4

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
-from hocket.run.checkpoint.format.read import read_tensors
-from hocket.run.checkpoint.format.verify import verify
+from hocket.run.checkpoint.format.opened import read_tensors, verify
 from tests.run.checkpoint.jobs import SAVED_AT
 from tests.run.support.forked import answers_of, run_forked
 

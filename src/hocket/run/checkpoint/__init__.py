@@ -19,15 +19,14 @@ The way of a save:
 
     collect.py        what this worker holds and must write: names and live tensors
     background.py     copied to the host, if it is written in the background
-    commit.py         written, synced, confirmed by all workers, renamed, pointed to
-    format/retention.py  older ones removed
+    commit.py         written, synced, confirmed by all workers, renamed, pointed to;
+                      older ones removed
 
 and of a load, on all workers together (`load.py`):
 
     format/folder.py  which one
-    format/opened.py  manifest and parts, checked against their hashes
+    format/opened.py  manifest, parts and tensors, checked against their hashes
     match.py          is it of this model? which tensors does this worker need?
-    format/read.py    their bytes, checked against their hashes, before anything changes
     restore.py        put in place
 
 A model that one process trains whole is saved and loaded by `whole_model.py`.

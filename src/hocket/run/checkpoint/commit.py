@@ -47,8 +47,8 @@ from hocket.run.checkpoint.format.manifest import (
     WorkerPart,
     to_json,
 )
-from hocket.run.checkpoint.format.opened import read_checkpoint
-from hocket.run.checkpoint.format.retention import prune
+from hocket.run.checkpoint.format.newest import newest
+from hocket.run.checkpoint.format.opened import is_whole, read_checkpoint
 from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 from hocket.run.cluster.store.store_exchange import StoreExchange
 
@@ -117,6 +117,43 @@ def clean(folder: Path) -> None:
     """Remove what killed writers left; the lock must be held."""
     for path in folder.glob(".step-*"):
         remove_folder(path)
+
+
+def prune(folder: Path, keep: int | None) -> list[str]:
+    """Remove all but the newest `keep` checkpoints that are complete.
+
+    The one that `latest` names always stays. A broken one is removed only when `keep`
+    complete ones were saved after it.
+
+    Args:
+        folder: the checkpoints' folder; only the holder of its lock may call this.
+        keep: how many to keep, at least 1; None for all.
+
+    Returns:
+        The names of those removed.
+    """
+    if keep is None:
+        return []
+    latest = newest(folder)
+    removed = []
+    num_whole = 0
+    for path in saved(folder)[::-1]:
+        if num_whole < keep or path == latest:
+            num_whole += is_whole(path)
+            continue
+        retire(path)
+        removed.append(path.name)
+    if removed:
+        log.info("removed older checkpoints: %s", ", ".join(removed))
+    return removed
+
+
+def retire(path: Path) -> None:
+    """Remove one checkpoint; it loses its name first."""
+    unnamed = path.with_name(f".{path.name}.old")
+    remove_folder(unnamed)
+    path.rename(unnamed)
+    remove_folder(unnamed)
 
 
 def _attempt(act: Callable[[], str]) -> dict[str, str]:

@@ -23,8 +23,8 @@ from hocket.run.checkpoint.format.opened import (
     check_pointer,
     check_tensors,
     open_checkpoint,
+    read_tensors,
 )
-from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.restore import (
     Key,
     RestorePlan,
@@ -165,20 +165,16 @@ def _read(
     """
     if run.freezing is None:
         return _read_into_layout(run, path, exchange)
-    opened: list[OpenedCheckpoint] = []
 
-    def open_here() -> str:
-        try:
-            opened.append(open_checkpoint(path))
-            check_fits(opened[0], run.outline, run.record())
-        except DamagedError as error:
-            return str(error)
-        return ""
+    def open_here() -> OpenedCheckpoint:
+        opened = open_checkpoint(path)
+        check_fits(opened, run.outline, run.record())
+        return opened
 
-    damages = agreed(exchange, f"open {path.name}", open_here)
-    if any(damages):
-        return next(str(x) for x in damages if x)
-    before, saved = run.played, opened[0].manifest.run
+    opened = read_together(exchange, f"open {path.name}", open_here)
+    if isinstance(opened, str):
+        return opened
+    before, saved = run.played, opened.manifest.run
     run.go_on_with(run.freezing.enter(saved.freezing, before, saved.step))
     try:
         found = _read_into_layout(run, path, exchange)
@@ -206,29 +202,41 @@ def _read_into_layout(
         CheckpointError: it does not fit, on some worker.
     """
     played = run.played
-    found: list[tuple[RestorePlan, dict[Key, Tensor]]] = []
 
-    def read() -> str:
+    def read() -> tuple[RestorePlan, dict[Key, Tensor]]:
+        needs = make_restore_plan(
+            open_checkpoint(path),
+            run.outline,
+            played.executor,
+            played.plan,
+            played.layout,
+            run.record(),
+        )
+        if exchange.rank == 0:
+            check_tensors(needs.spare)
+        tensors = read_tensors(needs.locations)
+        check_states(needs, tensors, played.executor, played.layout, run.world)
+        return needs, tensors
+
+    return read_together(exchange, f"read {path.name}", read)
+
+
+def read_together(exchange: StoreExchange, name: str, read: Callable[[], T]) -> str | T:
+    """Read on every worker; return what was read, or the damage if any finds some.
+
+    Raises:
+        CheckpointError: it does not fit, on some worker.
+    """
+    found: list[T] = []
+
+    def attempt() -> str:
         try:
-            needs = make_restore_plan(
-                open_checkpoint(path),
-                run.outline,
-                played.executor,
-                played.plan,
-                played.layout,
-                run.record(),
-            )
-            if exchange.rank == 0:
-                check_tensors(needs.spare)
-            tensors = read_tensors(needs.locations)
-            executor, layout = played.executor, played.layout
-            check_states(needs, tensors, executor, layout, run.world)
-            found.append((needs, tensors))
+            found.append(read())
         except DamagedError as error:
             return str(error)
         return ""
 
-    damages = agreed(exchange, f"read {path.name}", read)
+    damages = agreed(exchange, name, attempt)
     return next((str(x) for x in damages if x), None) or found[0]
 
 

@@ -106,7 +106,7 @@ class CheckpointManager(Generic[R]):
         """
         if keep is not None and keep < 1:
             raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
-        data = as_json(data)
+        data, folder = as_json(data), folder.absolute()
         with self._noted("save", step):
             self._writer.wait()
             self._enter(folder)
@@ -153,14 +153,14 @@ class CheckpointManager(Generic[R]):
 
     def _enter(self, folder: Path) -> None:
         """Lock a folder, the first time that a checkpoint is saved there."""
-        if folder.absolute() == self._folder:
+        if folder == self._folder:
             return
         exchange = self._exchange()
         take = partial(self._take, folder) if exchange.rank == 0 else str
         [token, *_] = agreed(exchange, "lock", take)
         check = partial(_check_shared_folder, folder, str(token), exchange.rank)
         agreed(exchange, "folder", check)
-        self._folder = folder.absolute()
+        self._folder = folder
 
     def _take(self, folder: Path) -> str:
         if self._lock is not None:

@@ -25,8 +25,8 @@ from hocket.run.checkpoint.format.opened import (
     OpenedCheckpoint,
     TensorLocation,
     open_checkpoint,
+    read_tensors,
 )
-from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.load import Candidates, Loaded, first_readable
 from hocket.run.checkpoint.match import check_setup, match_names
 from hocket.run.checkpoint.random_state import (

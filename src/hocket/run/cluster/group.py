@@ -9,20 +9,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Self, cast
+from typing import Final, Self, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket import env
 from hocket.errors import WaitError
 from hocket.run.cluster.device_waits import (
     LONG_TIMEOUT,
     DeviceWaits,
     record_event,
 )
-from hocket.run.cluster.one_at_a_time import in_order_backend
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
+
+_IN_ORDER: Final = "gloo_in_order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +253,30 @@ class GroupMaker:
         return WorkerGroup(
             group, ranks, self._rank, self._timeout_s, self._on_wait, waits
         )
+
+
+def in_order_backend() -> str:
+    """Return the name of gloo's backend that runs collectives in the order of posts.
+
+    torch's own gives two threads to each group, so that two reductions share the
+    network and the first to begin ends late. Where a forward waits for it, that time
+    is lost. torch knows this one from the first call on.
+    """
+    if _IN_ORDER not in dist.Backend.backend_list:
+        dist.Backend.register_backend(_IN_ORDER, _one_thread, devices=["cpu", "cuda"])
+    return _IN_ORDER
+
+
+def _one_thread(
+    store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroupGloo:
+    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in its stub
+    options._threads = 1
+    options._timeout = timeout
+    interface = env.GLOO_INTERFACE.text()
+    options._devices = [
+        dist.ProcessGroupGloo.create_device(interface=interface)
+        if interface
+        else dist.ProcessGroupGloo.create_default_device()
+    ]
+    return dist.ProcessGroupGloo(store, rank, size, options)

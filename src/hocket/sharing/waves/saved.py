@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,30 +20,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import CheckpointError
+from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.collect import Tensors, WorkerShare
-from hocket.run.checkpoint.commit import SaveJob, clean, commit
-from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
-from hocket.run.checkpoint.format.newest import find
 from hocket.run.checkpoint.format.opened import (
     OpenedCheckpoint,
     TensorLocation,
     open_checkpoint,
+    read_tensors,
 )
-from hocket.run.checkpoint.format.read import read_tensors
 from hocket.run.checkpoint.format.values import decode, encode
-from hocket.run.checkpoint.manager import as_json
+from hocket.run.checkpoint.load import (
+    Candidates,
+    Loaded,
+    first_readable,
+    read_together,
+)
 from hocket.run.checkpoint.random_state import random_state, set_random_state
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.sharing.waves.order import SyncName
+from hocket.sharing.waves.player import WavePlayer
 from hocket.sharing.waves.wave import Due, Wave
 
 _NAMES: Final = ("tick", "tock")
 _OWN: Final = ("buffers/", "due/")
 
 
-class SavedWaves(Protocol):
+class RunInWaves(Protocol):
     """What is saved of a run."""
 
     sync: SyncName
@@ -50,146 +55,64 @@ class SavedWaves(Protocol):
     waves: tuple[Wave, Wave]
 
     @property
-    def due(self) -> Mapping[tuple[int, int], Due]:
-        """The gradients that the next update reads, by step and wave."""
-
-    @property
-    def num_steps(self) -> int:
-        """The steps that were trained."""
-
-    @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The loss scale, for float16."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedWaves:
-    """What a load returns; weights and optimizers are in place.
+class SavedWaves:
+    """What one worker saves and loads (`Saved`), once all waves are done.
 
     Args:
-        step: the number of the next step.
-        due: the gradients that its update reads, by step and wave.
-        data: the user's data.
-    """
-
-    step: int
-    due: dict[tuple[int, int], Due]
-    data: Any
-
-
-class WaveCheckpoints:
-    """Saves and loads for one worker.
-
-    Args:
+        run: the run.
+        player: what plays it: knows the gradients that the next update reads.
         world: the job.
         store: with a prefix of the run's own.
-        timeout_s: how long workers wait for each other.
     """
 
-    def __init__(self, world: World, store: dist.Store, timeout_s: float) -> None:
-        self._world, self._store, self._timeout_s = world, store, timeout_s
-        self._num_exchanges = 0
-        self._lock: FolderLock | None = None
-        self._folder: Path | None = None
-
-    def save(
-        self, folder: Path, run: SavedWaves, *, data: Any, keep: int | None
+    def __init__(
+        self, run: RunInWaves, player: WavePlayer, world: World, store: dist.Store
     ) -> None:
-        """Save the state of a run whose waves are done; every worker must call this.
+        self._run, self._player, self.world, self.store = run, player, world, store
+        self.outline = Outline.of(run.waves[0].module)
 
-        Raises:
-            CheckpointError: it could not be written; raised on all workers.
-            DataError: `data` is not JSON.
-        """
-        if keep is not None and keep < 1:
-            raise CheckpointError(f"keep={keep}: keep at least 1, or None for all")
-        exchange = self._exchange()
-        self._enter(folder, exchange)
-        tensors: dict[str, Tensor] = {}
-        record = RunRecord(
-            step=run.num_steps,
-            seed=run.seed,
-            num_replicas=self._world.world_size,
-            ties=run.waves[0].ties(),
-            data=as_json(data),
-            waves=encode(_state_of(run), "", tensors),
-        )
-        share = self._share(run, tensors)
-        commit(SaveJob(folder, record, keep), lambda: share, exchange)
-
-    def load(self, folder: Path, step: int | str, run: SavedWaves) -> LoadedWaves:
-        """Load a run's state; every worker must call this.
-
-        Raises:
-            CheckpointError: there is none, or it does not fit, or is damaged; raised on
-                all workers, and nothing was changed.
-        """
-        exchange = self._exchange()
-        found: list[_Found] = []
-        fault = ""
-        try:
-            found.append(_read(find(folder, step), run, self._world))
-        except CheckpointError as error:
-            fault = str(error)
-        faults = [str(x) for x in exchange.gather("read", fault)]
-        if fault := next(filter(None, faults), ""):
-            raise CheckpointError(fault)
-        record = found[0].opened.manifest.run
-        _restore(found[0], run, self._world)
-        return LoadedWaves(
-            record.step, _due_of(found[0], run, self._world), record.data
+    def record(self) -> RunRecord:
+        """See `Saved`."""
+        return RunRecord(
+            step=0,
+            seed=self._run.seed,
+            num_replicas=self.world.world_size,
+            ties=self._run.waves[0].ties(),
+            waves=encode(self._state(), "", {}),
         )
 
-    def release(self) -> None:
-        """Release the folder."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
-
-    def _share(self, run: SavedWaves, state: dict[str, Tensor]) -> WorkerShare:
-        """Return what this worker writes."""
-        rank, own = self._world.rank, _own_of_replica(run)
+    def share(self) -> WorkerShare:
+        """See `Saved`."""
+        run, rank = self._run, self.world.rank
+        own = _own_of_replica(run, self._player.due)
         tensors: Tensors = {Section.WAVE: own}
         if not rank:
             tock = run.waves[1:] if run.sync == "wave" else ()
             own |= {f"tock/{k}": x for wave in tock for k, x in wave.state().items()}
-            own |= state
+            encode(self._state(), "", own)
             tensors[Section.WEIGHTS] = run.waves[0].state()
-        random = random_state(self._world.device)
+        random = random_state(self.world.device)
         return WorkerShare(rank, rank, tensors, (), random)
 
-    def _enter(self, folder: Path, exchange: StoreExchange) -> None:
-        """Lock a folder, the first time that a checkpoint is saved there."""
-        if folder.absolute() == self._folder:
-            return
-        self._folder = None
-        fault = ""
-        if exchange.rank == 0:
-            self.release()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                self._lock = FolderLock(folder)
-                clean(folder)
-            except OSError as error:
-                fault = f"cannot save checkpoints in {folder.absolute()}: {error}"
-            except CheckpointError as error:
-                fault = str(error)
-        if fault := str(exchange.broadcast("lock", fault)):
-            self.release()
-            raise CheckpointError(fault)
-        self._folder = folder.absolute()
+    def _state(self) -> dict[str, Any]:
+        return _state_of(self._run, self._player.due)
 
-    def _exchange(self) -> StoreExchange:
-        """Return an exchange for one save or load."""
-        self._num_exchanges += 1
-        prefix = f"checkpoint {self._num_exchanges}"
-        exchange = self._world.exchange
-        return StoreExchange(
-            dist.PrefixStore(prefix, self._store),
-            exchange.rank,
-            exchange.world_size,
-            self._timeout_s,
-        )
+    def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
+        """See `Saved`."""
+
+        def read(path: Path) -> str | _Found:
+            here = partial(_read, path, self._run, self.world)
+            return read_together(exchange, f"read {path.name}", here)
+
+        path, found = first_readable(candidates, exchange, read)
+        record = found.opened.manifest.run
+        _restore(found, self._run, self.world)
+        self._player.resume(_due_of(found, self._run, self.world))
+        return Loaded(path, record.step, record.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,31 +132,33 @@ class _Found:
     weights: dict[str, Tensor]
 
 
-def _copies(run: SavedWaves) -> Iterator[tuple[str, Wave]]:
+def _copies(run: RunInWaves) -> Iterator[tuple[str, Wave]]:
     """Yield the waves that have weights of their own, by name."""
     yield "tick", run.waves[0]
     if run.sync == "wave":
         yield "tock", run.waves[1]
 
 
-def _own_of_replica(run: SavedWaves) -> dict[str, Tensor]:
+def _own_of_replica(
+    run: RunInWaves, due_of: Mapping[tuple[int, int], Due]
+) -> dict[str, Tensor]:
     """Return what each replica has for itself: buffers, and gradients that are due."""
     found = {
         f"buffers/{name}/{key}": x
         for name, wave in _copies(run)
         for key, x in wave.buffers().items()
     }
-    for due in run.due.values():
+    for due in due_of.values():
         gradients = enumerate(due.gradients)
         found |= {f"due/{i}": x for i, x in gradients if x is not None}
     return found
 
 
-def _state_of(run: SavedWaves) -> dict[str, Any]:
+def _state_of(run: RunInWaves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, Any]:
     """Return the states of optimizers and schedules, by wave."""
     found: dict[str, Any] = {
         "sync": run.sync,
-        "due": [[*key, due.num_samples] for key, due in run.due.items()],
+        "due": [[*key, due.num_samples] for key, due in due_of.items()],
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
     }
     for name, wave in _copies(run):
@@ -249,7 +174,7 @@ def _state_of(run: SavedWaves) -> dict[str, Any]:
     return found
 
 
-def _read(path: Path, run: SavedWaves, world: World) -> _Found:
+def _read(path: Path, run: RunInWaves, world: World) -> _Found:
     """Read what this worker needs.
 
     Raises:
@@ -370,7 +295,7 @@ def _described(
     )
 
 
-def _restore(found: _Found, run: SavedWaves, world: World) -> None:
+def _restore(found: _Found, run: RunInWaves, world: World) -> None:
     """Put a checkpoint's state in place."""
     state = _states_of(found)
     for name, wave in _copies(run):
@@ -390,7 +315,7 @@ def _restore(found: _Found, run: SavedWaves, world: World) -> None:
     set_random_state(found.opened.parts[world.rank].random, world.device)
 
 
-def _due_of(found: _Found, run: SavedWaves, world: World) -> dict[tuple[int, int], Due]:
+def _due_of(found: _Found, run: RunInWaves, world: World) -> dict[tuple[int, int], Due]:
     """Return the gradients that the next update reads."""
     tensors = {int(i): x.to(world.device) for i, x in _within(found, "due/").items()}
     num = len(run.waves[0].parameters)

@@ -10,7 +10,7 @@ waves = Waves(model, loss, optimizer=lambda p: AdamW(p), sync="wave")
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.options import PrecisionName
+from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout, replica_group
 from hocket.run.cluster.world import World
@@ -50,8 +51,8 @@ from hocket.sharing.waves.order import NUM_WAVES, SyncName
 from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
 from hocket.sharing.waves.refusals import checked_microbatches, refuse_scale
 from hocket.sharing.waves.result import WaveResult, result_of
-from hocket.sharing.waves.saved import WaveCheckpoints
-from hocket.sharing.waves.wave import Due, Wave, copy_of
+from hocket.sharing.waves.saved import SavedWaves
+from hocket.sharing.waves.wave import Wave, copy_of
 
 _TICK: Final = 0
 
@@ -175,14 +176,13 @@ class Waves(WorkerRun):
                 self._group,
             )
             store = dist.PrefixStore(f"waves {next(_num_runs)}", self.world.store)
-            self._checkpoints = WaveCheckpoints(self.world, store, self._timeout_s)
+            self._checkpoints = CheckpointManager(
+                SavedWaves(self, self._player, self.world, store),
+                self._recorder,
+                timeout_s=self._timeout_s,
+            )
             self._stack.callback(self._checkpoints.release)
         self._under_way: deque[WaveStep] = deque()
-
-    @property
-    def due(self) -> Mapping[tuple[int, int], Due]:
-        """The gradients that the next update reads, by step and wave."""
-        return self._player.due
 
     @property
     def num_steps(self) -> int:
@@ -211,7 +211,7 @@ class Waves(WorkerRun):
             RunError: training failed on some worker.
         """
         drains = drains_after(drain_every)
-        with self._reported():
+        with self._together("train()"):
             check_same_length(loader, self.world)
             check_last_batch(loader, self._num_microbatches * self._layout.num_replicas)
         self.synchronize()
@@ -283,7 +283,7 @@ class Waves(WorkerRun):
         self.synchronize()
         with (
             self._averaged(is_used=use_ema),
-            self._reported("evaluate()"),
+            self._together("evaluate()"),
             preserve_generators(self.world.device),
         ):
             sums = evaluate_sums(
@@ -351,8 +351,10 @@ class Waves(WorkerRun):
             DataError: `data` is not JSON.
         """
         self.synchronize()
-        with self._reported():
-            self._checkpoints.save(Path(folder), self, data=data, keep=keep)
+        with self._together("save()"):
+            self._checkpoints.save(
+                Path(folder), self._step, data=data, background=False, keep=keep
+            )
 
     def load(self, folder: str | Path, *, step: int | str = "latest") -> Any:
         """Resume as if training had never stopped; every worker must call this.
@@ -369,18 +371,17 @@ class Waves(WorkerRun):
                 or another number of workers, or damaged. Nothing was changed.
         """
         self.synchronize()
-        with self._reported():
-            loaded = self._checkpoints.load(Path(folder), step, self)
+        with self._together("load()"):
+            loaded = self._checkpoints.load(Path(folder), step, allow_previous=False)
             self._step = loaded.step
             self._under_way.clear()
-            self._player.resume(loaded.due)
             return loaded.data
 
     def close(self) -> None:
         """End the run, when all workers have called this."""
         if not self._why_ended:
             self.synchronize()
-            with self._reported():
+            with self._together("close()"):
                 self.world.barrier("the end of the waves")
             self._why_ended = "it was closed"
         self._stack.close()

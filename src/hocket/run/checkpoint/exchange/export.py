@@ -36,8 +36,8 @@ from hocket.run.checkpoint.format.opened import (
     TensorLocation,
     check_pointer,
     open_checkpoint,
+    read_tensor,
 )
-from hocket.run.checkpoint.format.read import read_tensor
 from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 
 MAX_FILE_BYTES: Final = 5 * 10**9  # as the Hugging Face hub wants them

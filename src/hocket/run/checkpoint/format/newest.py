@@ -13,7 +13,7 @@ from hocket.run.checkpoint.format.folder import (
     saved,
     step_of,
 )
-from hocket.run.checkpoint.format.verify import is_whole
+from hocket.run.checkpoint.format.opened import is_whole
 
 log = logging.getLogger(__name__)
 

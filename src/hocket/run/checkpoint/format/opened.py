@@ -1,4 +1,4 @@
-"""Opens a checkpoint: checks manifest and parts against their hashes."""
+"""Opens and reads a checkpoint: every byte is checked against its hash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+import torch
+from torch import Tensor
+
 from hocket.errors import CheckpointError, DamagedError
+from hocket.run.checkpoint.format.dtypes import BY_NAME
 from hocket.run.checkpoint.format.folder import pointer, step_of
 from hocket.run.checkpoint.format.manifest import (
     MANIFEST,
@@ -217,6 +221,61 @@ def check_tensor(
             f"{location.path} is damaged: the bytes {begin:,} to "
             f"{begin + num_bytes:,} ({name}) are not those that were saved (SHA-256)"
         )
+
+
+def read_tensors(locations: Mapping[K, TensorLocation]) -> dict[K, Tensor]:
+    """Return tensors by any key, in new memory on the CPU.
+
+    Raises:
+        DamagedError: a byte differs from what was saved; names the file.
+    """
+    found: dict[K, Tensor] = {}
+    for handle, key, location in opened_files(locations):
+        record = location.record
+        content = torch.empty(record.num_bytes, dtype=torch.uint8)
+        check_tensor(handle, location, str(key), content.numpy().data)
+        found[key] = content.view(BY_NAME[record.dtype]).reshape(record.shape)
+    return found
+
+
+def read_tensor(location: TensorLocation, name: str) -> Tensor:
+    """Return one tensor.
+
+    Raises:
+        DamagedError: a byte differs from what was saved; names the file.
+    """
+    return read_tensors({name: location})[name]
+
+
+def verify(path: str | Path) -> OpenedCheckpoint:
+    """Check a whole checkpoint.
+
+    Args:
+        path: one checkpoint (`.../step-00000120`).
+
+    Raises:
+        DamagedError: a byte differs, or something is missing; names the file.
+        CheckpointError: it is no checkpoint.
+    """
+    path = Path(path)
+    check_pointer(path)
+    opened = open_checkpoint(path)
+    for part in opened.parts:
+        for file in part.files:
+            check_tensors(opened.locations_in(file))
+    return opened
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether manifest, parts and the lengths of all files are right.
+
+    This check is quick: tensors are not read.
+    """
+    try:
+        open_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _expected(path: Path) -> str:
