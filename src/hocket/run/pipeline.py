@@ -288,7 +288,7 @@ class Pipeline(StagedRun):
             DataError: no step has been trained yet; or too many have overlapped.
         """
         schedule, record, waits_s = self._driver.last()
-        with self._reported("measured()"):
+        with self._together("measured()"):
             timeline = gather_timeline(
                 schedule, self.plan.costs, record, self.world, self._layout, waits_s
             )
@@ -309,7 +309,7 @@ class Pipeline(StagedRun):
             The whole model's state, the same on every worker.
         """
         self._drain()
-        with self._executor.averaged(is_used=ema), self._reported("state_dict()"):
+        with self._executor.averaged(is_used=ema), self._together("state_dict()"):
             return gather_state(
                 self._outline,
                 self._executor.runners.values(),
@@ -344,7 +344,7 @@ class Pipeline(StagedRun):
         """
         self._drain()
         self.filling.deliver()
-        with self._reported("save()"):
+        with self._together("save()"):
             self._checkpoints.save(
                 Path(folder),
                 self._step,
@@ -376,7 +376,7 @@ class Pipeline(StagedRun):
                 Nothing was changed.
         """
         self._drain()
-        with self._reported("load()"):
+        with self._together("load()"):
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous
             )
@@ -396,7 +396,7 @@ class Pipeline(StagedRun):
         """
         if not self._why_ended:
             self._drain()
-            with self._reported("close()"):
+            with self._together("close()"):
                 self._checkpoints.join()
                 self.world.barrier("the end of the pipeline")
             self._why_ended = "it was closed"

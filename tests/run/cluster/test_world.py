@@ -169,7 +169,7 @@ def test_who_holds_the_store_leaves_a_barrier_last() -> None:
     store.set("exchange/0/end/1", "")  # rank 1 has come, and has not looked yet
     with pytest.raises(WaitError, match=r"^rank 0 waited 0\.2 s at 'end' for rank 1$"):
         first.barrier("end")
-    next(second._turns)
+    second.turn += 1
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(second.barrier, "again", 20.0)
         first.barrier("again", 20.0)

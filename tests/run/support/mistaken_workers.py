@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -72,16 +73,25 @@ def stop_after(step: int, pipeline: hocket.Pipeline) -> Any:
     return lambda result, _: result.step == step and not pipeline.is_main
 
 
-def call_differently(_folder: str, first: str, second: str) -> list[str]:
-    """Rank 0 makes one call, rank 1 another; return what it raised."""
+def call_differently(folder: str, first: str, second: str) -> list[Any]:
+    """Rank 0 makes one call, rank 1 another; return what it raised, and how soon."""
     pipeline = made()
+    pipeline.step(BATCH)
     calls = {
         "evaluate": lambda: pipeline.evaluate([BATCH]),
+        "outputs": lambda: pipeline.outputs([BATCH]),
         "train": lambda: [*pipeline.train([BATCH])],
+        "step": lambda: [pipeline.step(BATCH) for _ in range(3)],
+        "state_dict": pipeline.state_dict,
+        "save": lambda: pipeline.save(folder),
+        "load": lambda: pipeline.load(folder),
+        "measured": pipeline.measured,
         "close": pipeline.close,
         "nothing": lambda: None,
     }
-    return error_of(calls[first if pipeline.is_main else second])
+    begin_s = monotonic()
+    error = error_of(calls[first if pipeline.is_main else second])
+    return [*error, monotonic() - begin_s]
 
 
 def made(

@@ -139,6 +139,14 @@ class FlightRecorder:
         """Return the last ops, oldest first."""
         return _entries(self._buffer[:])
 
+    def newest(self) -> RecordedOp | None:
+        """Return the last op; None before the first."""
+        at = self._at
+        found = _entries(
+            self._buffer[: _HEADER.size] + self._buffer[at : at + _SLOT.size]
+        )
+        return found[0] if found else None
+
 
 def read_flight_recorder(path: Path) -> RecorderSnapshot | None:
     """Read another process's recorder; None if it has made none yet."""

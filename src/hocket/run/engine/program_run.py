@@ -189,7 +189,7 @@ class ProgramRun(WorkerRun):
         """
         self._driver.finish()
         program, runners = self.schedule.program, self._executor.runners
-        with self._reported():
+        with self._together("state_dict()"):
             return {
                 net: gather_state(
                     outline,
@@ -204,7 +204,7 @@ class ProgramRun(WorkerRun):
         """End the run when all workers have come here."""
         if not self._why_ended:
             self._driver.finish()
-            with self._reported():
+            with self._together("close()"):
                 self.world.barrier("the end of the program")
             self._why_ended = "it was closed"
         self._stack.close()

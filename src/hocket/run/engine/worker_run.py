@@ -7,18 +7,25 @@ workers find out, and every later call says why the run has ended.
 from __future__ import annotations
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
-from hocket.errors import CheckpointError, RunError
+from hocket.errors import CheckpointError, RunError, SchemaError, WaitError
 from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.reporting import open_flight_recorder
 from hocket.run.cluster.world import World, join_world
+from hocket.run.diagnostics.flight_recorder import OpState
 from hocket.run.stage.seed import preserve_generators
+
+_LONG_WAIT_S: Final = 1.0  # after which a worker looks what the others do
+_num_runs: Final = count()
 
 
 class WorkerRun(ABC):
@@ -51,6 +58,14 @@ class WorkerRun(ABC):
         self._timeout_s = world.timeout_s if timeout_s is None else timeout_s
         self._why_ended = ""
         self._step = 0  # of the next batch
+        self._number = next(_num_runs)  # equal on all workers, which make them in order
+        self._parted: SchemaError | None = None  # found while this worker waits
+        if world.world_size > 1:
+            is_over = threading.Event()
+            watch = threading.Thread(target=self._watch, args=(is_over,), daemon=True)
+            watch.start()
+            self._stack.callback(watch.join)
+            self._stack.callback(is_over.set)
 
     @abstractmethod
     def close(self) -> None:
@@ -94,10 +109,41 @@ class WorkerRun(ABC):
         except CheckpointError:  # the same on all workers, and nothing was changed
             raise
         except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
+            why = error
+            if isinstance(error, Exception) and self._parted is not None:
+                why = self._parted
+            self.__exit__(type(why), why, error.__traceback__)
+            if why is not error:
+                raise why from error
             raise
         finally:
             exchange.call = outer
+
+    @contextlib.contextmanager
+    def _together(self, call: str) -> Iterator[None]:
+        """Wait until every worker makes a call; then as `_reported`.
+
+        Raises:
+            SchemaError: another worker makes another call, or goes on with a step.
+        """
+        with self._reported(call):
+            self._recorder.begin(call, self._step)
+            self.world.exchange.meet(self._number, self._step)
+            self._recorder.end()
+            yield
+
+    def _watch(self, is_over: threading.Event) -> None:
+        """Look what the others do, where this worker waits long within a step."""
+        with contextlib.suppress(WaitError):  # the store is lost
+            while self._parted is None and not is_over.wait(_LONG_WAIT_S / 2):
+                newest = self._recorder.newest()
+                if (
+                    newest is not None
+                    and newest.state is OpState.WAITING
+                    and monotonic() - newest.changed_s > _LONG_WAIT_S
+                ):
+                    exchange = self.world.exchange
+                    self._parted = exchange.elsewhere(self._number, self._step)
 
     @contextlib.contextmanager
     def _playing(self) -> Iterator[None]:

@@ -9,9 +9,8 @@ functions find out at once, and say which.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from hocket.run.cluster.store.poll import poll
 from hocket.run.diagnostics.job_folder import Json
 
 MAX_BYTES: Final = 16 * 2**20  # of one worker's JSON
+_MEETING: Final = "begin"  # of a call that every worker must make
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class StoreExchange:
 
     Attributes:
         call: the user's call that makes the exchanges now, such as "evaluate()".
+        turn: the number of the next exchange.
     """
 
     store: dist.Store
@@ -45,7 +46,42 @@ class StoreExchange:
     timeout_s: float
     rank_0_holds_store: bool = False
     call: str = ""
-    _turns: Iterator[int] = field(default_factory=count)
+    turn: int = 0
+
+    def meet(self, run: int, step: int) -> None:
+        """Begin the user's call on every worker.
+
+        Args:
+            run: the number of the run whose call it is, equal on all workers.
+            step: the steps that this run has begun, for `elsewhere` on other workers.
+
+        Raises:
+            WaitError: ranks that the message names did not come.
+            SchemaError: another worker made another call.
+        """
+        self.gather(_MEETING, [run, step])
+
+    def elsewhere(self, run: int, step: int) -> SchemaError | None:
+        """Return the error of workers that part, asked while this one is in a step.
+
+        It is that another worker has begun a call that all must make, and has not begun
+        this step: each would wait for the other. The other worker raises it, too.
+
+        Args:
+            run: the number of the run whose step it is.
+            step: the steps that it has begun.
+        """
+        turn = self.turn
+        for rank in range(self.world_size):
+            key = f"exchange/{turn}/{rank}"
+            if rank == self.rank or not self.store.check([key]):
+                continue
+            call, what, value = json.loads(self.store.get(key))
+            if what == _MEETING and value[0] == run and value[1] < step:
+                here = f"step() or train() for step {step - 1}"
+                self._set(turn, _MEETING, None, here)
+                return self._parted({rank: call, self.rank: here})
+        return None
 
     def gather(self, name: str, value: Json) -> list[Any]:
         """Return every worker's value, by rank, on every worker.
@@ -55,7 +91,7 @@ class StoreExchange:
             SchemaError: a value is longer than 16 MiB; or another worker made another
                 call.
         """
-        turn = next(self._turns)
+        turn = self._next_turn()
         self._set(turn, name, value)
         values = self._wait(turn, name, self.timeout_s, range(self.world_size))
         return [values[rank] for rank in range(self.world_size)]
@@ -80,7 +116,7 @@ class StoreExchange:
             SchemaError: the value is longer than 16 MiB; or the sending worker made
                 another call.
         """
-        turn = next(self._turns)
+        turn = self._next_turn()
         if self.rank == from_rank:
             self._set(turn, name, value)
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -93,7 +129,7 @@ class StoreExchange:
             WaitError: ranks that the message names did not come.
             SchemaError: another worker made another call.
         """
-        turn = next(self._turns)
+        turn = self._next_turn()
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         self._set(turn, name, None)
         self._wait(turn, name, timeout_s, range(self.world_size))
@@ -108,8 +144,14 @@ class StoreExchange:
         else:
             self._wait(seen, name, timeout_s, range(1, self.world_size))
 
-    def _set(self, turn: int | str, name: str, value: Json) -> None:
-        text = json.dumps([self.call, name, value])
+    def _next_turn(self) -> int:
+        self.turn += 1
+        return self.turn - 1
+
+    def _set(
+        self, turn: int | str, name: str, value: Json, call: str | None = None
+    ) -> None:
+        text = json.dumps([self.call if call is None else call, name, value])
         if len(text) > MAX_BYTES:
             raise SchemaError(
                 f"rank {self.rank} wants to send the others {len(text):,} bytes "
@@ -164,8 +206,11 @@ class StoreExchange:
         calls = {rank: call or repr(what), self.rank: self.call or repr(name)}
         if call == self.call:  # parted within it
             calls = {rank: repr(what), self.rank: repr(name)}
+        raise self._parted(calls)
+
+    def _parted(self, calls: dict[int, str]) -> SchemaError:
         first, second = sorted(calls)
-        raise SchemaError(
+        return SchemaError(
             f"rank {second} never called {calls[first]}: it called {calls[second]} "
             f"where rank {first} called {calls[first]}. Every worker must make the "
             "same calls in the same order"

@@ -83,6 +83,7 @@ class StepProfiler:
         self._errors: list[Exception] = []
         self._is_off = False
         self._settings = settings
+        self._folder = Path(settings.folder).absolute()
         self._chosen = frozenset(settings.steps)
         self._rank, self._device = rank, device
         self._profile: profile | None = None
@@ -196,7 +197,7 @@ class StepProfiler:
         self._mark()
         profiled.stop()
         first, last = min(self._steps), max(self._steps)
-        folder = Path(self._settings.folder)
+        folder = self._folder
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"steps-{first}-{last}-rank-{self._rank}"
         if self._settings.memory:
