@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,11 @@ from hocket.env import ExitCode
 from hocket.errors import WorkerError
 from hocket.run.diagnostics.flight_recorder import OpState, read_flight_recorder
 from tests.run.support.forked_launch import launch_forked
-from tests.run.support.forked_python import ForkedPython, start
+from tests.run.support.forked_python import ForkedPython, start, start_python
 from tests.run.support.processes import (
     START_S,
     WORKERS,
+    environment,
     eventually,
     none_alive_within,
 )
@@ -183,6 +185,44 @@ def test_workers_end_with_a_killed_launcher(tmp_path: Path) -> None:
     process.kill()
     process.wait(END_S)
     assert none_alive_within(str(tmp_path), END_S)
+
+
+def test_two_jobs_of_torchrun_share_a_folder(tmp_path: Path) -> None:
+    """torchrun calls both "none", and the script changes the working directory.
+
+    The first job to end removed the other's files, which then ended with
+    FileNotFoundError; so did a single job after os.chdir.
+    """
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from hocket.run.cluster.reporting import open_flight_recorder\n"
+        "from hocket.run.cluster.store.poll import poll\n"
+        "from hocket.run.cluster.world import join_world\n"
+        "own, other, folder = *sys.argv[1:], Path.cwd()\n"
+        "world = join_world()\n"
+        "with open_flight_recorder(world, None):\n"
+        "    os.chdir('/')\n"
+        "    (folder / own).touch()\n"
+        "    assert poll((folder / other).exists, 60)\n"
+        "world.close()\n"
+    )
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as two:
+        ports = one.getsockname()[1], two.getsockname()[1]
+    jobs = [
+        start_python(
+            ["-m", "torch.distributed.run", f"--master-port={port}", script, *names],
+            (tmp_path / f"out-{names[0]}.txt", tmp_path / f"err-{names[0]}.txt"),
+            environment(),
+            cwd=tmp_path,
+        )
+        for port, names in zip(ports, (("one", "two"), ("two", "over")), strict=True)
+    ]
+    assert jobs[0].wait(START_S + END_S) == 0, (tmp_path / "err-one.txt").read_text()
+    (tmp_path / "over").touch()
+    assert jobs[1].wait(END_S) == 0, (tmp_path / "err-two.txt").read_text()
+    assert not (tmp_path / "workers").exists()
 
 
 def test_torchrun_shows_each_report_once(tmp_path: Path) -> None:

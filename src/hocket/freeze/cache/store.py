@@ -36,7 +36,7 @@ class Store:
     def __init__(self, settings: Cache, use: NextUse) -> None:
         self._use = use
         self._memory = Memory(settings.ram_bytes, use)
-        self._disk = Disk(Path(settings.folder), settings.disk_bytes, use)
+        self._disk = Disk(Path(settings.folder).absolute(), settings.disk_bytes, use)
         self._changed = threading.Condition(threading.RLock())
         self._jobs: deque[tuple[int, Callable[[], None]]] = deque()
         self._waiting_bytes = 0  # of all jobs that are not done

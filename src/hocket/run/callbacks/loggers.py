@@ -59,7 +59,7 @@ class TensorBoardLogger:
                 "pip install 'hocket[recipes]'"
             ) from error
         self._make = SummaryWriter
-        self._folder, self._first_step = folder, first_step
+        self._folder, self._first_step = Path(folder).absolute(), first_step
         self._board: SummaryWriter | None = None
 
     def log(self, numbers: Mapping[str, float], /, *, step: int) -> None:
@@ -85,7 +85,7 @@ class JsonLinesLogger:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._lines: TextIO | None = None
 
     def log(self, numbers: Mapping[str, float], /, *, step: int) -> None:

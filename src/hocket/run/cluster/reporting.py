@@ -106,9 +106,7 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
     Raises:
         BaseException: the block raised it; it carries the last ops as a note.
     """
-    files = WorkerFiles(attempt_dir(job_dir(run_dir), world.attempt), world.rank)
-    files.report.unlink(missing_ok=True)
-    recorder = FlightRecorder.create(files.recorder, os.getpid())
+    files, recorder = _opened(world, run_dir)
     stuck = partial(_report_stuck, world, files, recorder)
     with _fault_handler(files.faults), _stoppable(stuck, alone=world.world_size == 1):
         try:
@@ -122,6 +120,22 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
             raise
     if not env.JOB_DIR.is_set:  # else the launcher removes them, all at once
         _remove(files)
+
+
+def _opened(world: World, run_dir: Path) -> tuple[WorkerFiles, FlightRecorder]:
+    """Return this worker's files, with a recorder that keeps their folder."""
+    job = job_dir(run_dir, world.token)
+    for is_last in (False, False, False, True):
+        try:
+            files = WorkerFiles(attempt_dir(job, world.attempt), world.rank)
+            recorder = FlightRecorder.create(files.recorder, os.getpid())
+        except FileNotFoundError:  # another worker has removed it while it was empty
+            if is_last:
+                raise
+        else:
+            break
+    files.report.unlink(missing_ok=True)
+    return files, recorder
 
 
 def _publish_report(

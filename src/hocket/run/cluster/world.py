@@ -14,6 +14,7 @@ each time that a process joins: a second pipeline must not read the keys of the 
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,6 +75,7 @@ class World:
             rank 0's.
         timeout_s: how long to wait for another worker.
         attempt: how many times the job was restarted; equal on all workers.
+        token: tells this job apart from others, also of its name; equal on all workers.
         store: the store that all workers share, under this attempt's prefix.
         exchange: exchanges small values through the store.
     """
@@ -88,6 +90,7 @@ class World:
     clock_offset_s: float
     timeout_s: float
     attempt: int
+    token: str
     store: dist.Store
     exchange: StoreExchange
 
@@ -166,6 +169,7 @@ def join_world(
     own_device, carrier = _device_and_backend(device, backend, local_rank)
     _set_up_memory(own_device)
     shared = shared_store(rank, world_size)
+    token = shared.compare_set(f"{job_prefix()}/token", "", secrets.token_hex(4))
     rendezvous = _rendezvous(shared, rank, world_size)
     own = dist.PrefixStore(f"{job_prefix()}/{rendezvous.name}", shared)
     store = with_deadline(own)
@@ -189,6 +193,7 @@ def join_world(
         clock_offset_s=clock_offset_s(rank, hosts),
         timeout_s=timeout_s,
         attempt=rendezvous.attempt,
+        token=token.decode(),
         store=store,
         exchange=exchange,
     )
@@ -215,6 +220,7 @@ def single_process_world(device: torch.device, timeout_s: float | None = None) -
         clock_offset_s=0.0,
         timeout_s=timeout_s,
         attempt=0,
+        token=secrets.token_hex(4),
         store=store,
         exchange=StoreExchange(store, 0, 1, timeout_s),
     )

@@ -78,12 +78,17 @@ def new_job_dir(run_dir: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="job-", dir=parent.absolute()))
 
 
-def job_dir(run_dir: Path) -> Path:
-    """Return the folder of the job that this process is a worker of."""
+def job_dir(run_dir: Path, token: str) -> Path:
+    """Return the folder of the job that this process is a worker of; absolute.
+
+    Args:
+        run_dir: the run's folder.
+        token: tells jobs of one name apart: torchrun calls each "none".
+    """
     if env.JOB_DIR.is_set:
         return Path(env.JOB_DIR.text())
     name = re.sub(r"[^\w.-]", "_", env.RUN_ID.text()).lstrip(".") or "job"
-    return run_dir / "workers" / name
+    return run_dir.absolute() / "workers" / f"{name}-{token}"
 
 
 def attempt_dir(job: Path, attempt: int) -> Path:
