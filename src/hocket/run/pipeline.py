@@ -8,10 +8,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor
+from torch import nn
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import counted
+from hocket.errors import ConfigError, ModelError
 from hocket.run.callbacks.callbacks import Callbacks
 from hocket.run.callbacks.loggers import Logger, log_callbacks
 from hocket.run.data.loader import check_last_batch, recorded_batches
@@ -237,7 +238,7 @@ class Pipeline(StagedRun):
                 more than the samples.
         """
         check_metrics(metrics)
-        with self._evaluated(loader, "evaluate()", use_ema=use_ema) as batches:
+        with self._evaluated(loader, "evaluate", use_ema=use_ema) as batches:
             sums = self._evaluator.evaluate(batches, metrics)
         return sums.result()
 
@@ -261,7 +262,7 @@ class Pipeline(StagedRun):
                 tensors, numbers, text and None; or a batch differs from the example in
                 more than the samples.
         """
-        with self._evaluated(loader, "outputs()", use_ema=use_ema) as batches:
+        with self._evaluated(loader, "outputs", use_ema=use_ema) as batches:
             return self._evaluator.outputs(batches)
 
     @contextlib.contextmanager
@@ -269,6 +270,7 @@ class Pipeline(StagedRun):
         self, loader: Iterable[Any], call: str, *, use_ema: bool
     ) -> Iterator[Iterable[Any]]:
         """Finish all steps, and yield the batches to evaluate."""
+        call = f"{call}({'use_ema=True' if use_ema else ''})"
         is_sized = self._check_loader(loader, call)
         self._drain()
         with (
@@ -296,9 +298,10 @@ class Pipeline(StagedRun):
             self._driver.last_result.recorded[:] = [timeline]
         return timeline
 
-    def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
-        """Weights and buffers by the uncut model's names; every worker must call this.
+    def state_dict(self, *, ema: bool = False) -> dict[str, Any]:
+        """The uncut model's state by its own names; every worker must call this.
 
+        Weights, buffers and extra state; hooks of the model's modules are called.
         Those of a teacher that moves have its name and a dot before theirs; a frozen
         teacher has none here.
 
@@ -307,17 +310,57 @@ class Pipeline(StagedRun):
 
         Returns:
             The whole model's state, the same on every worker.
+
+        Raises:
+            ModelError: an extra state holds more than tensors, numbers, text and None.
         """
         self._drain()
-        with self._executor.averaged(is_used=ema), self._together("state_dict()"):
-            return gather_state(
+        call = f"state_dict({'ema=True' if ema else ''})"
+        with self._executor.averaged(is_used=ema), self._together(call):
+            state = gather_state(
                 self._outline,
                 self._executor.runners.values(),
                 holders_of(
                     self.plan.schedule.program, dict(enumerate(self.plan.state_names))
                 ),
-                self.world.device,
+                self.world,
+                self._layout.replica,
             )
+            return self._outline.modules.after_save(state)
+
+    def gather_into(self, model: nn.Module, *, ema: bool = False) -> None:
+        """Copy the whole model's state into a model; every worker must call this.
+
+        Weights, buffers and extra state are loaded as `model.load_state_dict` does:
+        into the tensors that the model has, on any device. Training goes on as before.
+
+        Args:
+            model: the model that was given to the pipeline, of which each worker has
+                trained its own stages alone; or any other of the same names.
+            ema: whether to copy the averaged weights in place of the trained ones; not
+                into the model that is trained.
+
+        Raises:
+            ConfigError: averaged weights would replace those that are trained.
+            ModelError: the model has other names or shapes; or see `state_dict`.
+        """
+        state = self.state_dict(ema=ema)
+        runners = self._executor.runners.values()
+        trained = {x.data_ptr() for one in runners for x in one.module.parameters()}
+        if ema and not trained.isdisjoint(x.data_ptr() for x in model.parameters()):
+            raise ConfigError(
+                "gather_into(ema=True) would replace the weights that are trained by "
+                "their averages: give another model, such as a copy made before"
+            )
+        own = {
+            name: x for name, x in state.items() if not name.startswith(self._followers)
+        }
+        try:
+            model.load_state_dict(own)
+        except RuntimeError as error:
+            raise ModelError(
+                f"gather_into needs a model of the same names: {error}"
+            ) from error
 
     def save(
         self,

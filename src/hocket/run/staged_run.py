@@ -28,6 +28,7 @@ from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import PlayedLayout
+from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.tracing.step_profiler import StepProfiler
@@ -92,13 +93,14 @@ class StagedRun(WorkerRun, ABC):
             if self._cache is not None:
                 self._stack.callback(self._cache.close)
             self._sizes_of = part_sizes(plan.schedule.program)
-            self._outline = Outline.of(config.model).joined(
-                {
-                    name: Outline.of(teacher.net)
-                    for name, teacher in config.teachers.items()
-                    if teacher.moves
-                }
-            )
+            followers = {
+                name: Outline.of(teacher.net)
+                for name, teacher in config.teachers.items()
+                if teacher.moves
+            }
+            self._outline = Outline.of(config.model).joined(followers)
+            self._followers = tuple(f"{name}." for name in followers)
+            packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
             self._driver = Driver(executor, recorder, self._playing, self._profiler)
             self._checkpoints = PipelineCheckpoints(

@@ -13,8 +13,8 @@ from hocket.run.checkpoint.format.manifest import (
     UpdateRecord,
     WorkerPart,
 )
-from hocket.run.checkpoint.format.values import encode
 from hocket.run.checkpoint.regroup import SavedUpdates
+from hocket.run.cluster.store.values import encode
 
 NAMES = {name: name for name in "abcd"}
 

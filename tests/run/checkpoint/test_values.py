@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.format.values import decode, encode, tensor_names
+from hocket.run.cluster.store.values import decode, encode, tensor_names
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 values = st.recursive(

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hocket.model.stages.on_tensors import on_meta
+from hocket.model.stages.saved_modules import SavedModules, state_names
 from hocket.model.trace.state import State
 
 
@@ -23,24 +24,31 @@ class Outline:
     Args:
         state: its parameters and buffers, on the meta device.
         names: the names in its `state_dict()`, in that order.
+        modules: its modules with an extra state or hooks of their own.
         kind: the name of its class.
         config: the config of a model of the transformers library; None for any other.
     """
 
     state: State
     names: tuple[str, ...]
+    modules: SavedModules
     kind: str
     config: Any
 
     @classmethod
     def of(cls, model: nn.Module) -> Outline:
-        """Return a model's outline, which does not refer to the model."""
+        """Return a model's outline, which does not refer to the model's tensors.
+
+        Raises:
+            ModelError: a module saves more than parameters, buffers and extra state.
+        """
         state = State.of(model)
         tensors = {name: on_meta(tensor) for name, tensor in state.tensors.items()}
         config: Any = getattr(model, "config", None)
         return cls(
             replace(state, tensors=tensors),
-            tuple(model.state_dict()),
+            state_names(model, state),
+            SavedModules({"": model}),
             type(model).__name__,
             config if hasattr(config, "to_json_string") else None,
         )
@@ -67,7 +75,8 @@ class Outline:
             persistent |= {f"{name}.{x}" for x in state.persistent}
             every += (f"{name}.{x}" for x in other.names)
         state = State(tensors, names, first_name, frozenset(persistent))
-        return replace(self, state=state, names=tuple(every))
+        modules = self.modules.joined({key: x.modules for key, x in others.items()})
+        return replace(self, state=state, names=tuple(every), modules=modules)
 
     @property
     def parameter_bytes(self) -> int:

@@ -59,6 +59,13 @@ class State:
         return tuple(dict.fromkeys(found))
 
 
+def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers under all names; no hook is called."""
+    state = State.of(module)
+    found = state.first_name.items()
+    return {k: state.tensors[first] for k, first in found if k in state.persistent}
+
+
 def _left_out_of_state_dict(model: nn.Module) -> frozenset[str]:
     return frozenset(
         f"{path}.{name}" if path else name

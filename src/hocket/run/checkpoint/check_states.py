@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.format.values import decode
 from hocket.run.checkpoint.regroup import RegroupedUpdates
+from hocket.run.cluster.store.values import decode
 from hocket.run.weights.updater import Updater
 
 _HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import Tensor
 
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
+from hocket.model.stages.saved_modules import SavedModules
 from hocket.run.checkpoint.corrections import corrected, kept_tensors
 from hocket.run.checkpoint.format.manifest import (
     ParameterGroup,
@@ -26,12 +27,13 @@ from hocket.run.checkpoint.format.manifest import (
     Section,
     UpdateRecord,
 )
-from hocket.run.checkpoint.format.values import encode
 from hocket.run.checkpoint.random_state import random_state
 from hocket.run.checkpoint.stale_weights import old_weights
 from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.store.values import encode
 from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor, PlayedLayout
+from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.plan import Plan
 from hocket.run.weights.updater import Updater
 
@@ -50,6 +52,7 @@ class WorkerShare:
         tensors: the tensors by section and name; live ones, until they are copied.
         updates: the optimizer of each of its stages that has one.
         random: the states of its random number generators.
+        extra: the extra states of modules, packed.
     """
 
     rank: int
@@ -57,16 +60,21 @@ class WorkerShare:
     tensors: Tensors
     updates: tuple[UpdateRecord, ...]
     random: dict[str, Any]
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 def collect(
-    played: PlayedLayout, world: World, watched: Mapping[str, Tensor]
+    played: PlayedLayout,
+    world: World,
+    modules: SavedModules,
+    watched: Mapping[str, Tensor],
 ) -> WorkerShare:
     """Return what this worker must write; nothing is copied.
 
     Args:
         played: what the workers play.
         world: the job.
+        modules: those of the model that have an extra state.
         watched: what a freezing policy measured of this worker's weights, by name.
 
     Raises:
@@ -95,7 +103,8 @@ def collect(
         Section.CORRECTION: kept_tensors(executor.updaters.values(), held),
         Section.WATCHED: {name: x for name, x in watched.items() if name in held},
     }
-    return WorkerShare(layout.rank, 0, tensors, updates, random)
+    extra = packed_extra(modules, executor.runners.values(), layout.rank)
+    return WorkerShare(layout.rank, 0, tensors, updates, random, extra)
 
 
 def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:

@@ -180,7 +180,10 @@ def _write_part(job: SaveJob, share: WorkerShare) -> str:
                 more = job.wants_more
                 files.append(write_tensors(path, section, sources, wants_more=more))
         updates, random = share.updates, share.random
-        part = WorkerPart(share.rank, share.replica, tuple(files), updates, random)
+        extra = share.extra
+        part = WorkerPart(
+            share.rank, share.replica, tuple(files), updates, random, extra
+        )
         content = to_json(part)
         write_file(temporary / part.name, content)
     except OSError as error:

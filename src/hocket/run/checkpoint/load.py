@@ -81,6 +81,7 @@ def load(run: SavedRun, candidates: Candidates, exchange: StoreExchange) -> Load
     path, (needs, tensors) = first_readable(candidates, exchange, read)
     executor, layout = run.played.executor, run.played.layout
     restore(needs, tensors, executor, layout, run.world)
+    run.outline.modules.load(needs.opened.extra)
     saved = needs.opened.manifest.run
     if run.freezing is not None:
         watched = watched_tensors(needs, tensors)

@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from hocket.errors import CheckpointError
-from hocket.model.trace.state import State
+from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.format.dtypes import name_of
-from hocket.run.checkpoint.format.manifest import RunRecord
-from hocket.run.checkpoint.format.opened import TensorLocation
+from hocket.run.checkpoint.format.manifest import RunRecord, Section
+from hocket.run.checkpoint.format.opened import OpenedCheckpoint
 
 _NUM_SHOWN: Final = 3
 
 
-def match_names(
-    path: Path, locations: Mapping[str, TensorLocation], state: State
-) -> dict[str, str]:
+def match_names(opened: OpenedCheckpoint, outline: Outline) -> dict[str, str]:
     """Return the checkpoint's name of each of the model's tensors, by first name.
 
     A tied weight may have any of its names there.
 
     Args:
-        path: the checkpoint.
-        locations: the locations of its tensors.
-        state: the uncut model's state; values are not read.
+        opened: the checkpoint.
+        outline: the uncut model's.
 
     Raises:
         CheckpointError: the checkpoint is of another model; lists the differences.
     """
+    locations, state = opened.locations(Section.WEIGHTS), outline.state
+    extra_there, extra_here = opened.extra.keys(), outline.modules.extra_names
     expected = {
         first: state.tensors[first]
         for first, names in state.names.items()
         if not state.persistent.isdisjoint(names)
     }
     found: dict[str, str] = {}
-    unknown = []
+    unknown = sorted(extra_there - extra_here)
     twice = []
     for name, place in locations.items():
         first = state.first_name.get(name, name)
@@ -54,16 +53,18 @@ def match_names(
         here = _form(name_of(tensor.dtype, first), tensor.shape)
         if there != here:
             forms.append(f"{first}: {there} there, {here} here")
+    missing = [x for x in expected if x not in found]
+    missing += sorted(extra_here - extra_there)
     faults = [
         _several("name", "only in the checkpoint", unknown),
-        _several("name", "only in the model", [x for x in expected if x not in found]),
+        _several("name", "only in the model", missing),
         _several("tensor", "of another shape or type", forms),
         _several("tied weight", "saved with two values", twice),
     ]
     if any(faults):
         raise CheckpointError(
-            f"{path} is of another model: {'; '.join(filter(None, faults))}. Nothing "
-            "was loaded"
+            f"{opened.path} is of another model: {'; '.join(filter(None, faults))}. "
+            "Nothing was loaded"
         )
     return found
 

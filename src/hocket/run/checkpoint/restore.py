@@ -21,7 +21,6 @@ from hocket.run.checkpoint.corrections import (
 )
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
-from hocket.run.checkpoint.format.values import decode, tensor_names
 from hocket.run.checkpoint.match import check_setup, match_names
 from hocket.run.checkpoint.random_state import check_random_state, set_random_state
 from hocket.run.checkpoint.regroup import RegroupedUpdates, SavedUpdates
@@ -32,6 +31,7 @@ from hocket.run.checkpoint.stale_weights import (
     put_old,
 )
 from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.store.values import decode, tensor_names
 from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
@@ -47,7 +47,7 @@ def check_fits(opened: OpenedCheckpoint, outline: Outline, here: RunRecord) -> N
     Raises:
         CheckpointError: it is not.
     """
-    match_names(opened.path, opened.locations(Section.WEIGHTS), outline.state)
+    match_names(opened, outline)
     if not opened.manifest.run.weights_only:
         check_setup(opened.path, opened.manifest.run, here)
 
@@ -90,7 +90,7 @@ def make_restore_plan(
             settings.
     """
     weights = opened.locations(Section.WEIGHTS)
-    names = match_names(opened.path, weights, outline.state)
+    names = match_names(opened, outline)
     updates: dict[int, RegroupedUpdates] = {}
     resumed: dict[int, ResumedCorrection] = {}
     locations: dict[Key, TensorLocation] = {

@@ -109,7 +109,7 @@ class SavedRun:
         watched: Mapping[str, Tensor] = {}
         if self.freezing is not None:
             watched = self.freezing.watched(self.played.executor)
-        return collect(self.played, self.world, watched)
+        return collect(self.played, self.world, self.outline.modules, watched)
 
 
 class PipelineCheckpoints(CheckpointManager[SavedRun]):

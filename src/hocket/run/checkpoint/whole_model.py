@@ -45,6 +45,7 @@ from hocket.run.checkpoint.restore import (
 )
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
+from hocket.run.engine.gather import packed_extra
 from hocket.run.weights.updater import Updater
 
 _STAGE: Final = 0  # the only one
@@ -116,7 +117,9 @@ class WholeModel:
             Section.AVERAGED: {name: x.detach() for name, x in averages.items()},
             Section.OPTIMIZER: kept,
         }
-        return WorkerShare(0, 0, tensors, (updates,), random_state(self.world.device))
+        random = random_state(self.world.device)
+        extra = packed_extra(self.outline.modules)
+        return WorkerShare(0, 0, tensors, (updates,), random, extra)
 
     def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
         """See `Saved`."""
@@ -125,6 +128,7 @@ class WholeModel:
         for name, tensor in self._tensors.items():
             value = found.tensors[Section.WEIGHTS, found.names[name]]
             tensor.detach().copy_(value)
+        self.outline.modules.load(found.opened.extra)
         for new in found.updates.values():
             put_averages(self._updater, found.names, found.tensors)
             put_updates(self._updater, new, found.tensors)
@@ -142,7 +146,7 @@ class WholeModel:
         try:
             opened = open_checkpoint(path)
             weights = opened.locations(Section.WEIGHTS)
-            names = match_names(path, weights, self.outline.state)
+            names = match_names(opened, self.outline)
             places: dict[Key, TensorLocation] = {
                 (Section.WEIGHTS, names[name]): weights[names[name]]
                 for name in self._tensors

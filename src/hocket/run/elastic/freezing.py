@@ -25,7 +25,7 @@ from hocket.freeze.forecast import Stretch
 from hocket.freeze.policy import Measures
 from hocket.freeze.shapes import PipelineShape, Prediction
 from hocket.run.checkpoint.format.manifest import FreezingRecord
-from hocket.run.checkpoint.format.values import decode, encode
+from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix

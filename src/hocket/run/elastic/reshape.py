@@ -24,6 +24,7 @@ from hocket.core.simulate import simulate
 from hocket.freeze.greedy import Balance
 from hocket.freeze.shapes import Frozen, Prediction, with_frozen_layers
 from hocket.model.stages.cut import StageModule
+from hocket.model.trace.state import saved_tensors
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.comm.renamed import RenamedTransport
 from hocket.run.data.loss import LossFunction
@@ -294,7 +295,7 @@ class Reshaper:
             before,
             boundaries=chosen.boundaries,
             stage_names=tuple(layers[i].name for i in (0, *chosen.boundaries)),
-            state_names=tuple(tuple(module.state_dict()) for module in modules),
+            state_names=tuple(tuple(saved_tensors(module)) for module in modules),
             schedule=order,
             costs=costs,
             predicted=simulate(order, costs),

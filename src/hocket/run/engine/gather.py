@@ -14,7 +14,10 @@ from torch.utils import _pytree as pytree
 from hocket.core.program import Program
 from hocket.errors import DataError, ModelError
 from hocket.model.stages.outline import Outline
+from hocket.model.stages.saved_modules import SavedModules
 from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.store.values import pack, unpack
+from hocket.run.cluster.world import World
 from hocket.run.data.join import joined
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.stage.recompute import changing_buffers
@@ -25,8 +28,9 @@ def gather_state(
     outline: Outline,
     runners: Iterable[StageRunner],
     holders: Mapping[str, int],
-    device: torch.device,
-) -> dict[str, Tensor]:
+    world: World,
+    replica: int,
+) -> dict[str, Any]:
     """The uncut model's state, collected from the first replica's stages.
 
     Every worker must call this, and gets the whole state. Copies, on the CPU; of a tied
@@ -36,16 +40,28 @@ def gather_state(
         outline: the uncut model's, for names, shapes and order.
         runners: this worker's stages of the model.
         holders: a rank of the first replica that holds each name.
-        device: where the stages are.
+        world: the job.
+        replica: this worker's replica.
+
+    Raises:
+        ModelError: an extra state holds what cannot be sent.
     """
+    runners = list(runners)
+    outline.modules.before_save()
+    state: dict[str, Any] = dict.fromkeys(outline.names)
+    if outline.modules.extra_names:
+        packed = packed_extra(outline.modules, [] if replica else runners, world.rank)
+        for extra in world.gather_json(packed, "extra state"):
+            state |= {name: unpack(x) for name, x in extra.items()}
     held: dict[str, Tensor] = {}
     for runner in runners:
         held |= runner.saved_state(parameters=True)
         held |= runner.saved_state(parameters=False)
     copies: dict[str, Tensor] = {}
-    state = {}
     for name in outline.names:
-        first = outline.state.first_name[name]
+        first = outline.state.first_name.get(name)
+        if first is None:  # an extra state
+            continue
         if first in copies:
             state[name] = copies[first]
             continue
@@ -54,10 +70,29 @@ def gather_state(
             value = own.clone(memory_format=torch.contiguous_format)
         else:
             form = outline.tensor(name)
-            value = torch.empty(form.shape, dtype=form.dtype, device=device)
+            value = torch.empty(form.shape, dtype=form.dtype, device=world.device)
         _broadcast(value, holders[name])
         state[name] = copies[first] = value.cpu()
     return state
+
+
+def packed_extra(
+    modules: SavedModules, runners: Iterable[StageRunner] = (), rank: int = 0
+) -> dict[str, Json]:
+    """Return the extra states that a worker knows, by name, packed.
+
+    Those of later ranks count: rank 0 gives all, also of modules that no stage runs.
+
+    Args:
+        modules: the nets' modules.
+        runners: the stages of this worker.
+        rank: the worker's.
+
+    Raises:
+        ModelError: one holds what cannot be sent or saved.
+    """
+    own = {x for one in runners for x in one.module.modules()} if rank else None
+    return {name: pack(x, name) for name, x in modules.extra(own).items()}
 
 
 def holders_of(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
@@ -182,7 +182,7 @@ class ProgramRun(WorkerRun):
         """
         return self._driver.step(self._next(batch))
 
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the weights and buffers of each net, by the uncut models' names.
 
         Every worker must call this, and gets all. Nets that are copies are one.
@@ -195,7 +195,8 @@ class ProgramRun(WorkerRun):
                     outline,
                     [x for n, x in runners.items() if program.stages[n].net == net],
                     self._nets.holders[net],
-                    self.world.device,
+                    self.world,
+                    self._layout.replica,
                 )
                 for net, outline in self._nets.outlines.items()
             }

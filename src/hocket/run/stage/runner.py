@@ -19,6 +19,7 @@ from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter, Remainder, Splitter
+from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.backward import run_backward
@@ -150,7 +151,7 @@ class StageRunner:
             return {}
         if parameters:
             return {f"{prefix}{name}": x for name, x in self.parameters.items()}
-        kept = self.module.state_dict(keep_vars=True)
+        kept = saved_tensors(self.module)
         named = self.module.named_buffers()
         return {f"{prefix}{name}": x for name, x in named if name in kept}
 

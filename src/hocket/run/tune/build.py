@@ -17,6 +17,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.capture.capture import Captured
 from hocket.model.stages.cut import num_frozen_stages
+from hocket.model.trace.state import saved_tensors
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.world import World
@@ -118,7 +119,7 @@ def build_plan(
         ),
         (
             *(names for teacher in found.teachers for names in teacher.state_names),
-            *(tuple(module.state_dict()) for module in own),
+            *(tuple(saved_tensors(module)) for module in own),
         ),
         captured.example,
         "" if isinstance(config.schedule, Schedule) else str(config.schedule),

@@ -19,6 +19,7 @@ from torch import nn
 
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
+from hocket.model.trace.state import saved_tensors
 from hocket.run.cluster.group import GroupMaker, WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.stage.runner import StageRunner
@@ -157,7 +158,7 @@ def equal_start(
     if group is not None:
         source = layout.replicas_of(layout.device)[0]
         for runner in runners.values():
-            for tensor in runner.module.state_dict().values():
+            for tensor in saved_tensors(runner.module).values():
                 group.broadcast(tensor.detach(), source, "weights of the first replica")
     for tie in ties:
         if tie.devices not in groups:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, ModelError
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.collect import Tensors, WorkerShare
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
@@ -29,7 +29,6 @@ from hocket.run.checkpoint.format.opened import (
     open_checkpoint,
     read_tensors,
 )
-from hocket.run.checkpoint.format.values import decode, encode
 from hocket.run.checkpoint.load import (
     Candidates,
     Loaded,
@@ -38,6 +37,7 @@ from hocket.run.checkpoint.load import (
 )
 from hocket.run.checkpoint.random_state import random_state, set_random_state
 from hocket.run.cluster.store.store_exchange import StoreExchange
+from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.sharing.waves.order import SyncName
 from hocket.sharing.waves.player import WavePlayer
@@ -74,6 +74,11 @@ class SavedWaves:
     ) -> None:
         self._run, self._player, self.world, self.store = run, player, world, store
         self.outline = Outline.of(run.waves[0].module)
+        if self.outline.modules.extra_names:
+            raise ModelError(
+                f"{min(self.outline.modules.extra_names)}: two waves train two copies "
+                "of the model, and an extra state belongs to one: take hocket.Pipeline"
+            )
 
     def record(self) -> RunRecord:
         """See `Saved`."""

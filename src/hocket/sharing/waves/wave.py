@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ModelError
 from hocket.model.trace.observe import is_random
+from hocket.model.trace.state import saved_tensors
 from hocket.run.device.operator_mode import OperatorMode
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
@@ -54,17 +55,17 @@ class Wave:
     def state(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers, each tied tensor once."""
         seen: dict[int, str] = {}
-        found = self.module.state_dict(keep_vars=True)
+        found = saved_tensors(self.module)
         return {
             name: x.detach()
             for name, x in found.items()
-            if isinstance(x, Tensor) and seen.setdefault(id(x), name) == name
+            if seen.setdefault(id(x), name) == name
         }
 
     def ties(self) -> dict[str, tuple[str, ...]]:
         """Return the other names of each tensor that has several, by its first."""
         names: dict[int, list[str]] = {}
-        for name, x in self.module.state_dict(keep_vars=True).items():
+        for name, x in saved_tensors(self.module).items():
             names.setdefault(id(x), []).append(name)
         return {first: tuple(more) for first, *more in names.values() if more}
 

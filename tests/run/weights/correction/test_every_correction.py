@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ConfigError
 from hocket.options import CorrectionName
-from hocket.run.checkpoint.format.values import decode, encode
+from hocket.run.cluster.store.values import decode, encode
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from tests.run.support.optimizers import OPTIMIZERS

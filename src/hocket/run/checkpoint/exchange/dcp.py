@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import CheckpointError
+from hocket.model.stages.saved_modules import EXTRA_STATE
 from hocket.restricted_pickle import PickleError, read_pickle
 from hocket.run.checkpoint.exchange.torch_file import load_values
 from hocket.run.checkpoint.format.tensor_file import unknown_kind
@@ -76,8 +76,8 @@ def _table() -> dict[str, Any]:
     return table | {str(dtype): dtype for dtype in dtypes}
 
 
-def read_dcp(folder: Path) -> dict[str, Tensor]:
-    """Return all tensors of such a checkpoint, whole, on the CPU.
+def read_dcp(folder: Path) -> dict[str, Any]:
+    """Return all tensors, whole, on the CPU, and the extra states of modules.
 
     Raises:
         CheckpointError: it cannot be read, or would run code.
@@ -85,7 +85,7 @@ def read_dcp(folder: Path) -> dict[str, Tensor]:
     try:
         content = (folder / METADATA).read_bytes()
         metadata: Any = read_pickle(content, _table())
-        return dict(_tensors(folder, metadata))
+        return _values(folder, metadata)
     except (CheckpointError, PickleError) as error:
         raise CheckpointError(f"{folder / METADATA}: {error}") from None
     except Exception as error:  # a pickle may fail in any way
@@ -95,21 +95,42 @@ def read_dcp(folder: Path) -> dict[str, Tensor]:
         ) from error
 
 
-def _tensors(folder: Path, metadata: Any) -> Iterator[tuple[str, Tensor]]:
+def _values(folder: Path, metadata: Any) -> dict[str, Any]:
     where = {
         (index.fqn, tuple(getattr(index, "offset", None) or ())): info
         for index, info in metadata.storage_data.items()
     }
+    found: dict[str, Any] = {}
     for name, form in metadata.state_dict_metadata.items():
-        if isinstance(form, _Tensors):
+        path = (metadata.planner_data or {}).get(name, (name,))
+        is_extra = str(path[0]).endswith(EXTRA_STATE)
+        if isinstance(form, _Tensors) or is_extra:
             try:
-                yield name, _whole(folder, name, form, where)
+                if isinstance(form, _Tensors):
+                    value: Any = _whole(folder, name, form, where)
+                else:
+                    value = _read_values(folder, where[name, ()])
             except CheckpointError as error:
                 raise CheckpointError(f"{name}: {error}") from error
             except Exception as error:  # the metadata may hold anything
                 raise CheckpointError(
                     f"{name}: {type(error).__name__}: {error}"
                 ) from error
+            home = found
+            for key in path[:-1] if is_extra else ():  # of dicts that DCP has flattened
+                home = home.setdefault(key, {})
+            home[path[-1] if is_extra else name] = value
+    return {k: _lists(x) if k.endswith(EXTRA_STATE) else x for k, x in found.items()}
+
+
+def _lists(value: Any) -> Any:
+    """Return a value whose flattened lists are lists again."""
+    if not isinstance(value, dict):
+        return value
+    values = [_lists(x) for x in value.values()]
+    if value and all(isinstance(key, int) for key in value):
+        return values
+    return dict(zip(value, values, strict=True))
 
 
 def _whole(
@@ -157,6 +178,16 @@ def _part(tensor: Tensor, at: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor
 
 def _read_piece(folder: Path, info: Any) -> Tensor:
     """Read one tensor from a file of the folder."""
+    value, name = _read_values(folder, info), info.relative_path
+    if not isinstance(value, Tensor):
+        raise CheckpointError(f"{name} holds a {type(value).__name__}")
+    if kind := unknown_kind(value):
+        raise CheckpointError(f"{name} holds a {kind} tensor")
+    return value.detach()
+
+
+def _read_values(folder: Path, info: Any) -> Any:
+    """Read what one place in a file of the folder holds."""
     name = str(info.relative_path)
     if not _FILE.fullmatch(name) or (folder / name).is_symlink():
         raise CheckpointError(f"{name!r} is no file of this folder")
@@ -166,11 +197,6 @@ def _read_piece(folder: Path, info: Any) -> Tensor:
         file.seek(int(info.offset))
         content = io.BytesIO(file.read(int(info.length)))
     try:
-        value = load_values(content)
+        return load_values(content)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from error
-    if not isinstance(value, Tensor):
-        raise CheckpointError(f"{name} holds a {type(value).__name__}")
-    if kind := unknown_kind(value):
-        raise CheckpointError(f"{name} holds a {kind} tensor")
-    return value.detach()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 import torch
-from torch import Tensor
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.format.durable import (
@@ -102,8 +101,8 @@ def export(
 
 def read_weights(
     checkpoint: str | Path, *, step: int | str = "latest", averaged: bool = False
-) -> dict[str, Tensor]:
-    """Return a checkpoint's weights and buffers as a state dict, with all tied names.
+) -> dict[str, Any]:
+    """Return a checkpoint's state dict: weights, buffers, all tied names, extra state.
 
     Raises:
         CheckpointError: see `export`.
@@ -138,12 +137,14 @@ def _places(opened: OpenedCheckpoint, *, averaged: bool) -> dict[str, TensorLoca
 
 def _state_dict(
     locations: Mapping[str, TensorLocation], opened: OpenedCheckpoint
-) -> dict[str, Tensor]:
-    state = {name: read_tensor(place, name) for name, place in locations.items()}
+) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        name: read_tensor(place, name) for name, place in locations.items()
+    }
     for first, others in opened.manifest.run.ties.items():
         if first in state:
             state |= dict.fromkeys(others, state[first])
-    return state
+    return state | opened.extra
 
 
 def _safetensors(
@@ -153,6 +154,11 @@ def _safetensors(
     max_file_bytes: int,
 ) -> list[Path]:
     """Write `model.safetensors`, or numbered files and an index."""
+    if opened.extra:
+        raise CheckpointError(
+            f"{opened.path} holds {', '.join(opened.extra)}, and safetensors hold "
+            "tensors alone: export as pt or dcp"
+        )
     groups = list(_split(locations, max_file_bytes))
     if len(groups) == 1:
         names = [target.name]
@@ -221,7 +227,7 @@ def _distributed(
 ) -> list[Path]:
     import torch.distributed.checkpoint as dcp
 
-    state: dict[str, Any] = dict(_state_dict(locations, opened))
+    state = _state_dict(locations, opened)
     with _new_folder(target) as folder, warnings.catch_warnings():
         # It warns that one process is all there is.
         warnings.simplefilter("ignore", UserWarning)

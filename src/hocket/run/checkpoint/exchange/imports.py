@@ -16,7 +16,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hocket.errors import CheckpointError
+from hocket.errors import CheckpointError, ModelError
+from hocket.model.stages.saved_modules import EXTRA_STATE
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
 from hocket.run.checkpoint.exchange.dcp import METADATA, read_dcp
@@ -25,6 +26,7 @@ from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.tensor_file import TensorSource
 from hocket.run.cluster.store.store_exchange import StoreExchange
+from hocket.run.cluster.store.values import pack
 
 _TIMEOUT_S: Final = 60.0  # no other worker is waited for
 _NUM_SHOWN: Final = 5
@@ -64,7 +66,7 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
             folder cannot be written.
     """
     source, folder = Path(source), Path(folder)
-    tensors = _collected(source, _read(source), prefix)
+    tensors, extra = _collected(source, _read(source), prefix)
     tensors, ties = _once(tensors)
     run = RunRecord(step=0, weights_only=True, ties=ties, config=_config(source))
     try:
@@ -74,7 +76,7 @@ def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") 
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}") from error
     try:
         clean(folder)
-        share = WorkerShare(0, 0, {Section.WEIGHTS: tensors}, (), {})
+        share = WorkerShare(0, 0, {Section.WEIGHTS: tensors}, (), {}, extra)
         alone = StoreExchange(dist.HashStore(), 0, 1, _TIMEOUT_S)
         return commit(SaveJob(folder, run, None), lambda: share, alone)
     finally:
@@ -91,8 +93,8 @@ def _read(source: Path) -> Iterator[_Entry]:
         raise CheckpointError(f"{source} does not exist")
     if source.is_dir():
         if (source / METADATA).exists():
-            for name, tensor in read_dcp(source).items():
-                yield _Entry(source / METADATA, name, tensor)
+            for name, value in read_dcp(source).items():
+                yield _Entry(source / METADATA, name, value)
             return
         yield from _read_safetensors(source, sorted(source.glob("*.safetensors")))
     elif source.suffix == ".safetensors":
@@ -141,12 +143,12 @@ def _header_names(path: Path) -> list[str]:
 
 def _collected(
     source: Path, entries: Iterable[_Entry], prefix: str
-) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, without it.
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors, and packed extra states, whose names begin with the prefix.
 
     Raises:
-        CheckpointError: there are none, or values beside them; a name is there twice;
-            or a tensor is of a kind that a checkpoint cannot hold.
+        CheckpointError: there are no tensors, or values beside them; a name is there
+            twice; or a tensor is of a kind that a checkpoint cannot hold.
     """
     taken: dict[str, _Entry] = {}
     seen: list[str] = []
@@ -161,6 +163,7 @@ def _collected(
                 f"{taken[name].file}: import one file, or rename one of the two"
             )
         taken[name] = entry
+    extra = {name: taken.pop(name) for name in [*taken] if name.endswith(EXTRA_STATE)}
     others = [x.name for x in taken.values() if not isinstance(x.value, Tensor)]
     if not taken or others:
         names = ", ".join((others or seen)[:_NUM_SHOWN])
@@ -169,7 +172,11 @@ def _collected(
             f"{source} holds {what} ({names}, ...): name the prefix under which the "
             "model's weights are, such as 'model.'"
         )
-    return {name: _dense(name, entry) for name, entry in taken.items()}
+    try:
+        packed = {name: pack(entry.value, entry.name) for name, entry in extra.items()}
+    except ModelError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    return {name: _dense(name, entry) for name, entry in taken.items()}, packed
 
 
 def _dense(name: str, entry: _Entry) -> Tensor:

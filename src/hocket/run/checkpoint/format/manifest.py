@@ -178,6 +178,7 @@ class WorkerPart:
         files: its tensor files.
         updates: the optimizer of each of its stages that has one.
         random: the states of its random number generators.
+        extra: the extra states of modules (`values.pack`); those of later parts count.
     """
 
     rank: Count
@@ -185,6 +186,7 @@ class WorkerPart:
     files: tuple[TensorFile, ...]
     updates: tuple[UpdateRecord, ...] = ()
     random: dict[str, Any] = dataclasses.field(default_factory=dict)
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from hocket.run.checkpoint.format.manifest import (
     WorkerPart,
     from_json,
 )
+from hocket.run.cluster.store.values import unpack
 
 K = TypeVar("K", bound=Hashable)
 
@@ -64,6 +65,12 @@ class OpenedCheckpoint:
     path: Path
     manifest: Manifest
     parts: tuple[WorkerPart, ...]
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """The extra states of modules, by name."""
+        parts = [part.extra.items() for part in self.parts]
+        return {name: unpack(x) for part in parts for name, x in part}
 
     def files(self, section: Section) -> Iterator[tuple[WorkerPart, TensorFile]]:
         """Return the tensor files of one section, by rank."""

@@ -17,6 +17,7 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.state import saved_tensors
 from hocket.options import CorrectionName
 from hocket.run.data.batch import call_arguments, digest, split_batch
 from hocket.run.data.batch_output import BatchOutput
@@ -167,7 +168,7 @@ class ProgramNets:
             net.name: holders_of(
                 program,
                 {
-                    number: tuple(module.state_dict())
+                    number: tuple(saved_tensors(module))
                     for number, module in zip(
                         stages_of(program, net.name), net.modules, strict=True
                     )

@@ -17,6 +17,7 @@ from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import Microbatch, on_device
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.engine.programs.net_setup import NetSetup
@@ -131,7 +132,7 @@ class CutTeacher:
         if not self.known.teacher.moves:
             return ((),) * len(self.modules)
         return tuple(
-            tuple(f"{self.name}.{name}" for name in module.state_dict())
+            tuple(f"{self.name}.{name}" for name in saved_tensors(module))
             for module in self.modules
         )
 

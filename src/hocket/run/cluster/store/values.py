@@ -8,18 +8,22 @@ Everything else is plain JSON. Numbers come back as they were, bit for bit.
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 
-from hocket.errors import CheckpointError, DamagedError
+from hocket.errors import CheckpointError, DamagedError, ModelError
+from hocket.run.diagnostics.job_folder import Json
 
 _TENSOR: Final = "#tensor"
 _TUPLE: Final = "#tuple"
 _COUNTER: Final = "#counter"
 _PAIRS: Final = "#pairs"
+_MOST_BYTES: Final = 2**22  # that travel as JSON
 
 
 def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -76,6 +80,48 @@ def decode(value: Any, tensor: Callable[[str, bool], Tensor]) -> Any:
         if tag in value:
             return kind({key: decode(x, tensor) for key, x in value[tag]})
     return {key: decode(x, tensor) for key, x in value.items()}
+
+
+def pack(value: Any, name: str) -> Json:
+    """Encode a value with all of its tensors as JSON.
+
+    Args:
+        value: see `encode`.
+        name: its name, for errors.
+
+    Raises:
+        ModelError: it holds something else, or is too large.
+    """
+    tensors: dict[str, Tensor] = {}
+    try:
+        encoded = encode(value, name, tensors)
+    except CheckpointError as error:
+        raise ModelError(str(error)) from None
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    if num_bytes > _MOST_BYTES:
+        raise ModelError(
+            f"{name} has {num_bytes:,} bytes of tensors, and may have {_MOST_BYTES:,}: "
+            "keep large tensors in buffers"
+        )
+    data = {}
+    for path, tensor in tensors.items():
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        content = flat.reshape(-1).view(torch.uint8).numpy().tobytes()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        data[path] = [dtype, list(tensor.shape), base64.b64encode(content).decode()]
+    return [encoded, data]
+
+
+def unpack(packed: Any) -> Any:
+    """Return the value that `pack` was given, with its tensors on the CPU."""
+    encoded, data = packed
+
+    def tensor(path: str, _: bool) -> Tensor:
+        dtype, shape, text = data[path]
+        content = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        return content.view(getattr(torch, dtype)).reshape(shape)
+
+    return decode(encoded, tensor)
 
 
 def tensor_names(value: Any) -> Iterator[str]:

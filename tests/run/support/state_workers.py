@@ -1,0 +1,221 @@
+"""Workers whose modules have an extra state and hooks, and that gather the model."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hocket
+from hocket.errors import HocketError
+from hocket.run.checkpoint.exchange.export import WeightFormat, export
+
+BATCHES = [(torch.randn(8, 6).double(), torch.randn(8, 6).double()) for _ in range(3)]
+
+
+class Scaled(nn.Module):
+    """A layer with an extra state, a buffer, and a hook that counts loads."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.extra: Any = {"scale": scale, "history": [torch.ones(2), (1, "a")]}
+        self.num_loads = 0
+        register: Any = self.register_load_state_dict_post_hook
+        register(lambda module, _: module.count())
+
+    def count(self) -> None:
+        """Count a load."""
+        self.num_loads += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute."""
+        return self.norm(self.linear(x))
+
+    def get_extra_state(self) -> Any:
+        """What the loop has put there."""
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take it."""
+        self.extra = state
+
+
+class Tied(nn.Module):
+    """Two such layers, and a weight that both ends share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.one, self.two = nn.Linear(6, 6), Scaled(1.0), Scaled(2.0)
+        self.last = nn.Linear(6, 6)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute."""
+        return self.last(self.two(torch.tanh(self.one(self.first(x)))))
+
+
+def model_of(kind: str) -> nn.Module:
+    """Captured with tied weights, or a Sequential whose children run as they are."""
+    torch.manual_seed(0)
+    model = Tied() if kind == "captured" else nn.Sequential(Scaled(1.0), Scaled(2.0))
+    return model.double()
+
+
+def pipeline_of(model: nn.Module, **more: Any) -> hocket.Pipeline:
+    """Of one microbatch, so that BatchNorm sees what the plain loop's does."""
+    return hocket.Pipeline(
+        model,
+        nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        example=BATCHES[0],
+        num_microbatches=1,
+        **more,
+    )
+
+
+def trained_plainly(kind: str) -> nn.Module:
+    """The plain loop."""
+    model = model_of(kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for inputs, targets in BATCHES:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+    return model
+
+
+def is_tied(model: nn.Module) -> bool:
+    """Whether it still shares its weight."""
+    return not isinstance(model, Tied) or model.first.weight is model.last.weight
+
+
+def scaled_of(model: nn.Module) -> list[Scaled]:
+    """Its two layers."""
+    return [x for x in model.modules() if isinstance(x, Scaled)]
+
+
+def difference(state: Any, other: Any) -> float:
+    """The largest difference of two state dicts with the same names."""
+    assert list(state) == list(other)
+    pairs = [(x, other[k]) for k, x in state.items() if isinstance(x, Tensor)]
+    return max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+
+
+def gather(_folder: str, kind: str) -> dict[str, Any]:
+    """Train and gather into the user's own model, a new one, and averages elsewhere."""
+    model, plain = model_of(kind), trained_plainly(kind)
+    with pipeline_of(model, ema_decay=0.5) as pipeline:
+        for batch in BATCHES:
+            pipeline.step(batch)
+        scaled_of(model)[0].extra = {"scale": 7.0, "history": []}
+        scaled_of(plain)[0].extra = {"scale": 7.0, "history": []}
+        fresh, averaged = model_of(kind), model_of(kind)
+        for target in (model, fresh):
+            pipeline.gather_into(target)
+        pipeline.gather_into(averaged, ema=True)
+        found = {
+            "own": difference(model.state_dict(), plain.state_dict()),
+            "fresh": difference(fresh.state_dict(), plain.state_dict()),
+            "state_dict": difference(pipeline.state_dict(), plain.state_dict()),
+            "averaged": difference(averaged.state_dict(), plain.state_dict()),
+            "tied": not isinstance(model, Tied)
+            or model.first.weight is model.last.weight,
+            "extra": [x.extra["scale"] for x in scaled_of(fresh)],
+            "history": str(scaled_of(fresh)[1].extra["history"]),
+            "errors": [
+                error_of(lambda: pipeline.gather_into(model, ema=True)),
+                error_of(lambda: pipeline.gather_into(nn.Linear(6, 6))),
+            ],
+        }
+        pipeline.step(BATCHES[0])
+    return found
+
+
+def save_and_load(folder: str, kind: str) -> dict[str, Any]:
+    """Extra state in checkpoints, and in what is exported and imported."""
+    path = Path(folder)
+    model = model_of(kind)
+    with pipeline_of(model) as pipeline:
+        pipeline.step(BATCHES[0])
+        for scaled, number in zip(scaled_of(model), (5.0, 6.0), strict=True):
+            scaled.extra = {"scale": number, "history": [torch.full((2,), number)]}
+        pipeline.save(path / "run")
+        state = pipeline.state_dict()
+        is_main = pipeline.is_main
+        if is_main:
+            for form in (WeightFormat.TORCH, WeightFormat.DISTRIBUTED):
+                export(path / "run", path / f"weights.{form.value}", form)
+                source = path / f"weights.{form.value}"
+                hocket.checkpoint.import_weights(source, path / f"from-{form.value}")
+        pipeline.world.barrier("written")
+    found: dict[str, Any] = {"is_main": is_main}
+    for name in ("run", "from-pt", "from-dcp"):
+        other = model_of(kind)
+        with pipeline_of(other) as pipeline:
+            pipeline.load(path / name)
+            loaded = pipeline.state_dict()
+            found[name] = [
+                difference(loaded, state),
+                str([x.extra for x in scaled_of(other)]),
+                [x.num_loads for x in scaled_of(other)],
+            ]
+    found["safetensors"] = error_of(lambda: export(path / "run", path / "no.st"))
+    return found
+
+
+def refuse(_folder: str) -> list[list[str]]:
+    """What an extra state cannot be, and what else a module may not save."""
+
+    class Saving(nn.Linear):
+        def _save_to_state_dict(self, destination: Any, *args: Any, **more: Any) -> Any:
+            super()._save_to_state_dict(destination, *args, **more)
+            destination["0.linear.more"] = 3
+
+    found = []
+    for extra in (io.BytesIO(), {"of": {1, 2}}, torch.zeros(2**20).double()):
+        model = model_of("sequential")
+        scaled_of(model)[0].extra = extra
+        found.append(error_of(lambda model=model: pipeline_of(model)))
+    model = model_of("sequential")
+    scaled_of(model)[0].linear = Saving(6, 6).double()
+    found.append(error_of(lambda: pipeline_of(model)))
+    return found
+
+
+def hooked(_folder: str, kind: str) -> dict[str, Any]:
+    """Hooks of the state dict see and change what they would in torch."""
+    model, plain = model_of(kind), trained_plainly(kind)
+
+    def rename(module: Any, state: Any, prefix: str, _: Any) -> None:
+        state[f"{prefix}renamed"] = state.pop(f"{prefix}linear.bias")
+
+    def note(module: Any, prefix: str, keep_vars: bool) -> None:
+        module.extra = {"scale": f"noted {prefix}", "history": []}
+
+    for one in (model, plain):
+        first, second = scaled_of(one)
+        register: Any = first.register_state_dict_pre_hook
+        register(note)
+        register = second._register_state_dict_hook
+        register(rename)
+    with pipeline_of(model) as pipeline:
+        for batch in BATCHES:
+            pipeline.step(batch)
+        state, expected = pipeline.state_dict(), plain.state_dict()
+    assert {*state} == {*expected}
+    ordered = {name: state[name] for name in expected}
+    notes = [x["scale"] for k, x in state.items() if k.endswith("_extra_state")]
+    return {"difference": difference(ordered, expected), "notes": notes}
+
+
+def error_of(call: Any) -> list[str]:
+    """Return the kind and the message of hocket's error that a call raises."""
+    try:
+        call()
+    except HocketError as error:
+        return [type(error).__name__, str(error)]
+    return []
