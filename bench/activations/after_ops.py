@@ -18,7 +18,7 @@ import torch
 
 import hocket
 from hocket.model.profile.allocations import AllocationLog, allocations
-from hocket.run.engine.lanes.lane_ops import LaneOp
+from hocket.run.engine.lanes.concurrent_lanes import LaneOp
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import Portion
 from hocket.run.engine.lanes.player import Player

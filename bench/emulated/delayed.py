@@ -23,8 +23,8 @@ from hocket.run import assembly
 from hocket.run.comm.schema import Schema, TensorSpec
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.comm.transports import make_transport
-from hocket.run.device.emulated import sleep_until
 from hocket.run.engine import worker_context
+from tests.run.device.support.emulated import sleep_until
 
 _STAMP: Final = TensorSpec((1,), "float64")  # when it was sent, by `perf_counter`
 

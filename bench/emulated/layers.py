@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.core.op import Kind, Op
-from hocket.run.device.emulated import sleep_until
+from tests.run.device.support.emulated import sleep_until
 
 # What this process's layers have done, the stage of each op being the layer's number.
 # Ops are functions of the process, and so is what they note.

@@ -24,7 +24,7 @@ from bench.emulated.layers import LayerSeconds, numbered_batch
 from bench.emulated.rounds import sleeping_pipeline
 from bench.measure import alternate, environment, paired_ratio, spread, write_result
 from hocket.run.cluster.world import World, join_world
-from hocket.run.device.emulated import sleep_until
+from tests.run.device.support.emulated import sleep_until
 
 RESULTS: Final = Path(__file__).parent / "results"
 TARGET: Final = 1.02

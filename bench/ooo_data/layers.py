@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.networks.single_convolutions import resnet_convolutions
-from hocket.run.device.emulated import sleep_until
+from tests.run.device.support.emulated import sleep_until
 
 NUM_CHANNELS: Final = 64
 _BYTES: Final = 4

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import hocket
 from bench.models import resnet, transformer
-from hocket.run.device.emulated import sleep_until
+from tests.run.device.support.emulated import sleep_until
 
 Make: TypeAlias = Callable[[hocket.JobContext], tuple[Any, Any]]
 

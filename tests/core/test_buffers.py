@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.core.buffers import buffers_without_waiting
 from hocket.core.check import check
+from hocket.run.comm.transports import buffers_without_waiting
 from hocket.schedules import make_schedule
 
 

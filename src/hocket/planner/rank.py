@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from hocket.core.hardware import Catalogue, Hardware
+from hocket.core.timelines.idle import Cause, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
@@ -28,7 +29,6 @@ from hocket.planner.candidate import (
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
 from hocket.planner.ranked_so_far import RankedSoFar, order
-from hocket.planner.ranking.limit import limit_of
 from hocket.planner.ranking.notes import notes_on
 from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
 from hocket.planner.ranking.rows import joined
@@ -40,6 +40,16 @@ from hocket.planner.replicas.data_parallel import (
 from hocket.planner.trial import NO_TRIALS, MeasuredTrials
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES
+
+WORK: Final = "work"
+_BUBBLE: Final = "bubble"
+_BUSY: Final = 0.05  # of a step: who is idle for less is limited by the work alone
+_REDUCTION: Final = "reduction"
+_WORDS: Final = {
+    Cause.FILL: _BUBBLE,
+    Cause.OTHER: _BUBBLE,
+    Cause.REDUCTION: _REDUCTION,
+}
 
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
@@ -352,3 +362,30 @@ def _check_names(search: Search) -> None:
             f"no schedule is named {unknown[0]!r}; there are "
             f"{', '.join(sorted(SCHEDULES))}"
         )
+
+
+# | word | a step is long because of |
+# |---|---|
+# | work | nothing else: devices are idle for less than 5 % of it |
+# | bubble | warm-up and drain, or the order while the pipeline is full |
+# | messages, reduction, imbalance, host | what devices wait for most |
+# | memory | the memory: without recomputation, the same does not fit |
+def limit_of(outcome: Outcome, timeline: Callable[[Candidate], Timeline]) -> str:
+    """Return what limits an outcome, besides memory.
+
+    Args:
+        outcome: one that fits.
+        timeline: simulates a candidate.
+    """
+    if outcome.bubble_fraction < _BUSY:
+        return WORK
+    if outcome.candidate.is_data_parallel:  # its devices wait for nothing else
+        return _REDUCTION
+    seconds = dict(idle_by_cause(timeline(outcome.candidate)).seconds)
+    if outcome.delay:  # its timeline begins with a pipeline that is empty
+        del seconds[Cause.FILL]
+    words: dict[str, float] = {}
+    for cause, idle_s in seconds.items():
+        word = _WORDS.get(cause, cause.value)
+        words[word] = words.get(word, 0.0) + idle_s
+    return max(words, key=words.__getitem__)

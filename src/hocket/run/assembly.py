@@ -14,13 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
+from typing import Final
+from warnings import warn
 
 import torch.distributed as dist
 
 from hocket import cuda
+from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
 from hocket.errors import NoMemoryError
 from hocket.options import CAPTURED_STEP
@@ -54,9 +58,18 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel
 from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.order import configured_order
-from hocket.run.tune.repeating_bubble import warn_of_repeating_bubble
 from hocket.run.tune.teachers.joint import joint_order
 from hocket.run.tune.timed_order import is_timed, timed_order
+from hocket.schedules.v_min import (
+    RepeatingBubbleWarning,
+    repeating_bubble,
+    repeating_bubble_of_v_half,
+)
+
+_TEXTS: Final[Mapping[object, Callable[[int, StageCost], str]]] = {
+    "v-min": repeating_bubble,
+    "v-half": repeating_bubble_of_v_half,
+}
 
 
 def assemble(
@@ -227,3 +240,21 @@ def _own_store(world: World) -> dist.Store:
     Workers make their pipelines in one order, so that equal numbers mean the same one.
     """
     return dist.PrefixStore(f"pipeline {next(_num_pipelines)}", world.store)
+
+
+def warn_of_repeating_bubble(schedule: object, plan: Plan) -> None:
+    """Warn if a schedule waits in every microbatch, with the numbers.
+
+    Args:
+        schedule: the user's choice of schedule.
+        plan: what will run, with its costs.
+
+    Warns:
+        RepeatingBubbleWarning: the bubble repeats.
+    """
+    if schedule not in _TEXTS:
+        return
+    program = plan.schedule.program
+    text = _TEXTS[schedule](program.num_devices, plan.costs.mean_share(program))
+    if text:
+        warn(text, RepeatingBubbleWarning, stacklevel=2)

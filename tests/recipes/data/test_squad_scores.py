@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.recipes.data.squad_scores import exact_match, f1
+from hocket.recipes.objectives.spans import exact_match, f1
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.shared import recipe_job
 from hocket.recipes.training.train import train_recipe
+from hocket.run.checkpoint.format.durable import FolderLock
 from hocket.run.checkpoint.format.folder import saved
-from hocket.run.checkpoint.format.lock import FolderLock
 from tests.recipes.support.interrupted import SMALL, last_weights, records, same
 from tests.run.support.processes import eventually
 

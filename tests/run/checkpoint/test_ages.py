@@ -14,8 +14,12 @@ from hocket.run.checkpoint.commit import SaveJob, commit
 from hocket.run.checkpoint.exchange.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import read_tensors
-from hocket.run.checkpoint.stale_weights import old_places, stored_names
-from hocket.run.checkpoint.weight_ages import by_age, names_by_age
+from hocket.run.checkpoint.stale_weights import (
+    by_age,
+    names_by_age,
+    old_places,
+    stored_names,
+)
 from tests.run.checkpoint.made import alone, run_of, save_by_two, share_of
 
 counts = st.integers(0, 5)

@@ -11,15 +11,15 @@ import pytest
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.commit import clean, prune
+from hocket.run.checkpoint.format.durable import FolderLock
 from hocket.run.checkpoint.format.folder import LATEST, saved
-from hocket.run.checkpoint.format.lock import FolderLock
 from hocket.run.checkpoint.format.newest import find, newest, previous
 from hocket.run.checkpoint.format.opened import is_whole, verify
 from tests.run.checkpoint.made import numbers_in, save
 
 HOLD = """
 import sys, pathlib
-from hocket.run.checkpoint.format.lock import FolderLock
+from hocket.run.checkpoint.format.durable import FolderLock
 lock = FolderLock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -139,7 +139,7 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     """A data loader's worker may outlive the run that made it."""
     program = (
         "import os, pathlib, sys, time\n"
-        "from hocket.run.checkpoint.format.lock import FolderLock\n"
+        "from hocket.run.checkpoint.format.durable import FolderLock\n"
         f"lock = FolderLock(pathlib.Path({str(tmp_path)!r}))\n"
         "ready, report = os.pipe()\n"
         "if os.fork() == 0:\n"

@@ -7,8 +7,8 @@ from time import perf_counter
 from typing import NoReturn
 
 from hocket.run.device.device import Device
-from hocket.run.device.emulated import emulated_device
 from hocket.run.device.stopwatch import make_stopwatch
+from tests.run.device.support.emulated import emulated_device
 
 OP_S = 0.02
 EARLY_S = 1e-4  # the resolution of a sleep

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.errors import WaitError
 from hocket.run.device.cpu import CpuDevice
-from hocket.run.device.lane_scheduler import LaneScheduler
+from hocket.run.device.cpu_lane import LaneScheduler
 from tests.run.device.support.interleaver import Interleaver, ScheduleChoice
 
 NUM_LANES = 3

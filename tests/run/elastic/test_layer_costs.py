@@ -9,7 +9,7 @@ from torch import nn
 
 from hocket.core.costs import StageCost
 from hocket.model.capture.capture import capture
-from hocket.run.elastic.layer_costs import price_layers
+from hocket.run.elastic.reshape import price_layers
 from hocket.run.engine.plan import Plan
 from hocket.run.nets.freezable import freezable_modules
 from tests.run.elastic.test_refusals import batch, make_pipeline

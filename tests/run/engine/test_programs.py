@@ -23,8 +23,8 @@ from hocket.core.gates import early_updates, gates_of
 from hocket.core.schedule import Schedule
 from hocket.errors import RunError
 from hocket.passes.fill_with import fill_with
-from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.point_to_point import plan_messages, refuse_unordered
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.passes.support.teachers import FROZEN, equal_costs, with_teacher
 from tests.run.support.forked import answers_of

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
-from hocket.run.tune.teachers.refusals import LowMomentumWarning, warn_of_low_momentum
+from hocket.run.tune.teachers.joint import LowMomentumWarning, warn_of_low_momentum
 from tests.run.support.teacher_models import (
     Encoder,
     adamw,

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import JobContext
-from hocket.run.device.emulated import sleep_until
+from tests.run.device.support.emulated import sleep_until
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from hocket.errors import (
     ModelError,
     NonFiniteError,
 )
-from hocket.run.device.emulated import sleep_until
+from tests.run.device.support.emulated import sleep_until
 from tests.run.support.forked_launch import launch_forked
 from tests.sharing.support.wave_nets import (
     WIDTH,

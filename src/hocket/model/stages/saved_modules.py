@@ -8,7 +8,7 @@ is made or loaded. The last two are the user's modules' own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final
 
 from torch import nn
@@ -119,8 +119,7 @@ class SavedModules:
         """Return a state dict as the hooks leave it; inner modules' come first."""
         for prefix, module in reversed(self._every().items()):
             for hook in module._state_dict_hooks.values():
-                version = {"version": module._version}
-                changed = hook(module, state, prefix, version)
+                changed = hook(module, state, prefix, {"version": module._version})
                 if not getattr(hook, "_from_public_api", False):
                     state = state if changed is None else changed
         return state
@@ -146,5 +145,4 @@ class SavedModules:
 
 
 def _has_extra(module: nn.Module) -> bool:
-    get: Callable[..., Any] = type(module).get_extra_state
-    return get is not nn.Module.get_extra_state
+    return type(module).get_extra_state is not nn.Module.get_extra_state

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.errors import DataError, MissingPackageError, RecipeError
 from hocket.recipes.config.data_settings import (
@@ -40,7 +40,6 @@ from hocket.recipes.data.masked_text import MaskedText
 from hocket.recipes.data.squad import Squad
 from hocket.recipes.models.ffnn import Ffnn
 from hocket.recipes.models.gpt import Gpt
-from hocket.recipes.models.masked_bert import MaskedBert
 from hocket.recipes.models.nasnet import NasNet
 from hocket.recipes.models.resnet import ResNet
 from hocket.recipes.models.rnn import Rnn
@@ -236,3 +235,24 @@ def _own_model(settings: ModelFunctionSettings) -> nn.Module:
             "torch.nn.Module"
         )
     return model
+
+
+# Shapes: B samples, T pieces, V entries of the vocabulary, W width.
+class MaskedBert(nn.Module):
+    """Ids (B, T) to `logits` (B, T, V) and `hidden_states` (B, T, W), the last ones.
+
+    Names of parameters are those of Hugging Face's class.
+
+    Args:
+        model: a `transformers.BertForMaskedLM`.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.bert: nn.Module = model.bert
+        self.cls: nn.Module = model.cls
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        """Score the pieces."""
+        hidden_BTW = self.bert(input_ids=input_ids).last_hidden_state
+        return {"logits": self.cls(hidden_BTW), "hidden_states": hidden_BTW}

@@ -6,6 +6,10 @@ question ─┬─ window 0   start and end scores ─┐
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
@@ -15,11 +19,13 @@ import torch
 from torch import Tensor
 
 from hocket.recipes.data.squad import Squad, window_begin
-from hocket.recipes.data.squad_scores import exact_match, f1
 from hocket.run.data.loss import TOTAL, LossFunction, named_losses
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import FirstSamples, Samples
+
+_ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 if TYPE_CHECKING:
     from hocket.run.pipeline import Pipeline
@@ -120,3 +126,46 @@ def _best_span(start_P: Tensor, end_P: Tensor) -> tuple[float, int, int]:
     place = int(score_PP.masked_fill(~is_span_PP, -inf).argmax())
     first, last = divmod(place, len(end_P))
     return float(score_PP[first, last]), first, last
+
+
+#     found      "The Eiffel Tower,"  ──▶ "eiffel tower"     lower case, no punctuation,
+#     answer     "Eiffel tower"       ──▶ "eiffel tower"     no articles, single spaces
+#
+# Of several right answers, the one that scores best counts.
+#
+# Source: the official evaluate-v1.1.py, and evaluate-v2.0.py for questions that have no
+# answer, to which the right answer is none.
+def normalized(text: str) -> str:
+    """Return an answer as it is compared.
+
+    >>> normalized("The  Eiffel Tower, an icon!")
+    'eiffel tower icon'
+    """
+    plain = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def exact_match(found: str, answers: Sequence[str]) -> float:
+    """Return 1 if an answer is one of the right ones, else 0."""
+    return float(any(normalized(found) == each for each in _right(answers)))
+
+
+def f1(found: str, answers: Sequence[str]) -> float:
+    """Return the harmonic mean of precision and recall over words, the best of all.
+
+    >>> round(f1("built by Gustave Eiffel", ["Gustave Eiffel's firm"]), 3)
+    0.286
+    """
+    return max(_f1(normalized(found).split(), each.split()) for each in _right(answers))
+
+
+def _right(answers: Sequence[str]) -> list[str]:
+    """Return the right answers, normalized; none is right where there are none."""
+    return [each for each in map(normalized, answers) if each] or [""]
+
+
+def _f1(found: list[str], right: list[str]) -> float:
+    if not found or not right:
+        return float(found == right)
+    num_same = sum((Counter(found) & Counter(right)).values())
+    return 2 * num_same / (len(found) + len(right))

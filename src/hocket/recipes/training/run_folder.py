@@ -27,7 +27,7 @@ from hocket.recipes.config.recipe import CheckpointSettings
 from hocket.recipes.config.resolve import Resolved
 from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.saving import NEWEST
-from hocket.run.checkpoint.format.lock import FolderLock
+from hocket.run.checkpoint.format.durable import FolderLock
 
 
 def enter_folder(

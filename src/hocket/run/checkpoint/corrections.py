@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hocket.run.checkpoint.format.manifest import CorrectionRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
-from hocket.run.checkpoint.weight_ages import by_age, form_checked, like, names_by_age
+from hocket.run.checkpoint.stale_weights import by_age, form_checked, like, names_by_age
 from hocket.run.weights.correction.correction import Correction, CorrectionState
 from hocket.run.weights.updater import Updater
 

@@ -18,7 +18,7 @@ from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.background import BackgroundWriter, HostCopies
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
-from hocket.run.checkpoint.format.lock import FolderLock, token_in
+from hocket.run.checkpoint.format.durable import FolderLock, token_in
 from hocket.run.checkpoint.format.manifest import RunRecord
 from hocket.run.checkpoint.load import Candidates, Loaded, agreed
 from hocket.run.cluster.store.poll import poll

@@ -8,9 +8,8 @@ from typing import Final
 
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
-from hocket.run.checkpoint.format.dtypes import name_of
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
-from hocket.run.checkpoint.format.opened import OpenedCheckpoint
+from hocket.run.checkpoint.format.opened import OpenedCheckpoint, name_of
 
 _NUM_SHOWN: Final = 3
 

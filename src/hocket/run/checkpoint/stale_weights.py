@@ -12,14 +12,16 @@ at the beginning of training.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 
+import torch
 from torch import Tensor, nn
 
+from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
-from hocket.run.checkpoint.weight_ages import by_age, form_checked, like, names_by_age
 from hocket.run.engine.plan import Plan
 from hocket.run.stage.runner import StageRunner
 
@@ -134,3 +136,46 @@ def stored_names(known: Collection[str], name: str, num: int) -> list[str]:
     if len(there) >= num:
         return there[len(there) - num :]
     return there[:1] * (num - len(there)) + there
+
+
+def by_age(name: str, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Return tensors of a weight, the oldest first, each with its own name."""
+    for i, tensor in enumerate(tensors):
+        yield f"{name}/{len(tensors) - i}", tensor
+
+
+def names_by_age(known: Collection[str], name: str) -> list[str]:
+    """Return the names of all known tensors of a weight, the oldest first."""
+    num = next(age for age in count() if f"{name}/{age + 1}" not in known)
+    return [f"{name}/{age}" for age in range(num, 0, -1)]
+
+
+def form_checked(
+    locations: Mapping[str, TensorLocation],
+    names: Sequence[str],
+    weight: TensorLocation,
+) -> dict[str, TensorLocation]:
+    """Return the locations of some tensors of a weight.
+
+    Args:
+        locations: the tensors' locations, by name.
+        names: the names to return.
+        weight: the weight's own location.
+
+    Raises:
+        DamagedError: a tensor has another form than the weight.
+    """
+    form = weight.record.dtype, weight.record.shape
+    for name in names:
+        record = locations[name].record
+        if (record.dtype, record.shape) != form:
+            raise DamagedError(
+                f"{locations[name].path}: {name} has another shape or type than the "
+                "weight that it belongs to"
+            )
+    return {name: locations[name] for name in names}
+
+
+def like(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return a copy on the parameter's device, with its strides."""
+    return torch.empty_like(parameter.detach()).copy_(value)

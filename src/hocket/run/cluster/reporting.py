@@ -35,6 +35,7 @@ from hocket.run.diagnostics.failure import (
     FailureCause,
     FailureReport,
     failure_report,
+    lines_of,
     stopped_at,
     write_report,
 )
@@ -61,7 +62,6 @@ from hocket.run.diagnostics.root_cause import (
     first_line,
     last_ops,
 )
-from hocket.run.diagnostics.user_lines import lines_of
 
 GRACE_S: Final = 1.0  # for the main thread to answer a signal
 _AGAIN_S: Final = 0.01  # until the callback is over in which a signal came

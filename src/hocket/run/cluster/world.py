@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -39,15 +40,10 @@ from hocket.run.cluster.host import (
 )
 from hocket.run.cluster.rendezvous import Rendezvous, join_rendezvous
 from hocket.run.cluster.store.deadline_store import DeadlineStore
-from hocket.run.cluster.store.job_store import (
-    JOIN_TIMEOUT_S,
-    job_prefix,
-    shared_store,
-    store_address,
-    with_deadline,
-)
 from hocket.run.cluster.store.store_exchange import StoreExchange
-from hocket.run.diagnostics.job_folder import Json
+from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
+
+JOIN_TIMEOUT_S: Final = 180.0  # starting takes longer than any op: imports, slow disks
 
 
 class Backend(Enum):
@@ -378,3 +374,45 @@ def _init_group(
             "firewall between the hosts, or the wrong interface (GLOO_SOCKET_IFNAME, "
             f"NCCL_SOCKET_IFNAME); `hocket doctor` says more ({reason})"
         ) from error
+
+
+def shared_store(rank: int, world_size: int) -> dist.Store:
+    """Return the store in which the workers rendezvous, over all attempts.
+
+    Raises:
+        WaitError: the store cannot be reached.
+    """
+    if env.JOB_DIR.is_set:
+        job = Path(env.JOB_DIR.text())
+        path = store_path(attempt_dir(job, env.ATTEMPT.integer()))
+        return dist.FileStore(str(path), -1)
+    if world_size == 1 and not env.MASTER_ADDR.is_set:
+        return dist.HashStore()
+    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    try:
+        store: dist.Store = next(dist.rendezvous("env://", timeout=timeout))[0]
+    except dist.DistError as error:
+        raise WaitError(
+            f"rank {rank} cannot reach the store at {store_address()} (MASTER_ADDR, "
+            f"MASTER_PORT): {error}. Run `hocket doctor` on this host and on "
+            "MASTER_ADDR: it checks names, ports and the network"
+        ) from error
+    return store
+
+
+def store_address() -> str:
+    """Return the store's address; empty if it is on no network."""
+    if env.JOB_DIR.is_set or not env.MASTER_ADDR.is_set:
+        return ""
+    return f"{env.MASTER_ADDR.text()}:{env.MASTER_PORT.text()}"
+
+
+def job_prefix() -> str:
+    """Return what this job's keys begin with, in a store that others may use."""
+    return f"hocket/{env.RUN_ID.text()}"
+
+
+def with_deadline(store: dist.Store) -> dist.Store:
+    """Add a deadline for answers to a store that is reached over a network."""
+    address = store_address()
+    return DeadlineStore(store, address) if address else store

@@ -1,8 +1,8 @@
 """The device that a worker computes on: lanes, events, random state, memory, clocks.
 
 The engine knows only the interface in `device.py`. Adapters: `cpu.py` (more lanes are
-threads), `emulated.py` (ops sleep), `cuda.py` (lanes are streams). `sanitize.py` finds
-races of two lanes; `lane_scheduler.py` lets tests choose the order of a CPU's lanes;
-`copies.py` copies between a device and the host.
+threads), `cuda.py` (lanes are streams). `sanitize.py` finds races of two lanes;
+`cpu_lane.py` lets tests choose the order of a CPU's lanes; `copies.py` copies between a
+device and the host.
 Imports `run.cluster` and what is before it. Begin with `device.py`.
 """

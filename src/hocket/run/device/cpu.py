@@ -20,10 +20,16 @@ from typing import Final
 import torch
 
 from hocket.errors import RunError, WaitError
-from hocket.run.device.cpu_lane import CpuEvent, CpuLane, LaneGroup, RunOp
+from hocket.run.device.cpu_lane import (
+    CpuEvent,
+    CpuLane,
+    FreeRunning,
+    LaneGroup,
+    LaneScheduler,
+    RunOp,
+)
 from hocket.run.device.device import Device, DeviceLane, IssueOrder, Work
 from hocket.run.device.generators import generator_lock, seeded
-from hocket.run.device.lane_scheduler import FreeRunning, LaneScheduler
 from hocket.run.device.memory import peak_bytes, reset_resident_peak, resident_bytes
 from hocket.run.device.sanitize import Sanitizer
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from torch import Tensor
 
 from hocket.errors import RunError, WaitError
 from hocket.run.device.device import DeviceLane, Event, Work
-from hocket.run.device.lane_scheduler import LaneScheduler
+from hocket.run.device.generators import GeneratorLock
 from hocket.run.device.sanitize import Clock, Sanitizer
+
+Ready: TypeAlias = Callable[[], bool]
 
 log = logging.getLogger(__name__)
 
@@ -283,3 +286,54 @@ def _own(event: Event) -> CpuEvent:
             "an event of another device; make it with this one's new_event()"
         )
     return event
+
+
+class LaneScheduler(ABC):
+    """Decides in which order the threads of one device run.
+
+    Attributes:
+        condition: guards the device's state, and is notified of each change.
+    """
+
+    condition: threading.Condition
+
+    @abstractmethod
+    def wait_for(self, lane: int, ready: Ready, timeout_s: float | None) -> bool:
+        """Block the thread of a lane until `ready()`; call it with `condition` held.
+
+        Returns:
+            `ready()`, which is false if the time is up or no lane can make it true.
+        """
+
+    @abstractmethod
+    def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
+        """Acquire a lock for the thread of a lane; return whether it was acquired."""
+
+    @abstractmethod
+    def switch(self, lane: int) -> None:
+        """Let another lane run first, if the scheduler chooses one."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let all lanes run freely from now on, since the device ends."""
+
+
+class FreeRunning(LaneScheduler):
+    """All lanes run at once, as the system schedules their threads."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+
+    def wait_for(self, lane: int, ready: Ready, timeout_s: float | None) -> bool:
+        """See `LaneScheduler.wait_for`."""
+        return self.condition.wait_for(ready, timeout_s)
+
+    def acquire(self, lane: int, lock: GeneratorLock, timeout_s: float) -> bool:
+        """See `LaneScheduler.acquire`."""
+        return lock.acquire(timeout_s)
+
+    def switch(self, lane: int) -> None:
+        """See `LaneScheduler.switch`."""
+
+    def release(self) -> None:
+        """See `LaneScheduler.release`."""

@@ -29,10 +29,9 @@ from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
-from hocket.run.elastic.common_state import learning_rate
 from hocket.run.elastic.measures import LayerMeasure
 from hocket.run.elastic.memory_check import refuse_unfit
-from hocket.run.elastic.reshape import Reshaper
+from hocket.run.elastic.reshape import Reshaper, learning_rate
 from hocket.run.elastic.shape_choice import (
     FreezingOptions,
     Present,

@@ -13,7 +13,7 @@ from torch import Tensor
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.executor import Executor, PlayedLayout
-from hocket.run.weights.gradient_sums import GradientSums
+from hocket.run.weights.updater import GradientSums
 
 
 class LayerMeasure(Protocol):

@@ -14,23 +14,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.freeze.greedy import Balance
 from hocket.freeze.shapes import Frozen, Prediction, with_frozen_layers
+from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule
+from hocket.model.trace.layers import Layer
 from hocket.model.trace.state import saved_tensors
+from hocket.planner.stages import stage_costs
+from hocket.planner.trial import StageSlowdown
+from hocket.planner.work import Weights
 from hocket.run.cluster.layout import Layout, make_layout
-from hocket.run.comm.renamed import RenamedTransport
+from hocket.run.cluster.store.values import decode, encode
+from hocket.run.cluster.world import World
+from hocket.run.comm.transport import Channel, Post, Receiver, Sender, Transport
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
-from hocket.run.elastic.common_state import common_state
-from hocket.run.elastic.layer_costs import price_layers
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire
@@ -43,8 +50,15 @@ from hocket.run.nets.moves import Holders, Move, holders_of, plan_moves
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.nets.transfer import Bundle, transfer
 from hocket.run.tune.order import make_order
-from hocket.run.weights.migration import bundle_of, restore_updater, tensor_in
+from hocket.run.weights.migration import (
+    CommonState,
+    bundle_of,
+    restore_updater,
+    tensor_in,
+)
 from hocket.run.weights.settings import TrainingConfig
+
+_End = TypeVar("_End", Sender, Receiver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,3 +347,139 @@ class Reshaper:
             on_error=watch.on_error,
             is_cut_again=True,  # each part has moved from one holder
         )
+
+
+class RenamedTransport(Transport):
+    """Puts a text before the names of channels, and closes only its own ends.
+
+    Args:
+        transport: carries the messages; it stays open.
+        prefix: another one for each layout.
+    """
+
+    def __init__(self, transport: Transport, prefix: str) -> None:
+        self.needs_order = transport.needs_order  # type: ignore[misc]
+        self._transport = transport
+        self._prefix = prefix
+        self._ends: list[Sender | Receiver] = []
+
+    def plan(self, groups: Sequence[Sequence[Post]]) -> None:
+        """See `Transport.plan`."""
+        self._transport.plan(groups)
+
+    def post_planned(self, *, rest: bool = False) -> None:
+        """See `Transport.post_planned`."""
+        self._transport.post_planned(rest=rest)
+
+    def sender(self, channel: Channel) -> Sender:
+        """See `Transport.sender`."""
+        return self._kept(self._transport.sender(self._renamed(channel)))
+
+    def receiver(self, channel: Channel) -> Receiver:
+        """See `Transport.receiver`."""
+        return self._kept(self._transport.receiver(self._renamed(channel)))
+
+    def trim(self) -> None:
+        """See `Transport.trim`."""
+        self._transport.trim()
+
+    def close(self) -> None:
+        """Close the ends that were made here."""
+        while self._ends:
+            self._ends.pop().close()
+
+    def _renamed(self, channel: Channel) -> Channel:
+        return replace(channel, name=f"{self._prefix}{channel.name}")
+
+    def _kept(self, end: _End) -> _End:
+        self._ends.append(end)
+        return end
+
+
+# profile            each layer alone: forward, backward; and its forward once frozen
+# dry run            the first layout's stages, all workers at once
+# price of a layer   profile x (stages in the dry run / their layers in the profile)
+def price_layers(plan: Plan, outline: Captured, balance: Balance) -> Frozen:
+    """Return the costs of a net's layers, none of which is frozen yet.
+
+    Args:
+        plan: the first layout's, with the profile; its stages' costs say how much
+            longer layers take in place, and what updates take and keep.
+        outline: the net, without values.
+        balance: how stages are cut: see `hocket.PipelineConfig`.
+    """
+    stages = plan.costs.stages
+    grad_bytes = sum(cost.gradient_bytes for cost in stages) or 1
+    state = sum(cost.optimizer_bytes for cost in stages) / grad_bytes
+    touched = sum(2 * x.gradient_bytes + x.optimizer_bytes for x in stages) or 1
+    tensors = outline.state.tensors
+
+    def weights_of(layer: Layer) -> tuple[Weights, ...]:
+        found = []
+        for name in (*layer.parameters, *layer.buffers):
+            trained = tensors[name].nbytes * tensors[name].requires_grad
+            num_bytes = tensors[name].nbytes
+            found.append(Weights(name, num_bytes, trained, round(state * trained)))
+        return tuple(found)
+
+    pairs = zip(plan.profile.layers, outline.layers, strict=True)
+    layers = [measured.cost(weights_of(layer)) for measured, layer in pairs]
+    rate = sum(cost.update_s for cost in stages) / touched
+    alone = stage_costs(
+        layers, plan.boundaries, recomputes=False, update_s_per_byte=rate
+    )
+    in_place = StageSlowdown.of(stages, alone)
+    return Frozen(
+        [in_place.of_layer(layer) for layer in layers],
+        0,
+        rate,
+        replace(plan.costs, stages=(), links=()),
+        [in_place.forward * forward_s for forward_s in plan.frozen_s],
+        sizes=outline.parameters_in_millions if balance == "greedy" else None,
+    )
+
+
+# [a b] │ [c] d │ e f       frozen: a b c
+#         rate    rate ─▶   the last device always trains, and broadcasts
+def learning_rate(now: PlayedLayout, world: World) -> float:
+    """Return the learning rate of the last update; every worker must call this."""
+    updaters = now.executor.updaters.values()
+    own = next((x.rates()[0] for x in updaters if x.rates()), 0.0)
+    return own if _all_train(now) else float(_of_last(now, world, own))
+
+
+def common_state(now: PlayedLayout, world: World) -> CommonState | None:
+    """Return the optimizer's options and the schedule; every worker must call this.
+
+    Raises:
+        CheckpointError: an optimizer or a schedule keeps functions in its options.
+    """
+    own = CommonState.of(now.executor.updaters.values())
+    if _all_train(now):
+        return own
+    tensors: dict[str, Tensor] = {}
+    known = None if own is None else [[*own.groups], own.schedule]
+    state = encode(known, "the learning-rate schedule", tensors)
+    values = {name: [str(x.dtype), x.tolist()] for name, x in tensors.items()}
+    state, values = _of_last(now, world, [state, values])
+    if own is not None:
+        return own
+
+    def tensor(name: str, on_host: bool) -> Tensor:
+        dtype, value = values[name]
+        kind = getattr(torch, dtype.removeprefix("torch."))
+        found = torch.tensor(value, dtype=kind)
+        return found if on_host else found.to(world.device)
+
+    return CommonState(*decode(state, tensor))
+
+
+def _all_train(now: PlayedLayout) -> bool:
+    program = now.plan.schedule.program
+    training = {stage.device for stage in program.stages if stage.trainable}
+    return len(training) == program.num_devices
+
+
+def _of_last(now: PlayedLayout, world: World, value: Any) -> Any:
+    last = now.layout.num_devices - 1  # of the first replica
+    return world.broadcast_json(value, last, "the state of updates")

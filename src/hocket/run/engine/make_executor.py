@@ -12,13 +12,14 @@ from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.layout import Layout
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.make_runners import make_runners
-from hocket.run.engine.programs.add_batch_losses import add_batch_losses
+from hocket.run.engine.programs.batch_loss import BatchLoss, Gather, LossInput
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
     ParameterNames,
@@ -287,3 +288,47 @@ def _followers(
             f"stage {stage} of net {net.name}",
         )
     return found
+
+
+def add_batch_losses(
+    player: Player,
+    program: Program,
+    nets: Mapping[str, NetSetup],
+    runners: Mapping[int, StageRunner],
+    layout: Layout,
+    groups: ReductionGroups,
+) -> None:
+    """Have a player play ops L and G.
+
+    Args:
+        player: this worker's.
+        program: the whole.
+        nets: by name.
+        runners: this device's stages.
+        layout: this worker's place.
+        groups: the workers that gather outputs.
+    """
+    for stage, runner in runners.items():
+        net = nets[program.stages[stage].net]
+        if stage in program.gathered_stages:
+            group = groups.reduces(stage)
+            assert group is not None, "several replicas"
+            own, output = player.maker.own_output(stage), player.maker.gathered(stage)
+            player.stages[stage].gather = Gather(net.name, own, output, group)
+        if stage in program.loss_stages and net.loss is not None:
+            gathers = program.gathers(stage)
+            find = player.maker.gathered_of if gathers else player.maker.output_of
+            forms = (net.output, *net.others.get(stage, ()))
+            inputs = []
+            for source, form in zip(program.loss_inputs(stage), forms, strict=True):
+                facts = program.stages[source]
+                assert form is not None
+                trained = program.stages[stage].trainable and facts.trainable
+                way = find(source, stage)
+                inputs.append(LossInput(facts.net, form, way, trained))
+            player.stages[stage].loss = BatchLoss(
+                runner,
+                inputs,
+                player.maker.loss_gradient(stage),
+                layout.replica if gathers else None,
+            )

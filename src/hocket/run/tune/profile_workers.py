@@ -10,7 +10,9 @@ All workers measure at the same time, as they will train at the same time.
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,27 +21,30 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Link
 from hocket.core.op import Kind
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.clock import clock_of
-from hocket.model.profile.measure import profile
+from hocket.model.profile.measure import profile, restored_model
 from hocket.model.profile.profile import Profile, mean_profile
 from hocket.model.profile.work import measured_work
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import MeasuredTrials, Trial
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch
+from hocket.run.data.batch import Microbatch, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.memory import memory_bytes
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.tune.ddp_trial import ddp_seconds
 from hocket.run.tune.trial_runs import TrialConfig, measure_ring, run_trials
 from hocket.run.weights.settings import OptimizerFactory, Parameters, TrainingConfig
+
+_NUM_STEPS: Final = 13
+_NUM_WARM: Final = 3  # DDP rebuilds its buckets after the first
 
 _SMALLER: Final = 4  # the second size of a microbatch: so many times smaller
 _NUM_UPDATES: Final = 3
@@ -253,8 +258,8 @@ def update_s_per_byte(
     clock = clock_of(device)
     seconds = []
     for _ in range(_NUM_UPDATES + 1):
-        for copy in copies.values():
-            copy.grad = torch.full_like(copy, _GRADIENT)
+        for weight in copies.values():
+            weight.grad = torch.full_like(weight, _GRADIENT)
         begin = clock()
         stepped.step()
         seconds.append(clock() - begin)
@@ -267,3 +272,68 @@ def _shares_cores(world: World) -> bool:
         return False
     num_threads = len(world.same_host) * torch.get_num_threads()
     return num_threads >= len(os.sched_getaffinity(0))
+
+
+def ddp_seconds(
+    captured: Captured, loss: LossFunction, microbatch: Microbatch, world: World
+) -> float | None:
+    """The seconds of forward and backward under DDP. Every worker must call this.
+
+    A copy of the model runs, on all workers at once.
+
+    Args:
+        captured: the captured model.
+        loss: the loss of a microbatch.
+        microbatch: each worker's part of the batch.
+        world: all workers.
+
+    Returns:
+        The median; None for a single worker, or if DDP cannot train the model.
+    """
+    if world.world_size == 1:
+        return None
+    example = captured.example.resized(microbatch.num_samples).call()
+    args, kwargs = on_device(example, world.device)
+    targets = on_device(microbatch.targets, world.device)
+
+    def step_of(model: nn.Module) -> Callable[[], None]:
+        def step() -> None:
+            output = model(*args, **kwargs)
+            losses_of(loss, output, targets)[TOTAL].backward()
+
+        return step
+
+    with restored_model(captured, world.device), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice does not concern this copy
+        for finds_unused in (False, True):
+            own_s = _tried(captured.model, step_of, world, finds_unused=finds_unused)
+            by_rank = world.gather_json(own_s, "DDP")
+            if all(by_rank):
+                return max(map(float, by_rank))
+    return None
+
+
+def _tried(
+    model: nn.Module,
+    step_of: Callable[[nn.Module], Callable[[], None]],
+    world: World,
+    *,
+    finds_unused: bool,
+) -> float:
+    """Return the seconds of the steps; 0 if DDP refuses."""
+    clock = clock_of(world.device)
+    seconds = []
+    try:
+        own = copy.deepcopy(model).train().to(world.device)
+        step = step_of(
+            DistributedDataParallel(own, find_unused_parameters=finds_unused)
+        )
+        for _ in range(_NUM_STEPS):
+            world.barrier("DDP")
+            begin = clock()
+            step()
+            seconds.append(clock() - begin)
+            own.zero_grad(set_to_none=True)
+    except (RuntimeError, TypeError, ValueError):  # torch refuses, or has no memory
+        return 0.0
+    return median(seconds[_NUM_WARM:])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -15,19 +15,20 @@ from hocket.errors import ConfigError
 from hocket.run.device.open import open_device
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
-from hocket.sharing.running.autocast_cache import blocks_checked
 from hocket.sharing.running.gate import LOOK_S, JobGates
 from hocket.sharing.running.job import Job
-from hocket.sharing.running.job_threads import starts_seen
+from hocket.sharing.running.job_threads import shared_job, starts_seen
 from hocket.sharing.running.plan import SharePlan
 from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.processes.sent_job import sent_job
 from hocket.sharing.running.random_state import (
+    THREAD,
     JobRandom,
     default_generator_by_thread,
     default_generators,
     generators_by_thread,
 )
+from hocket.sharing.running.replaced import replaced
 from hocket.sharing.running.request import Request, read_request
 from hocket.sharing.running.runner import JobRunner, Shared
 from hocket.sharing.running.shared_state import SharedState
@@ -244,3 +245,35 @@ def _make(runner: JobRunner | JobProcess, gate: JobGates) -> None:
             gate.abandon_hung(only=runner.name)
             if runner.name in gate.hung:
                 return
+
+
+#     job a   autocast: cast w ──────── use w ── cast w again ── use w
+#     job b       autocast ─── leaves: the cache is empty
+#
+# torch has one cache of casts for all threads, and empties it when one of them leaves
+# its last block. A weight that is used twice is then cast twice, and its gradient is
+# added up in another order than alone.
+def _enter_without_cache(enter: Callable[..., Any]) -> Callable[..., Any]:
+    def enter_without_cache(block: Any) -> Any:
+        found = enter(block)
+        job, draws = shared_job(), THREAD.draws
+        if job is None or draws is None or not torch.is_autocast_cache_enabled():
+            return found
+        if not torch.is_autocast_enabled(block.device):
+            return found
+        block.__exit__(None, None, None)
+        error = ConfigError(
+            f"{draws.subject.format(job)} entered torch.autocast with its cache of "
+            "weights, which is one for all threads: where other jobs empty it, "
+            "gradients differ from those alone; give autocast cache_enabled=False, or "
+            f"use {draws.ways_out}"
+        )
+        draws.refused(error)
+        raise error
+
+    return enter_without_cache
+
+
+def blocks_checked() -> AbstractContextManager[None]:
+    """Replace `torch.autocast.__enter__` in the block, to see which job calls it."""
+    return replaced(torch.autocast, "__enter__", _enter_without_cache)

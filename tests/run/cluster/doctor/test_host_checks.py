@@ -15,7 +15,17 @@ import pytest
 import torch
 
 import hocket
-from hocket.run.cluster.doctor.cores import Cores, judge_cores, judge_load, probe_cores
+from hocket.run.cluster.doctor.examine import (
+    DEFAULT_PORT,
+    Cores,
+    Ports,
+    judge_cores,
+    judge_default_port,
+    judge_free_ports,
+    judge_load,
+    probe_cores,
+    probe_ports,
+)
 from hocket.run.cluster.doctor.finding import Finding, Severity, worst
 from hocket.run.cluster.doctor.host_name import Naming, judge_name, probe_name
 from hocket.run.cluster.doctor.limits import (
@@ -23,13 +33,6 @@ from hocket.run.cluster.doctor.limits import (
     judge_locked_memory,
     judge_open_files,
     probe_limits,
-)
-from hocket.run.cluster.doctor.ports import (
-    DEFAULT_PORT,
-    Ports,
-    judge_default_port,
-    judge_free_ports,
-    probe_ports,
 )
 from hocket.run.cluster.doctor.space import (
     DiskSpace,

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final, assert_never
 
+from hocket.run.device.cpu_lane import LaneScheduler, Ready
 from hocket.run.device.generators import GeneratorLock
-from hocket.run.device.lane_scheduler import LaneScheduler, Ready
 
 log = logging.getLogger(__name__)
 

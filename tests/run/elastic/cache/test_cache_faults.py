@@ -15,7 +15,7 @@ from hocket.errors import ConfigError, DataError
 from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.folder import claim_folder
 from hocket.freeze.cache.shard import SUFFIX, Shard
-from hocket.run.elastic.cache.cache_warnings import CacheWarning
+from hocket.run.elastic.cache.cached_prefix import CacheWarning
 from tests.run.support.cache_runs import (
     NUM_TRIALS,
     assert_equal,
@@ -160,7 +160,7 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings(
-    "ignore::hocket.run.elastic.cache.cache_warnings.CacheWarning"
+    "ignore::hocket.run.elastic.cache.cached_prefix.CacheWarning"
 )
 def test_a_full_disk_changes_no_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

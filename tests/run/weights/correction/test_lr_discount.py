@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from hocket.errors import ConfigError
-from hocket.run.weights.correction.lr_discount import NUM_DISCOUNTED, LrDiscount
 from hocket.run.weights.settings import TrainingConfig
-from hocket.run.weights.updater import Updater
+from hocket.run.weights.updater import NUM_DISCOUNTED, LrDiscount, Updater
 from tests.run.weights.correction.one_weight import descent, train
 
 LR = 0.2

@@ -7,9 +7,12 @@ Its metadata is a pickle. Each name in it stands for a plain record that does no
 from __future__ import annotations
 
 import io
+import pickle
 import re
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 from torch import Tensor
@@ -17,8 +20,10 @@ from torch import Tensor
 from hocket.errors import CheckpointError
 from hocket.model.stages.saved_modules import EXTRA_STATE
 from hocket.restricted_pickle import PickleError, read_pickle
-from hocket.run.checkpoint.exchange.torch_file import load_values
 from hocket.run.checkpoint.format.tensor_file import unknown_kind
+
+_MAX_DEPTH: Final = 64
+_MAX_ENTRIES: Final = 1_000_000
 
 METADATA: Final = ".metadata"
 _FILE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -200,3 +205,54 @@ def _read_values(folder: Path, info: Any) -> Any:
         return load_values(content)
     except CheckpointError as error:
         raise CheckpointError(f"{name}: {error}") from error
+
+
+def load_values(source: Path | IO[bytes]) -> Any:
+    """Return what such a file holds, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be read, or names code. The caller names the file.
+    """
+    try:
+        with warnings.catch_warnings():  # about what it then refuses
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.load(source, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        first = str(error).strip().split("\n", 1)[0]
+        raise CheckpointError(
+            "it holds more than tensors and plain values, so reading it could run "
+            f"code; it is not read ({first}). Where you trust it, load it yourself and "
+            "save the state dict alone"
+        ) from error
+    except Exception as error:  # a damaged file may fail in any way
+        raise CheckpointError(
+            f"it cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def flattened(values: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested dicts: `{"model": {"a": x}}` has `model.a`.
+
+    The extra state of a module is one entry.
+
+    Raises:
+        CheckpointError: the dicts are nested too deeply, as one that contains itself.
+    """
+    num_entries = 0
+    for num_entries, entry in enumerate(_entries(values, "", 0), 1):
+        if num_entries > _MAX_ENTRIES:
+            raise CheckpointError(f"it has more than {_MAX_ENTRIES:,} entries")
+        yield entry
+
+
+def _entries(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or path.endswith(EXTRA_STATE):
+        yield path, value
+        return
+    if depth > _MAX_DEPTH:
+        raise CheckpointError(
+            f"{path[:80]}... is nested more than {_MAX_DEPTH} dicts deep, or contains "
+            "itself: save the state dict alone"
+        )
+    for key, x in value.items():
+        yield from _entries(x, f"{path}.{key}" if path else str(key), depth + 1)

@@ -20,9 +20,13 @@ from hocket.errors import CheckpointError, ModelError
 from hocket.model.stages.saved_modules import EXTRA_STATE
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.commit import SaveJob, clean, commit
-from hocket.run.checkpoint.exchange.dcp import METADATA, read_dcp
-from hocket.run.checkpoint.exchange.torch_file import flattened, load_values
-from hocket.run.checkpoint.format.lock import FolderLock
+from hocket.run.checkpoint.exchange.dcp import (
+    METADATA,
+    flattened,
+    load_values,
+    read_dcp,
+)
+from hocket.run.checkpoint.format.durable import FolderLock
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.tensor_file import TensorSource
 from hocket.run.cluster.store.store_exchange import StoreExchange

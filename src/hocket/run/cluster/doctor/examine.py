@@ -11,19 +11,22 @@ On each host one worker checks the host.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Final
+
+import torch
 
 from hocket import env
 from hocket.errors import RunError
-from hocket.run.cluster.doctor.cores import judge_cores, judge_load, probe_cores
 from hocket.run.cluster.doctor.cuda_settings import (
     judge_cuda_settings,
     probe_cuda_settings,
 )
-from hocket.run.cluster.doctor.finding import Finding
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.gpu import (
     judge_gpus,
     judge_nccl,
@@ -39,11 +42,6 @@ from hocket.run.cluster.doctor.limits import (
     probe_limits,
 )
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
-from hocket.run.cluster.doctor.ports import (
-    judge_default_port,
-    judge_free_ports,
-    probe_ports,
-)
 from hocket.run.cluster.doctor.space import (
     judge_disk,
     judge_memory,
@@ -59,6 +57,11 @@ from hocket.run.cluster.doctor.versions import (
 )
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.job_folder import Json
+
+DEFAULT_PORT: Final = 29500  # of torchrun
+_LISTENS: Final = "0A"  # as /proc/net/tcp writes the state
+_FEW_FREE: Final = 256
+_ENOUGH_FREE_SHARE: Final = 0.2
 
 
 def examine_host(folder: Path, world: World | None = None) -> Iterator[Finding]:
@@ -142,3 +145,145 @@ def _examine_together(world: World, folder: Path) -> list[Finding]:
     if world.rank:
         return []
     return [Finding.from_json(one) for host in gathered for one in host] + together
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The cores of one host, and what uses them.
+
+    Args:
+        num_cores: cores that this process may use; a fraction under a container's
+            quota.
+        num_workers: workers on this host.
+        num_threads: threads of each worker.
+        load: processes that wanted to run at a time, mean of the last minute.
+    """
+
+    num_cores: float
+    num_workers: int
+    num_threads: int
+    load: float
+
+
+def probe_cores() -> Cores:
+    """Read the number of cores, threads and the load."""
+    cores = float(len(os.sched_getaffinity(0)))
+    return Cores(
+        num_cores=min(cores, _quota(Path("/sys/fs/cgroup")) or cores),
+        num_workers=env.LOCAL_WORLD_SIZE.integer(),
+        num_threads=torch.get_num_threads(),
+        load=os.getloadavg()[0],
+    )
+
+
+def judge_cores(cores: Cores) -> Finding:
+    """Check that threads do not share cores."""
+    wanted = cores.num_workers * cores.num_threads
+    found = (
+        f"{cores.num_workers} worker{'s' * (cores.num_workers > 1)} x "
+        f"{cores.num_threads} thread{'s' * (cores.num_threads > 1)} on "
+        f"{cores.num_cores:g} cores"
+    )
+    if wanted <= cores.num_cores:
+        return Finding("cores", Severity.OK, found, numbers=asdict(cores))
+    fair = max(1, int(cores.num_cores) // cores.num_workers)
+    few = cores.num_workers > cores.num_cores
+    return Finding(
+        "cores",
+        Severity.WARN,
+        f"{found}: they wait for each other",
+        "start fewer workers" if few else f"OMP_NUM_THREADS={fair}",
+        asdict(cores),
+    )
+
+
+def judge_load(cores: Cores) -> Finding:
+    """Check that other programs leave the cores free."""
+    found = f"a load of {cores.load:.1f} on {cores.num_cores:g} cores"
+    if cores.load <= cores.num_cores:
+        return Finding("load", Severity.OK, found, numbers=asdict(cores))
+    return Finding(
+        "load",
+        Severity.WARN,
+        f"{found}: a profile measured now will be wrong",
+        "end what else runs here (`top` shows it), or wait for it",
+        asdict(cores),
+    )
+
+
+def _quota(root: Path) -> float:
+    """Return the cores that a container may use; 0 if it has no quota."""
+    new, old = root / "cpu.max", root / "cpu" / "cpu.cfs_quota_us"
+    if new.is_file():
+        quota, period = new.read_text().split()
+    elif old.is_file():
+        quota = old.read_text().strip()
+        period = old.with_name("cpu.cfs_period_us").read_text()
+    else:
+        return 0.0
+    return int(quota) / int(period) if quota.isdigit() else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """TCP ports on this host.
+
+    Args:
+        num_ports: ports that the system gives to outgoing connections.
+        num_used: how many of these are in use.
+        listening: ports on which some program listens.
+    """
+
+    num_ports: int
+    num_used: int
+    listening: tuple[int, ...]
+
+
+def probe_ports() -> Ports:
+    """Read the kernel's tables; nothing is opened."""
+    span = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first, last = (
+        map(int, span.read_text().split()) if span.exists() else (49152, 65535)
+    )
+    used: set[int] = set()
+    listening: set[int] = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            _, local, _, state, *_ = line.split()
+            port = int(local.rpartition(":")[2], 16)
+            used.add(port)
+            if state == _LISTENS:
+                listening.add(port)
+    num_used = sum(first <= port <= last for port in used)
+    return Ports(last - first + 1, num_used, tuple(sorted(listening)))
+
+
+def judge_free_ports(ports: Ports) -> Finding:
+    """Check that connections can still be made."""
+    num_free = ports.num_ports - ports.num_used
+    found = f"{num_free:,} of {ports.num_ports:,} are free"
+    numbers = asdict(ports)
+    if num_free >= max(_FEW_FREE, _ENOUGH_FREE_SHARE * ports.num_ports):
+        return Finding("free ports", Severity.OK, found, numbers=numbers)
+    return Finding(
+        "free ports",
+        Severity.FAIL if num_free < _FEW_FREE else Severity.WARN,
+        f"{found}; every two workers on different hosts need some",
+        "`ss -tan` shows who has them; closed ones come back after a minute; "
+        '`sysctl net.ipv4.ip_local_port_range="15000 65000"` gives more',
+        numbers,
+    )
+
+
+def judge_default_port(ports: Ports) -> Finding:
+    """Check that torchrun can listen on its default port."""
+    check = f"port {DEFAULT_PORT}"
+    if DEFAULT_PORT not in ports.listening:
+        return Finding(check, Severity.OK, "torchrun's default is free")
+    return Finding(
+        check,
+        Severity.WARN,
+        "torchrun's default is taken: another job runs here, or is left from before",
+        f"`ss -tlnp 'sport = {DEFAULT_PORT}'` shows whose it is; else give torchrun "
+        "another --master-port, or --standalone on one host",
+    )

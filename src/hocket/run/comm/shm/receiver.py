@@ -13,7 +13,6 @@ from torch.distributed.distributed_c10d import Store
 from hocket.errors import SchemaError, WaitError
 from hocket.run.comm.buffers import Buffer, Pool
 from hocket.run.comm.schema import Schema, tag_digest, tag_salt, tag_text
-from hocket.run.comm.shm.deadline import Deadline
 from hocket.run.comm.shm.link import Listener, SocketLink, has_ended, number_of
 from hocket.run.comm.shm.packets import (
     CreditPacket,
@@ -23,8 +22,7 @@ from hocket.run.comm.shm.packets import (
     pack,
     unpack,
 )
-from hocket.run.comm.shm.sender import address_key, process_key
-from hocket.run.comm.shm.slots import Slots
+from hocket.run.comm.shm.sender import Deadline, Slots, address_key, process_key
 from hocket.run.comm.transport import Channel, Receiver
 from hocket.run.diagnostics.flight_recorder import OnWait
 

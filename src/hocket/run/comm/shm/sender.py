@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, assert_never
 
+import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from hocket.errors import SchemaError, WaitError
-from hocket.run.comm.buffers import buffer_bytes
+from hocket.run.comm.buffers import Buffer, buffer_bytes
 from hocket.run.comm.schema import Schema
 from hocket.run.comm.schema_exchange import wait_for_value
-from hocket.run.comm.shm.deadline import Deadline
 from hocket.run.comm.shm.link import SocketLink, connect, own_process
 from hocket.run.comm.shm.packets import (
     CreditPacket,
@@ -24,7 +28,6 @@ from hocket.run.comm.shm.packets import (
     pack,
     unpack,
 )
-from hocket.run.comm.shm.slots import Slots, new_memory
 from hocket.run.comm.transport import Channel, Sender, check_tensors
 from hocket.run.diagnostics.flight_recorder import OnWait
 
@@ -174,3 +177,118 @@ def address_key(channel: Channel) -> str:
 def process_key(channel: Channel) -> str:
     """Return the store key of a channel's sender: its `own_process`."""
     return f"process/{channel.key}"
+
+
+# It is anonymous (a memfd): it counts as memory and not against /dev/shm, and it
+# vanishes with the last process that maps it. The system gives it pages when they are
+# first written, so slots that are never needed cost nothing.
+class Slots:
+    """One process's mapping of the shared slots.
+
+    Args:
+        descriptor: the memory's file descriptor; closed here, the mapping stays valid.
+        num_slots: the number of slots.
+        slot_bytes: the size of a slot; a multiple of 64.
+    """
+
+    def __init__(self, descriptor: int, num_slots: int, slot_bytes: int) -> None:
+        try:
+            memory = mmap.mmap(descriptor, num_slots * slot_bytes)
+        finally:
+            os.close(descriptor)
+        self.slot_bytes = slot_bytes
+        self._num_slots = num_slots
+        self._memory = memory
+        self._buffers: dict[Schema, list[Buffer]] = {}
+        self._last: tuple[Schema | None, list[Buffer]] = None, []
+
+    def buffer(self, slot: int, schema: Schema) -> Buffer:
+        """Return a slot as a message, of at most `slot_bytes`."""
+        last, buffers = self._last
+        if schema is not last:  # most follow one of their own kind
+            if schema not in self._buffers:
+                self._buffers[schema] = self._make(schema)
+            buffers = self._buffers[schema]
+            self._last = schema, buffers
+        return buffers[slot]
+
+    def _make(self, schema: Schema) -> list[Buffer]:
+        size = buffer_bytes(schema)
+        with torch.inference_mode(False):  # see Pool: they outlive an evaluation
+            flats = [
+                torch.frombuffer(
+                    self._memory,
+                    dtype=torch.uint8,
+                    count=size,
+                    offset=i * self.slot_bytes,
+                )
+                for i in range(self._num_slots)
+            ]
+            return [Buffer(schema, flat, schema.views(flat)) for flat in flats]
+
+
+def new_memory(num_slots: int, slot_bytes: int) -> int:
+    """Make shared memory and return its descriptor, for `Slots` in both processes."""
+    descriptor = os.memfd_create("hocket", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, num_slots * slot_bytes)
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """Waits for a peer until a deadline, with errors that name it.
+
+    Args:
+        channel: the channel that is waited on.
+        other: the rank that is waited for.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
+    """
+
+    channel: Channel
+    other: int
+    timeout_s: float
+    on_wait: OnWait
+
+    def wait(
+        self, link: SocketLink, done: Callable[[], bool], tag: int, fault: str
+    ) -> None:
+        """Wait for the other end.
+
+        Args:
+            link: the connection to the other end.
+            done: fetches packets and returns whether the wait is over.
+            tag: the tag of the message that is waited for.
+            fault: the other rank's failure, beginning with a verb, for errors.
+
+        Raises:
+            WaitError: the time is up, or the other end is gone.
+        """
+        if done():
+            return
+        self.notify_wait()
+        begin_s = time.monotonic()
+        while not done():
+            waited_s = time.monotonic() - begin_s
+            if link.peer_gone:
+                raise WaitError(
+                    f"{self.channel.message(tag)}: {self.peer_gone(link)} and {fault}"
+                )
+            if waited_s >= self.timeout_s:
+                raise WaitError(
+                    f"{self.channel.message(tag)}: waited {waited_s:.1f} s; rank "
+                    f"{self.other} (process {link.pid}) lives but {fault}: it is "
+                    "stopped, stuck, or slower than the timeout allows"
+                )
+            link.wait(self.timeout_s - waited_s)
+
+    def notify_wait(self) -> None:
+        """Call `on_wait`."""
+        self.on_wait(self.channel.name, self.other)
+
+    def peer_gone(self, link: SocketLink) -> str:
+        """Describe that the other end is gone."""
+        return (
+            f"rank {self.other} is gone (its process {link.pid} ended, or closed the "
+            "channel)"
+        )

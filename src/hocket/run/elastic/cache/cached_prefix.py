@@ -17,24 +17,25 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, assert_never
+from warnings import warn
 
 import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.freeze.cache.disk import slot_size
 from hocket.freeze.cache.folder import claim_folder
 from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
 from hocket.freeze.cache.settings import Cache
+from hocket.freeze.cache.shard import file_bytes
 from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.reads import PartBatch
-from hocket.run.elastic.cache.cache_warnings import CacheWarnings, small_budgets
-from hocket.run.elastic.cache.extension import Extension, PartMaker
+from hocket.run.elastic.cache.extension import Extension, PartMaker, model_digest
 from hocket.run.elastic.cache.frozen_part import Begun, FrozenPart, run_stage
 from hocket.run.elastic.cache.kept_rows import KeptRows
 from hocket.run.elastic.cache.output_rows import OutputRows, input_form
-from hocket.run.elastic.cache.prefix_digest import model_digest
 from hocket.run.elastic.cache.training_order import TrainingOrder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
@@ -346,3 +347,51 @@ class CachedPrefix:
     def _switch_off(self, why: str) -> None:
         self._warnings.add(f"the cache is off: {why}")
         self._payoff.mode = CacheMode.COMPUTES
+
+
+class CacheWarning(UserWarning):
+    """The cache keeps less than it was asked to; training goes on."""
+
+
+class CacheWarnings:
+    """Collects warnings while a step runs; each text is given once."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, bool] = {}
+
+    def add(self, text: str) -> None:
+        """Add a warning."""
+        self._given.setdefault(text, False)
+
+    def give(self) -> None:
+        """Warn of what is new.
+
+        Warns:
+            CacheWarning: each text.
+        """
+        for text, is_given in self._given.items():
+            if not is_given:
+                self._given[text] = True
+                warn(text, CacheWarning, stacklevel=3)
+
+
+def small_budgets(settings: Cache, num_bytes: int) -> tuple[list[str], bool]:
+    """Find the budgets that are smaller than one entry.
+
+    Args:
+        settings: folder and budgets.
+        num_bytes: the bytes of one sample's outputs.
+
+    Returns:
+        What to say of each; and whether an entry fits nowhere.
+    """
+    budgets = (
+        ("ram_bytes", settings.ram_bytes, num_bytes),
+        ("disk_bytes", settings.disk_bytes, file_bytes(slot_size(num_bytes), 1)),
+    )
+    small = [
+        f"{name} {has} is less than the {needs} bytes of one sample's outputs"
+        for name, has, needs in budgets
+        if 0 < has < needs
+    ]
+    return small, len(small) == sum(has > 0 for _, has, _ in budgets)

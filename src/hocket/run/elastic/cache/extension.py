@@ -7,14 +7,18 @@ keep     [a b c d]  now
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, cut
 from hocket.model.stages.on_tensors import on_tensors
 from hocket.run.elastic.cache.frozen_part import FrozenPart
-from hocket.run.elastic.cache.prefix_digest import prefix_digest
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
@@ -108,3 +112,45 @@ class PartMaker:
         )
         runner.train(mode=False)
         return runner
+
+
+def prefix_digest(
+    module: StageModule, device: torch.device, precision: Precision, kept_as: str | None
+) -> bytes:
+    """Return 16 bytes that depend on the work, the weights and the buffers.
+
+    Also on the kind of device and torch's version, since kernels round differently.
+
+    Args:
+        module: the frozen layers.
+        device: where they run.
+        precision: the type that they compute in.
+        kept_as: the type that their outputs are kept in.
+    """
+    code = module.code_in(training=False)
+    found = sha256()
+    about = (device.type, torch.__version__, precision.value, kept_as)
+    found.update(f"{about}\n{code.graph.python_code('self').src}".encode())
+    for name, value in sorted(vars(code.objects).items()):
+        _add(found, name, value)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        _add(found, name, tensor)
+    return found.digest()[:16]
+
+
+def model_digest(captured: Captured) -> str:
+    """Return a digest of a model's names and shapes, whatever its weights."""
+    tensors = captured.state.tensors.items()
+    text = "\n".join(f"{name} {tuple(x.shape)} {x.dtype}" for name, x in tensors)
+    return sha256(text.encode()).hexdigest()[:32]
+
+
+def _add(found: Any, name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        text = re.sub(r" at 0x[0-9a-f]+", "", f"{name} {value!r}\n")
+        found.update(text.encode())
+        return
+    found.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    if flat.numel():
+        found.update(flat.view(torch.uint8).numpy().data)

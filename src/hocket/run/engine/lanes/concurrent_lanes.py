@@ -10,18 +10,25 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hocket.core.accesses import accesses
-from hocket.core.dataflow import Value
-from hocket.core.op import Op
-from hocket.run.data.step_batch import Batches, first_of
+from hocket.core.dataflow import Value, makes
+from hocket.core.op import STEP_ENDS, Op
+from hocket.core.program import Program
+from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
+from hocket.run.device.stopwatch import Seconds, Stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.lane_ops import LaneOp, LaneOps
-from hocket.run.engine.lanes.message_order import ordered_by_messages
-from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
+from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
+
+# Of each lane of the device: how many of its ops have come before.
+_Clock: TypeAlias = tuple[int, ...]
 
 
 class ConcurrentLanes:
@@ -134,3 +141,122 @@ class ConcurrentLanes:
         place = {lane: i for i, lane in enumerate(self._numbers)}
         for lane, _ in part.in_order(self._numbers, program):
             yield place[lane], next(left[place[lane]])
+
+
+# Between two lanes of a device there may be no event, but a path of messages:
+#
+#     d0     0F1 ───╮                 0W1 ──▶ 0F0 ───╮
+#     d1     lane 0 ╰▶ 1F1 ──▶ 1B1 ───╯              │
+#            lane 1                                  ╰▶ 1F0 comes after 1F1, in any run
+#
+# The sanitizer of a device sees its own events only: these orders become events for it.
+def ordered_by_messages(
+    part: PortionPlan, numbers: tuple[int, ...], program: Program
+) -> dict[Op, tuple[Op, ...]]:
+    """Return the ops of other lanes that come before an op by way of its messages.
+
+    Args:
+        part: the portion, with the lanes of all devices.
+        numbers: the lanes of one device, ascending.
+        program: says what ops make.
+
+    Returns:
+        Of each op that receives messages: the last op of each other lane of the device
+        that its messages come after. Steps count from the portion's first.
+    """
+    every = tuple(range(len(part.lanes)))
+    now: dict[int, _Clock] = dict.fromkeys(every, (0,) * len(numbers))
+    made: dict[Value, _Clock] = {}
+    found: dict[Op, list[Op]] = {}
+    for number, plan in part.in_order(every, program):
+        received = [made[x.value] for x in plan.receives if x.value in made]
+        waited = [made[value] for value in plan.waits if value in made]
+        clock = now[number]
+        if number in numbers and received:
+            heard = tuple(map(max, *received, received[0]))
+            found[plan.op] = [
+                last
+                for other, count in zip(numbers, heard, strict=True)
+                if other != number and (last := _last_sender(part, other, count))
+            ]
+        for other in (*received, *waited):
+            clock = tuple(map(max, clock, other))
+        if number in numbers:
+            place = numbers.index(number)
+            clock = (*clock[:place], clock[place] + 1, *clock[place + 1 :])
+        now[number] = clock
+        made.update(dict.fromkeys(makes(plan.op, program), clock))
+    return {
+        _shifted(op, part): tuple(_shifted(x, part) for x in before)
+        for op, before in found.items()
+    }
+
+
+def _last_sender(part: PortionPlan, lane: int, count: int) -> Op | None:
+    """Return the last of a lane's first ops that may send: R and U send nothing."""
+    ops = (plan.op for plan in reversed(part.lanes[lane][:count]))
+    return next((op for op in ops if op.kind not in STEP_ENDS), None)
+
+
+def _shifted(op: Op, part: PortionPlan) -> Op:
+    return replace(op, step=op.step - part.shift)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOp:
+    """One op of a lane.
+
+    Args:
+        op: its step counts from the portion's first.
+        text: what the flight recorder notes.
+        action: plays it on a batch of each net.
+        waits: values of other lanes that it needs.
+        records: values of it that other lanes wait for.
+        is_step_end: whether it is a reduction or an update.
+    """
+
+    op: Op
+    text: str
+    action: Callable[[NetBatches], None]
+    waits: tuple[Value, ...]
+    records: tuple[Value, ...]
+    is_step_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOps:
+    """One lane's part of a portion, ready to play.
+
+    Args:
+        ops: its ops.
+        watch: takes their times.
+        computes: which of them take the lane's own time.
+    """
+
+    ops: list[LaneOp]
+    watch: Stopwatch
+    computes: NDArray[np.bool_]
+
+    def busy_s(self, start_s: Seconds, end_s: Seconds) -> float:
+        """Return how long the lane itself worked, in seconds.
+
+        Args:
+            start_s: when each op began.
+            end_s: when each op ended.
+        """
+        return float((end_s - start_s)[self.computes].sum())
+
+
+class Countdown:
+    """Counts the microbatches of each stage's batches down to the last one."""
+
+    def __init__(self) -> None:
+        self._left: dict[tuple[int, tuple[int, int]], int] = {}
+
+    def is_last(self, stage: int, work: StepBatch) -> bool:
+        """Count one microbatch of a stage's batch; return whether it was the last."""
+        key = stage, work.step.key
+        num_left = self._left.pop(key, len(work.microbatches)) - 1
+        if num_left:
+            self._left[key] = num_left
+        return not num_left

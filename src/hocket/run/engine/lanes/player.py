@@ -27,8 +27,12 @@ from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.concurrent_lanes import ConcurrentLanes
-from hocket.run.engine.lanes.lane_ops import Countdown, LaneOp, LaneOps
+from hocket.run.engine.lanes.concurrent_lanes import (
+    ConcurrentLanes,
+    Countdown,
+    LaneOp,
+    LaneOps,
+)
 from hocket.run.engine.lanes.op_times import OpTimer, OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.point_to_point import PointToPoint

@@ -23,10 +23,14 @@ from typing import Final, NamedTuple
 
 import torch.distributed as dist
 
+from hocket.core.checker.links import check_queues
 from hocket.core.dataflow import Fact
-from hocket.core.op import STEP_ENDS
+from hocket.core.gates import gates_of
+from hocket.core.op import STEP_ENDS, Op
 from hocket.core.plans.lane_plan import Message, OpPlan
+from hocket.core.plans.message_order import Queue, ops_together, plan_queues
 from hocket.core.program import Program
+from hocket.errors import DeadlockError, RunError
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.comm.transport import Carries, Channel, Post, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
@@ -41,8 +45,7 @@ from hocket.run.engine.lanes.channel_ends import (
     Signature,
     Sizing,
 )
-from hocket.run.engine.lanes.planned_messages import plan_messages, refuse_unordered
-from hocket.run.engine.lanes.play_plan import PlayPlan, PortionPlan
+from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
 Source = tuple[Fact, int, int]  # fact, stage that makes it, lane that sends it
@@ -313,3 +316,67 @@ def _routes(plan: PlayPlan) -> Iterator[tuple[Route, Message]]:
         key=lambda one: (letters.index(one[0][0][0]), *one[0][0][1:], one[0][1]),
     ):
         yield route, message
+
+
+# Each portion is planned by itself, since ranks do not know how often a body is played:
+# what is sent in a portion is received in it. So no op may wait in a portion for what
+# another device does in a later one.
+def refuse_unordered(plan: PlayPlan) -> None:
+    """Refuse what has no planned order of messages.
+
+    Raises:
+        RunError: a device has several lanes; or an update waits for gradients that
+            another device makes in a later portion.
+    """
+    num_devices = plan.program.num_devices
+    if len(plan.schedule.lanes) > num_devices:
+        raise RunError(
+            f"this schedule has {len(plan.schedule.lanes)} lanes on {num_devices} "
+            "devices, and NCCL needs one order of a device's messages: choose a "
+            "schedule with one lane for each device, or send by way of the host "
+            "(HOCKET_BACKEND=gloo)"
+        )
+    played: set[Op] = set()
+    for portion in (Portion.PROLOGUE, Portion.BODY):
+        if portion not in plan.portions:
+            return
+        ops = [one for lane in plan.portions[portion].lanes for one in lane]
+        played.update(one.op for one in ops)
+        for one in ops:
+            for other in one.follows:
+                if other not in played:
+                    raise _refusal(f"{one.op} waits for {other} of a later portion")
+
+
+def plan_messages(plan: PlayPlan, part: PortionPlan) -> dict[int, Queue]:
+    """Plan and prove the order of a portion's messages.
+
+    An update may wait for gradients that another device reduces only in its own update
+    (replicas, shared weights). The plan assumes this of every update first. If that
+    deadlocks, the plan assumes that gradients are complete after their backwards.
+
+    Raises:
+        RunError: replicas reduce gradients, and no order ends with updates that wait.
+        DeadlockError: no order ends, even if updates wait for no other device.
+        ScheduleError: the planned order differs at the two ends of a pair.
+    """
+    devices = [lane.device for lane in plan.schedule.lanes]
+    gates = gates_of(plan.schedule, clips=True)
+    together = ops_together(plan.program, gates)
+    try:
+        queues = plan_queues(part.lanes, devices, together)
+    except DeadlockError as error:
+        if plan.program.num_replicas > 1 and plan.gates == gates:
+            raise _refusal(str(error)) from error
+        together = ops_together(plan.program)
+        queues = plan_queues(part.lanes, devices, together)
+    check_queues(queues, together)
+    return queues
+
+
+def _refusal(reason: str) -> RunError:
+    return RunError(
+        "updates of this schedule wait for gradients of other devices, and no order of "
+        f"messages over NCCL is proved to end ({reason}): do not clip by the norm, or "
+        "send by way of the host (HOCKET_BACKEND=gloo)"
+    )

@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hocket.run.weights.correction.correction import Correction, CorrectionState
-from hocket.run.weights.correction.moved import moved_by
 
 _ADAMS: Final = (Adam, AdamW)
 
@@ -153,3 +153,14 @@ def _with_adam(
     decay = group["weight_decay"] if group["decoupled_weight_decay"] else 0.0
     ahead = weights.mul(1 - rate * decay)
     return ahead.addcdiv_(state["exp_avg"], size, value=-rate / (1 - beta1**step))
+
+
+def moved_by(
+    step: Callable[[], object], parameters: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """Call a step, and return what it added to each parameter, by name."""
+    moved = {name: p.detach().clone() for name, p in parameters.items()}
+    step()
+    for name, parameter in parameters.items():
+        torch.sub(parameter.detach(), moved[name], out=moved[name])
+    return moved
