@@ -43,8 +43,12 @@ from hocket.run.device.out_of_memory import (
 )
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.elastic.freezing import Freezing
-from hocket.run.elastic.make import make_freezing, other_layouts
-from hocket.run.elastic.refusals import refuse_order, refuse_with_freezing
+from hocket.run.elastic.make import (
+    make_freezing,
+    other_layouts,
+    refuse_order,
+    refuse_with_freezing,
+)
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan, short_hash

@@ -133,9 +133,8 @@ def _lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     values = [_lists(x) for x in value.values()]
-    if value and all(isinstance(key, int) for key in value):
-        return values
-    return dict(zip(value, values, strict=True))
+    is_list = value and all(isinstance(key, int) for key in value)
+    return values if is_list else dict(zip(value, values, strict=True))
 
 
 def _whole(
