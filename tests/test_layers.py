@@ -112,7 +112,7 @@ ROOMS: Final = {
         "elastic",
         "callbacks",
     ),
-    "model": ("trace", "capture", "stages", "profile"),
+    "model": ("trace", "guards", "capture", "stages", "profile"),
     "run/outoforder": ("capture", "play", "order"),
 }
 

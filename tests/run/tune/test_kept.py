@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.core.costs import Costs
+from hocket.model.guards.code_text import UnknownCodeError, code_text
 from hocket.run.tune import build
 from hocket.run.tune.cut import cut_model, profiled_model
-from hocket.run.tune.cut.code_text import UnknownCodeError, code_text
 from tests.run.support.forked import answers_of
 
 MEASURED = {

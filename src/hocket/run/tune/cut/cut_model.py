@@ -10,7 +10,7 @@ from hocket.core.program import Program
 from hocket.errors import ModelError
 from hocket.freeze.greedy import greedy_boundaries
 from hocket.model.profile.costs import stage_costs
-from hocket.model.stages.cut import boundaries_from_names, cut
+from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.planner.cluster import MessageCosts
 from hocket.run.cluster.layout import Layout
@@ -79,6 +79,7 @@ def cut_and_measure(
         boundaries = balanced_boundaries(
             known, program, config.cut, world, context.layout
         )
+    check_as_is(known.captured, boundaries, program.flows)
     modules = cut(known.captured, boundaries, program.flows)
 
     def measure() -> Costs:

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 from hocket.core.costs import Costs
 from hocket.core.formats.costs_json import from_json, to_json
 from hocket.errors import HocketError
+from hocket.model.guards.code_text import code_text
 from hocket.model.profile.profile import key_of, write_whole
 from hocket.run.cluster.world import World
 from hocket.run.engine.plan import short_hash
-from hocket.run.tune.cut.code_text import code_text
 
 if TYPE_CHECKING:
     from hocket.run.tune.cut.profiled_model import ProfiledModel

@@ -158,7 +158,7 @@ def _items(value: Any) -> Iterable[Any] | None:
 
 def _of_class(kind: type) -> Iterator[Any]:
     yield kind.__module__ + _version(kind.__module__)
-    if not _is_installed(kind.__module__):
+    if not is_installed(kind.__module__):
         yield kind.__bases__
         for name, value in vars(kind).items():
             if name not in _ABOUT_A_CLASS:
@@ -170,7 +170,7 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
     home = str(function.__globals__.get("__name__"))
     yield home + _version(home)
     yield from (function.__closure__, function.__defaults__, function.__kwdefaults__)
-    if not _is_installed(home):
+    if not is_installed(home):
         yield from (function.__code__, vars(function))
         yield from _read_globals(function.__code__, function.__globals__)
 
@@ -204,7 +204,7 @@ def _read_globals(code: CodeType, known: Mapping[str, Any]) -> Iterator[Any]:
     Raises:
         UnknownCodeError: it may read names that cannot be listed.
     """
-    every = [code, *_inner(code)]
+    every = [code, *inner_code(code)]
     names = dict.fromkeys(name for part in every for name in part.co_names)
     if hiding := _HIDING.intersection(names):
         raise UnknownCodeError(f"it uses {', '.join(sorted(hiding))}")
@@ -219,19 +219,20 @@ def _read_globals(code: CodeType, known: Mapping[str, Any]) -> Iterator[Any]:
         if not isinstance(value, ModuleType) or value.__name__ in modules:
             continue
         modules.add(value.__name__)
-        if not _is_installed(value.__name__):
+        if not is_installed(value.__name__):
             todo += [vars(value)[name] for name in names if name in vars(value)]
 
 
-def _inner(code: CodeType) -> Iterator[CodeType]:
+def inner_code(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of functions that are defined inside of a function."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
-            yield from _inner(constant)
+            yield from inner_code(constant)
 
 
 def _is_own_module(value: Any) -> bool:
-    return isinstance(value, ModuleType) and not _is_installed(value.__name__)
+    return isinstance(value, ModuleType) and not is_installed(value.__name__)
 
 
 def _imported(code: CodeType) -> Iterator[ModuleType | str]:
@@ -248,14 +249,14 @@ def _imported(code: CodeType) -> Iterator[ModuleType | str]:
         if not level.argval and name in sys.modules:
             # `import a.b` gives code the name `a`.
             yield from (sys.modules[name], sys.modules[name.partition(".")[0]])
-        elif not level.argval and _is_installed(name):
+        elif not level.argval and is_installed(name):
             yield name + _version(name)
         else:
             raise UnknownCodeError(f"it imports {name!r} when it runs")
 
 
 @cache
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
     """Return whether a module is of an installed package, or of Python."""
     package = module.partition(".")[0]
     if package in sys.modules:
@@ -275,7 +276,7 @@ def _version(module: str) -> str:
         UnknownCodeError: it has none.
     """
     package = module.partition(".")[0]
-    if package in _KNOWN or not _is_installed(module):
+    if package in _KNOWN or not is_installed(module):
         return ""
     version = getattr(sys.modules.get(package), "__version__", None)
     try:

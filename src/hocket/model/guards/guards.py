@@ -1,0 +1,260 @@
+"""Compares what a captured graph has fixed, before each step.
+
+    captured with   net.temperature = 1.0      x / 1.0 in the graph
+    the loop sets   net.temperature = 2.0      a change: "temperature", 1.0 and 2.0
+
+A comparison takes a fraction of a microsecond per module. Modules are referred to
+weakly: where the user keeps no reference to the model, nobody can change it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+from weakref import ref
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils.hooks import RemovableHandle
+
+from hocket.model.guards.reached import PLAIN, Reached
+
+# torch's own attributes: those of all modules, and those of recurrent ones, whose
+# weights are in a list as well.
+OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
+_HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
+_GLOBAL_HOOKS: Final = tuple(
+    x for x in vars(torch_module) if x.startswith("_global_") and x.endswith("_hooks")
+)
+_ABSENT: Final = object()
+_MOST_TEXT: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something that a graph has fixed, and that is otherwise now.
+
+    Args:
+        name: how the user reaches it, such as `blocks.0.rate`.
+        before: its value when the model was captured, as text.
+        now: its present value, as text.
+        owners: the paths of the modules whose forwards may read it.
+        is_module: whether it is a submodule rather than a value.
+    """
+
+    name: str
+    before: str
+    now: str
+    owners: frozenset[str]
+    is_module: bool = False
+
+    @property
+    def is_mode(self) -> bool:
+        """Whether it is a module's training or evaluation mode."""
+        return self.name.rpartition(".")[2] == "training" and len(self.owners) == 1
+
+    def __str__(self) -> str:
+        """Return one line."""
+        return f"{self.name} was {self.before} and is {self.now}"
+
+
+class Guards:
+    """What the forwards of a model's modules read besides tensors, as it is now.
+
+    Parameters and buffers do not count.
+
+    Args:
+        model: the outermost module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = ref(model)
+        self._read(model)
+
+    def changes(self) -> list[Change]:
+        """Return what is otherwise than when this was last called, or made."""
+        model = self._model()
+        if model is None:
+            return []
+        try:
+            if self._values() == self._was and self._content() == self._held:
+                return []
+        except Exception:  # two tensors, say, have no one answer
+            pass
+        found = [*self._compare()]
+        if all(type(x) in PLAIN for change in found for x in change[1:3]):
+            self._note()
+        else:
+            self._read(model)
+        return [
+            Change(
+                name,
+                _text(before),
+                _text(now),
+                frozenset(owners),
+                isinstance(before, _ModuleName),
+            )
+            for name, before, now, owners in found
+        ]
+
+    def _read(self, model: nn.Module) -> None:
+        """Find all that is to be compared, and note its values."""
+        reached = Reached()
+        self._modules: list[tuple[str, ref[nn.Module], tuple[str, ...]]] = []
+        self._tensors: dict[str, Tensor] = {}
+        for path, module in model.named_modules():
+            own = {k: v for k, v in vars(module).items() if k not in OWN}
+            reached.of_module(path, module, own)
+            # Twice, for a getter of several names returns a tuple.
+            names = ("training", "training", *own)
+            self._modules.append((path, ref(module), names))
+            for name, value in own.items():
+                if isinstance(value, Tensor):
+                    self._tensors[_joined(path, name)] = value
+        self._gets = [(one, itemgetter(*names)) for _, one, names in self._modules]
+        self._holders = [*reached.holders.values()]
+        self._hooks = dict(self._hooks_now())
+        self._num_hooks = RemovableHandle.next_id
+        self._children = dict(self._children_now())
+        self._note()
+
+    def _note(self) -> None:
+        """Note the present values of what is compared."""
+        self._was = self._values()
+        self._held = [_copied(x) for x in self._content()]
+
+    def _values(self) -> list[Any]:
+        """Return the values that are compared first, by the fastest way."""
+        values: list[Any] = [
+            (len(own := vars(module)), get(own), [*map(id, own["_modules"].values())])
+            if (module := one()) is not None
+            else None
+            for one, get in self._gets
+        ]
+        values += [x._version for x in self._tensors.values()]
+        values.append(RemovableHandle.next_id)  # each hook gets a number
+        return values
+
+    def _content(self) -> list[Any]:
+        return [holder.read() for holder in self._holders]
+
+    def _compare(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
+        """Yield the name of each change, both values, and who may read it."""
+        yield from self._compare_modules()
+        for holder, held, content in zip(
+            self._holders, self._held, self._content(), strict=True
+        ):
+            for name, a, b in _different(_entries(held), _entries(content)):
+                yield f"{holder.name}{name}", a, b, holder.owners
+        if self._num_hooks != RemovableHandle.next_id:
+            now = dict(self._hooks_now())
+            known = {k: self._hooks[k] for k in now if k in self._hooks}
+            yield from _described(_different(known, now), _Text)
+        present = dict(self._children_now())
+        yield from _described(_different(self._children, present), _ModuleName)
+
+    def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
+        was = iter(self._was)
+        for path, one, names in self._modules:
+            noted, module = next(was), one()
+            if noted is None or module is None:
+                continue
+            before = dict(zip(names, noted[1], strict=True))
+            for name, a, b in _different(before, _own(module)):
+                yield _joined(path, name), a, b, (path,)
+        for name, x in self._tensors.items():
+            if next(was) != x._version:
+                yield f"{name} (in place)", x, x, (name.rpartition(".")[0],)
+
+    def _hooks_now(self) -> Iterator[tuple[str, Any]]:
+        """Yield the hooks of all modules, and those of each."""
+        for kind in _GLOBAL_HOOKS:
+            hooks = getattr(torch_module, kind)
+            yield f"(torch.nn.modules.module).{kind}", _of_hooks(hooks)
+        for path, one, _ in self._modules:
+            module = one()
+            for kind in _HOOKS if module is not None else ():
+                yield _joined(path, kind), _of_hooks(vars(module)[kind])
+
+    def _children_now(self) -> Iterator[tuple[str, Any]]:
+        for path, one, _ in self._modules:
+            module = one()
+            for name, child in {} if module is None else module._modules.items():
+                yield _joined(path, name), (id(child), _class_name(child))
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    """Return the mode of a module, and its attributes but for torch's own."""
+    own = vars(module)
+    return {"training": own["training"]} | {k: own[k] for k in own if k not in OWN}
+
+
+def _entries(content: Any) -> Mapping[str, Any]:
+    return content if hasattr(content, "items") else {"": content}
+
+
+def _described(
+    different: Iterator[tuple[str, Any, Any]], kind: type[_Text]
+) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
+    """Yield changes of hooks or submodules, by the texts that were noted."""
+    for name, *both in different:
+        a, b = [kind("not set" if x is _ABSENT else x[1]) for x in both]
+        yield name, a, b, (name.rpartition(".")[0],)
+
+
+class _Text(str):
+    """A text that is shown as it is."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class _ModuleName(_Text):
+    """The class of a submodule."""
+
+    __slots__ = ()
+
+
+def _of_hooks(hooks: Mapping[int, Any]) -> tuple[tuple[int, ...], str]:
+    return tuple(hooks), ", ".join(map(_class_name, hooks.values())) or "empty"
+
+
+def _class_name(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def _different(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each key whose values differ, and both values."""
+    for name in dict.fromkeys((*before, *now)):
+        a, b = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        if not _same(a, b):
+            yield name, a, b
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return a is b or bool(a == b)
+    except Exception:
+        return False
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy that compares equal as long as nothing is exchanged in it."""
+    if hasattr(value, "items"):
+        return dict(value)
+    return value.copy() if isinstance(value, list | set) else value
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return "not set"
+    text = repr(value) if isinstance(value, (*PLAIN, list, tuple, dict)) else ""
+    return text if 0 < len(text) <= _MOST_TEXT else f"a {type(value).__name__}"

@@ -1,0 +1,211 @@
+"""Finds what a module's forward may read besides tensors: the dicts that hold it.
+
+    class Net(nn.Module):
+        def forward(self, x):
+            x = self.block(x) * SCALE        a global of the function
+            return x / self.config.rate      an attribute; and one of its object
+
+Code of the user's is followed by the names that it reads; code of installed packages is
+taken to stay as it is. So are tensors (who holds them watches them), and what can be
+reached by `getattr` with a name that is computed.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import CellType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor, nn
+
+from hocket.model.guards.code_text import inner_code, is_installed
+
+PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+_LEFT_OUT: Final = (Tensor, nn.Module, ModuleType)
+_OF_GLOBALS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
+_MAKERS: Final = ("__init__", "__new__", "__init_subclass__")
+# Whose objects have attributes that no training loop sets.
+_WITHOUT_VALUES: Final = ("torch", "builtins", "functools", "_thread", "threading")
+_MOST_VALUES: Final = 50_000
+
+
+@dataclass(slots=True)
+class Holder:
+    """Something that holds values which a forward may read.
+
+    Args:
+        name: how the user reaches it: "config", "the module train"; with a dot behind.
+        read: returns the live dict, list or value.
+        owners: the paths of the modules whose forwards may read it.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    owners: set[str] = field(default_factory=set)
+
+
+class Reached:
+    """Collects what modules reach; what several reach is collected once.
+
+    Attributes:
+        holders: by the identity of what holds the values, which is kept alive.
+    """
+
+    def __init__(self) -> None:
+        self.holders: dict[Any, Holder] = {}
+        self._alive: list[Any] = []
+        self._num_values = 0
+
+    def of_module(self, path: str, module: nn.Module, plain: Mapping[str, Any]) -> None:
+        """Collect what a module's attributes and its class reach.
+
+        Args:
+            path: its path in the model.
+            module: the module.
+            plain: its attributes but for torch's own.
+        """
+        seen: set[int] = set()
+        for name, value in plain.items():
+            self._value(value, name, path, seen)
+        self._value(type(module), "", path, seen)
+
+    def _hold(
+        self, of: Any, name: str, path: str, read: Callable[[], Any], entry: str = ""
+    ) -> None:
+        key = (id(of), entry)
+        if key not in self.holders:
+            self._alive.append(of)
+            self.holders[key] = Holder(name, read)
+        self.holders[key].owners.add(path)
+
+    def _value(self, value: Any, name: str, path: str, seen: set[int]) -> None:
+        if isinstance(value, (*PLAIN, *_LEFT_OUT)) or id(value) in seen:
+            return
+        seen.add(id(value))
+        self._num_values += 1
+        if self._num_values > _MOST_VALUES:
+            return
+        match value:
+            case FunctionType():
+                self._function(value, name, path, seen)
+            case type():
+                self._class(value, path, seen)
+            case list() | dict() | set():
+                self._hold(value, f"{name}[...]", path, lambda: value)
+            case np.ndarray():
+                self._hold(value, name, path, value.tobytes)
+            case _ if hasattr(value, "__dict__"):
+                self._object(value, name, path, seen)
+        self._all(_inside(value), name, path, seen)
+
+    def _object(self, value: Any, name: str, path: str, seen: set[int]) -> None:
+        if type(value).__module__.partition(".")[0] in _WITHOUT_VALUES:
+            return
+        attributes = vars(value)
+        self._hold(attributes, f"{name}.", path, lambda: attributes)
+        for key, inner in [*attributes.items()]:
+            self._value(inner, f"{name}.{key}", path, seen)
+        self._class(type(value), path, seen)
+
+    def _all(self, values: Iterable[Any], name: str, path: str, seen: set[int]) -> None:
+        for value in [*values]:
+            self._value(value, name, path, seen)
+
+    def _class(self, kind: type, path: str, seen: set[int]) -> None:
+        names = _used_by_forward(kind) if issubclass(kind, nn.Module) else None
+        for base in kind.__mro__:
+            if is_installed(base.__module__):
+                continue
+            self._hold(base, f"{base.__name__}.", path, partial(vars, base))
+            for name, value in [*vars(base).items()]:
+                if name not in _MAKERS and (names is None or name in names):
+                    self._value(value, f"{base.__name__}.{name}", path, seen)
+
+    def _function(
+        self, function: FunctionType, name: str, path: str, seen: set[int]
+    ) -> None:
+        if is_installed(str(function.__globals__.get("__name__"))):
+            return
+        for variable, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            self._hold(cell, f"the variable {variable}", path, partial(_content, cell))
+            self._value(_content(cell), variable, path, seen)
+        self._all(function.__defaults__ or (), name, path, seen)
+        self._all((function.__kwdefaults__ or {}).values(), name, path, seen)
+        every = (function.__code__, *inner_code(function.__code__))
+        steps = [x for code in every for x in dis.get_instructions(code)]
+        read = dict.fromkeys(x.argval for x in steps if x.opname in _OF_GLOBALS)
+        attributes = dict.fromkeys(name for code in every for name in code.co_names)
+        home = function.__globals__
+        for name in read:
+            if isinstance(value := home.get(name), ModuleType):
+                self._module(value, attributes, path, seen)
+            elif name in home:
+                self._entry(home, name, f"the global {name}", path, seen)
+
+    def _module(
+        self, module: ModuleType, names: Iterable[str], path: str, seen: set[int]
+    ) -> None:
+        """Collect the values that a module of the user's has of some names."""
+        if is_installed(module.__name__) or id(module) in seen:
+            return
+        seen.add(id(module))
+        for name in names:
+            value = vars(module).get(name)
+            if isinstance(value, ModuleType):
+                self._module(value, names, path, seen)
+            elif name in vars(module):
+                self._entry(vars(module), name, f"{module.__name__}.{name}", path, seen)
+
+    def _entry(
+        self, home: dict[str, Any], name: str, title: str, path: str, seen: set[int]
+    ) -> None:
+        self._hold(home, title, path, partial(home.get, name), name)
+        self._value(home[name], title, path, seen)
+
+
+def _used_by_forward(kind: type[nn.Module]) -> set[str]:
+    """Return the names of attributes that the code of `forward` reads, or may read."""
+    names, todo = set[str](), ["forward"]
+    while todo:
+        name = todo.pop()
+        names.add(name)
+        found = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
+        for value in found:
+            parts = value if isinstance(value, FunctionType) else [*_inside(value)]
+            for function in [parts] if isinstance(parts, FunctionType) else parts:
+                code = getattr(function, "__code__", None)
+                every = () if code is None else (code, *inner_code(code))
+                todo += {x for one in every for x in one.co_names} - names
+    return names
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """Return what a value is made of, besides its attributes."""
+    match value:
+        case MethodType():
+            return (value.__func__, value.__self__)
+        case partial():
+            return (value.func, *value.args, *value.keywords.values())
+        case staticmethod() | classmethod():
+            return (value.__func__,)
+        case property():
+            return (value.fget,)
+        case dict():
+            return value.values()
+        case list() | tuple() | set() | deque():
+            return value
+    return ()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # its variable is not set yet
+        return None
