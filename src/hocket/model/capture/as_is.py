@@ -18,14 +18,18 @@ from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental import proxy_tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.capture.lost_in_graph import numbers_state
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
 
+# Of a node: the calls of modules that have its value as an argument or a result.
+PLACES: Final = "hocket_places_in_calls"
 _SCHEMA: Final = (
     "(str call, Tensor[] tensors, SymInt[] sizes, SymInt[] shapes, int[] ranks, "
     "ScalarType[] dtypes, Device device) -> Tensor[]"
@@ -122,6 +126,25 @@ class OpaqueCall:
         return args, kwargs
 
 
+@dataclass(slots=True)
+class WatchedCall:
+    """The call of a module that is captured.
+
+    Args:
+        given: the leaves of `(args, kwargs)`.
+        spec: the structure of `(args, kwargs)`.
+        around: the keys of the calls that it is inside of, outermost first.
+        out_spec: the structure of what it returned; None if it did not return.
+        is_known: whether all tensors among them are known to the graph.
+    """
+
+    given: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    around: tuple[str, ...]
+    out_spec: pytree.TreeSpec | None = None
+    is_known: bool = True
+
+
 class ModulesAsIs:
     """Puts the operator in place of modules while a model is exported once.
 
@@ -133,7 +156,10 @@ class ModulesAsIs:
 
     Attributes:
         calls: the calls in the graph, by the operator's first argument.
-        running: the paths of the modules that are running, outermost first.
+        running: the keys of the calls that are running, outermost first.
+        watched: all calls of modules, by key.
+        special: the calls whose own code does what calls in a graph do not.
+        drawing: the calls that draw random numbers of Python or NumPy.
     """
 
     def __init__(
@@ -145,17 +171,24 @@ class ModulesAsIs:
         self.closed = closed
         self.calls: dict[str, OpaqueCall] = {}
         self.running: list[str] = []
+        self.watched: dict[str, WatchedCall] = {}
+        self.special: set[str] = set()
+        self.drawing: set[str] = set()
+        self._numbers = numbers_state()
         self._runs = runs
         self._first_leaf = example.batched.index(True)
         self._seen_samples = example.num_samples
         self._num_samples: Any = 0
         self._count: Counter[str] = Counter()
+        self._num_begun: Counter[str] = Counter()
 
     def put_in(self, model: nn.Module) -> None:
         """Change the model's modules, until their attributes are restored."""
         model.register_forward_pre_hook(self._note_samples, with_kwargs=True)
         for path, module in model.named_modules():
-            module.register_forward_pre_hook(self._beginning(path), prepend=True)
+            module.register_forward_pre_hook(
+                self._beginning(path), prepend=True, with_kwargs=True
+            )
             module.register_forward_hook(self._ended)
             if path in self.closed:
                 module.forward = self._opaque(path, module)
@@ -165,14 +198,49 @@ class ModulesAsIs:
             0
         ]
 
-    def _beginning(self, path: str) -> Callable[[nn.Module, Any], None]:
-        def begin(*_: object) -> None:
-            self.running.append(path)
+    def _beginning(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def begin(_: nn.Module, args: Any, kwargs: Any) -> None:
+            number = self._num_begun[path]
+            self._num_begun[path] += 1
+            key = f"{path}@{number}" if number else path
+            self._note_drawing()
+            given, spec = pytree.tree_flatten((args, kwargs))
+            self.watched[key] = WatchedCall(tuple(given), spec, tuple(self.running))
+            self.running.append(key)
+            self._note(key, "given", given)
 
         return begin
 
-    def _ended(self, *_: object) -> None:
-        self.running.pop()
+    def note_special(self) -> None:
+        """Note that the code of the innermost module does what a graph loses."""
+        self.special.update(self.running[-1:])
+
+    def _note_drawing(self) -> None:
+        """Note whether the code that has run since a module began or ended drew."""
+        numbers = numbers_state()
+        if numbers != self._numbers:
+            self.drawing.update(self.running[-1:])
+            self._numbers = numbers
+
+    def _ended(self, _: nn.Module, __: Any, out: Any) -> None:
+        self._note_drawing()
+        key = self.running.pop()
+        leaves, self.watched[key].out_spec = pytree.tree_flatten(out)
+        self._note(key, "out", leaves)
+
+    def _note(self, key: str, side: str, leaves: Sequence[Any]) -> None:
+        """Note in the graph which leaves of a call its tensors are."""
+        mode = proxy_tensor.get_proxy_mode()
+        for i, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            slot = None
+            if mode is not None:
+                slot = proxy_tensor.get_proxy_slot(leaf, mode.tracer, None)
+            if slot is None:
+                self.watched[key].is_known = False
+            else:
+                slot.proxy.node.meta.setdefault(PLACES, []).append((key, side, i))
 
     def _opaque(self, path: str, module: nn.Module) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

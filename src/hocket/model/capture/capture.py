@@ -18,6 +18,7 @@ from hocket.model.capture.convert import to_trace
 from hocket.model.capture.export import export
 from hocket.model.capture.kept_state import LostInGraphError
 from hocket.model.capture.sequential import (
+    has_hooks,
     is_plain_sequential,
     open_structures,
     trace_sequential,
@@ -88,6 +89,9 @@ def capture(
                 found = _of_any(model, example, state, cut)
             case _:
                 assert_never(capture)
+        modules = model.named_modules()
+        found.as_is.update(path for path, module in modules if has_hooks(module))
+        found.as_is.update(found.training.trace.as_is, found.evaluation.trace.as_is)
         return with_more_layers(found, cut)
 
 
@@ -234,9 +238,10 @@ def _export_both(
             try:
                 program = export(model, example, any_batch=any_batch, as_is=as_is)
             except CaptureError as error:
-                running = (x for x in reversed(as_is.running) if x not in closed)
+                paths = (x.partition("@")[0] for x in reversed(as_is.running))
+                running = (x for x in paths if x not in closed)
                 raise _StoppedInModuleError(next(running, ""), error) from error
-        traces.append(to_trace(program, state, as_is.calls))
+        traces.append(to_trace(program, state, as_is))
     return traces[0], traces[1]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torch import fx, nn
@@ -52,8 +52,9 @@ class Captured:
         own_starts: where layers begin in training if no others are asked for.
         values: the tensors that cross any admissible cut, by the call that makes each.
         fixed_batch: why only the example's number of samples works; empty if any does.
-        frozen: modules that were in evaluation mode inside a model in training.
         trained: the parameters that wanted a gradient.
+        as_is: the paths of modules that run as they are in stages that have all of
+            them, in place of their captured calls; may grow.
     """
 
     model: nn.Module
@@ -68,8 +69,8 @@ class Captured:
     own_starts: tuple[int, ...]
     values: Mapping[fx.Node, SentTensor]
     fixed_batch: str
-    frozen: tuple[nn.Module, ...]
     trained: frozenset[str]
+    as_is: set[str] = field(default_factory=set)
 
     @property
     def any_batch(self) -> bool:
@@ -159,7 +160,6 @@ def captured(
         starts,
         values,
         fixed_batch,
-        tuple(x for x in model.modules() if model.training and not x.training),
         _trained(traces[0].state),
     )
 
@@ -189,6 +189,33 @@ def with_more_layers(
     both = tuple((start, captured.places.get(start, 0)) for start in sorted(starts))
     layers = _layers(training, captured.evaluation, both, captured.values)
     return replace(captured, starts=both, layers=layers)
+
+
+def with_starts(captured: Captured, like: Captured) -> Captured | None:
+    """Return a model with its layers where another capture of it has them.
+
+    Args:
+        captured: the model.
+        like: another capture.
+
+    Returns:
+        None if they make other calls, or calls that return other shapes and types.
+    """
+    for here, there in (
+        (captured.training, like.training),
+        (captured.evaluation, like.evaluation),
+    ):
+        calls = [
+            [(flow.trace.path_of(x), flow.facts[x].structure) for x in flow.compute]
+            for flow in (here, there)
+        ]
+        if calls[0] != calls[1]:
+            return None
+    values = captured.values
+    layers = _layers(captured.training, captured.evaluation, like.starts, values)
+    return replace(
+        captured, starts=like.starts, own_starts=like.own_starts, layers=layers
+    )
 
 
 def enough_layers(captured: Captured, num_stages: int) -> Captured:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Final
 
 import torch
@@ -14,11 +14,11 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hocket.errors import CaptureError
 from hocket.model.capture import bindings
-from hocket.model.capture.as_is import OpaqueCall
+from hocket.model.capture.as_is import PLACES, ModulesAsIs, WatchedCall
 from hocket.model.capture.export import ASSIGNED
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.trace.state import State
-from hocket.model.trace.trace import Trace
+from hocket.model.trace.trace import Span, Trace
 
 aten = torch.ops.aten
 
@@ -59,35 +59,30 @@ _INNER: Final = {
 }
 
 
-def to_trace(
-    program: ExportedProgram, state: State, opaque: Mapping[str, OpaqueCall]
-) -> Trace:
+def to_trace(program: ExportedProgram, state: State, as_is: ModulesAsIs) -> Trace:
     """Return the program's graph with parameters and buffers under their names.
 
     Args:
         program: what torch.export made of the model.
         state: the model's parameters and buffers.
-        opaque: the calls of modules that are run as they are, by the operator's name.
+        as_is: the calls of modules, some of which are run as they are.
 
     Raises:
         CaptureError: the model changes its own inputs, or holds objects that are
             neither tensors nor plain values.
     """
-    return _Conversion(program, state, opaque).trace()
+    return _Conversion(program, state, as_is).trace()
 
 
 class _Conversion:
     """One pass over the program's nodes."""
 
     def __init__(
-        self,
-        program: ExportedProgram,
-        state: State,
-        opaque: Mapping[str, OpaqueCall],
+        self, program: ExportedProgram, state: State, as_is: ModulesAsIs
     ) -> None:
         self.program = program
         self.state = state
-        self.opaque = opaque
+        self.as_is = as_is
         self.data_sized: set[fx.Node] = set()
         self.graph = fx.Graph()
         self.num_samples = self.graph.placeholder("num_samples")
@@ -125,6 +120,12 @@ class _Conversion:
             {node: paths for node, paths in self.modules.items() if node in alive},
             self.program.call_spec.out_spec,
             frozenset(self.data_sized & alive),
+            _spans(self.program, self.as_is.watched, self.new, alive),
+            frozenset(
+                key.partition("@")[0]
+                for key in (*self.as_is.special, *self.as_is.drawing)
+            ),
+            frozenset(self.as_is.drawing),
         )
 
     def _input(self, node: fx.Node, spec: InputSpec, inputs: list[InputSpec]) -> Any:
@@ -171,7 +172,7 @@ class _Conversion:
     def _call_module(self, node: fx.Node) -> None:
         """Call the module, and take what the graph reads of what it returns."""
         name, tensors, sizes, *_ = node.args
-        call = self.opaque[str(name)]
+        call = self.as_is.calls[str(name)]
         calls = ModuleCalls(self.graph, self.objects, self.modules)
 
         def leaf(value: Any) -> Any:
@@ -222,6 +223,37 @@ class _Conversion:
 
     def _mapped(self, argument: Any) -> Any:
         return fx.node.map_arg(argument, self.new.__getitem__)
+
+
+def _spans(
+    program: ExportedProgram,
+    watched: Mapping[str, WatchedCall],
+    new: Mapping[fx.Node, Any],
+    alive: Set[fx.Node],
+) -> dict[str, Span]:
+    """Return the calls of modules, with the nodes of their arguments and results."""
+    nodes: dict[tuple[str, str, int], fx.Node] = {}
+    for node in program.graph.nodes:
+        for place in node.meta.get(PLACES, ()):
+            if new.get(node) in alive:
+                nodes[place] = new[node]
+    found = {}
+    for key, call in watched.items():
+        if call.out_spec is None:
+            continue
+        given = tuple(
+            nodes.get((key, "given", i)) if isinstance(leaf, torch.Tensor) else leaf
+            for i, leaf in enumerate(call.given)
+        )
+        is_known = call.is_known and all(
+            isinstance(x, fx.Node if isinstance(leaf, torch.Tensor) else PLAIN)
+            for x, leaf in zip(given, call.given, strict=True)
+        )
+        places = range(call.out_spec.num_leaves)
+        out = {i: x for i in places if (x := nodes.get((key, "out", i)))}
+        is_one = call.out_spec.is_leaf()
+        found[key] = Span(key, given, call.spec, out, is_one, is_known, call.around)
+    return found
 
 
 def _with_call(key: str, path: str) -> str:

@@ -29,6 +29,7 @@ from hocket.model.capture.as_is import ModulesAsIs
 from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.constants import constants_shown
 from hocket.model.capture.kept_state import LostInGraphError, check_keeps_no_state
+from hocket.model.capture.lost_in_graph import hooks_noted, preserve_numbers
 from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.trace.example import Example
@@ -69,7 +70,13 @@ def export(
         if batched and any_batch:
             shapes[leaf] = {0: Dim.AUTO}
     state = _tensor_attributes(model)
-    with _quiet() as warned, _watched(model), preserve_attributes(model):
+    with (
+        _quiet() as warned,
+        _watched(model),
+        preserve_attributes(model),
+        preserve_numbers(),
+        hooks_noted(as_is.note_special),
+    ):
         model.register_forward_hook(lambda *_: changed.extend(notes.changed()))
         model.forward = call
         as_is.put_in(model)

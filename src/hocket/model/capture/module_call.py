@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from hocket.model.capture.sequential import prefixes
@@ -46,7 +47,7 @@ class ModuleCalls:
     def add(
         self,
         path: str,
-        module: nn.Module,
+        module: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         leaf: Callable[[Any], Any],
@@ -54,13 +55,13 @@ class ModuleCalls:
         """Add a call.
 
         Args:
-            path: the module's path in the model.
-            module: the module.
+            path: the module's path in the model, or the key of this call of it.
+            module: the module, or what runs it.
             args: its positional arguments, of any structure.
             kwargs: its keyword arguments.
             leaf: returns the node or constant of a leaf of the arguments.
         """
-        target = f"module_{path.replace('.', '_')}"
+        target = f"module_{re.sub('[.@]', '_', path)}"
         self.objects[target] = module
         given = tuple(self._argument(path, x, leaf) for x in args)
         named = {key: self._argument(path, x, leaf) for key, x in kwargs.items()}

@@ -14,7 +14,7 @@ from hocket.model.trace.example import Example
 from hocket.model.trace.observe import NodeFacts, TensorInfo
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
-from hocket.model.trace.trace import Trace
+from hocket.model.trace.trace import Span, Trace
 
 
 def is_plain_sequential(model: nn.Module) -> bool:
@@ -56,14 +56,30 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     value = pytree.tree_unflatten(leaves, example.spec)[0][0]
     objects: dict[str, Any] = {}
     modules: dict[fx.Node, tuple[str, ...]] = {}
+    given: dict[str, Any] = {"": value}
+    out: dict[str, fx.Node] = {}
     for path, module in _children(model, ""):
         target = f"module_{path.replace('.', '_')}"
         objects[target] = module
+        opened = ("", *prefixes(path)[:-1])
+        for outer in opened:
+            given.setdefault(outer, value)
         value = graph.create_node("call_module", target, (value,), name=f"out_{target}")
         modules[value] = prefixes(path)
+        out |= dict.fromkeys(opened, value)
     graph.output((value,))
-    out_spec = pytree.tree_structure(0)
-    return Trace(graph, state, objects, leaf_of, num_samples, modules, out_spec)
+    spec = pytree.tree_structure(0)
+    spans = {path: _span(path, given[path], node) for path, node in out.items()}
+    return Trace(
+        graph, state, objects, leaf_of, num_samples, modules, spec, spans=spans
+    )
+
+
+def _span(path: str, value: Any, out: fx.Node) -> Span:
+    """Return the call of an nn.Sequential that is opened."""
+    given, spec = pytree.tree_flatten(((value,), {}))
+    around = ("", *prefixes(path)[:-1]) if path else ()
+    return Span(path, tuple(given), spec, {0: out}, True, True, around)
 
 
 def open_structures(trace: Trace, facts: Mapping[fx.Node, NodeFacts]) -> bool:

@@ -26,7 +26,7 @@ from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
-from hocket.model.trace.trace import Trace
+from hocket.model.trace.trace import Span, Trace
 
 _STRANGER: Final = (
     "a tensor that is none of its arguments, parameters and buffers, and that no "
@@ -145,7 +145,28 @@ class _GraphBuilder:
             self.num_samples,
             self.modules,
             spec,
+            spans={call.path: self._span(call) for call in self._opened(root)},
         )
+
+    def _opened(self, call: ModuleCall) -> Iterator[ModuleCall]:
+        """Yield the calls of modules that are opened, outermost first."""
+        yield call
+        for inner in call.inner:
+            if inner.path not in self.closed:
+                yield from self._opened(inner)
+
+    def _span(self, call: ModuleCall) -> Span:
+        leaves, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
+        given = [x if isinstance(x, PLAIN) else self.origin.get(id(x)) for x in leaves]
+        is_known = all(
+            x is not None or leaf is None for x, leaf in zip(given, leaves, strict=True)
+        )
+        returned, out_spec = pytree.tree_flatten(call.out)
+        found = ((i, self.origin.get(id(x))) for i, x in enumerate(returned))
+        out = {i: x for i, x in found if x is not None}
+        around = ("", *prefixes(call.path)[:-1]) if call.path else ()
+        one = out_spec.is_leaf()
+        return Span(call.path, tuple(given), spec, out, one, is_known, around)
 
     def _whole(self, call: ModuleCall) -> Iterator[ModuleCall]:
         """Yield the calls of modules that are run as they are, in order."""

@@ -12,13 +12,16 @@ from torch.utils._pytree import TreeSpec
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
-from hocket.model.capture.sequential import prefixes
+from hocket.model.capture.sequential import has_hooks, prefixes
 from hocket.model.stages.emit import emit
+from hocket.model.stages.layer_seeds import drawing_seeds
 from hocket.model.stages.parameter_paths import give_homes
 from hocket.model.stages.part import Part, part_of
 from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
+from hocket.model.trace.flow import TraceFlow
 from hocket.model.trace.layers import first_positions
+from hocket.model.trace.trace import Span
 from hocket.model.trace.value import SentTensor
 from hocket.nearest import nearest
 
@@ -84,6 +87,67 @@ def names_in_stages(
         _names(captured, _parts(captured, begin, end), begin, end)
         for begin, end in pairwise(edges)
     )
+
+
+def check_as_is(
+    captured: Captured, boundaries: Sequence[int], flows: Flows | None = None
+) -> None:
+    """Refuse a cut through a module that must run as it is.
+
+    Args:
+        captured: the model; `as_is` has the paths of these modules.
+        boundaries: the layers at which stages 1, 2, ... begin.
+        flows: as for `cut`.
+
+    Raises:
+        ModelError: names the module.
+    """
+    if not captured.as_is:
+        return
+    edges = (0, *boundaries, len(captured.layers))
+    pairs = list(pairwise(edges))
+    given = tuple(chain(len(pairs))) if flows is None else flows
+    received = routes(captured, edges[:-1], given).received
+    covered: dict[bool, set[str]] = {True: set(), False: set()}
+    for stage, (begin, end) in enumerate(pairs):
+        before = [x for nodes in received[stage].values() for x in nodes]
+        for mode, part in _parts(captured, begin, end, before).items():
+            covered[mode] |= {span.key for span in part.spans.values()}
+    for mode, flow in ((True, captured.training), (False, captured.evaluation)):
+        for key, span in flow.trace.spans.items():
+            if span.path in captured.as_is and not (
+                covered[mode].intersection((key, *span.around))
+                or flow.trace.runs_as_is(key)
+                or _does_nothing(captured, flow, span)
+            ):
+                raise AsIsError(span.path, len(pairs))
+
+
+class AsIsError(ModelError):
+    """No stage can run a module as it is.
+
+    Args:
+        path: the module's path in the model.
+        num_stages: the number of stages.
+    """
+
+    def __init__(self, path: str, num_stages: int) -> None:
+        self.path = path
+        what = f"the module {path}" if path else "the model's own forward"
+        super().__init__(
+            f"{what} is cut apart between {num_stages} stages, or its arguments are "
+            "not known, and it must run as it is: a hook, its own attributes or random "
+            "numbers of Python are otherwise lost. Cut elsewhere (cut=[...], or fewer "
+            "stages), or move what is special about it into a submodule"
+        )
+
+
+def _does_nothing(captured: Captured, flow: TraceFlow, span: Span) -> bool:
+    """Return whether a module of torch's returns its argument, whatever it holds."""
+    module = captured.model.get_submodule(span.path)
+    is_identity = set(span.out.values()) <= set(span.given)
+    is_known = type(module).__module__.startswith("torch.nn.modules.")
+    return is_identity and is_known and not has_hooks(module)
 
 
 def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int, ...]:
@@ -171,8 +235,8 @@ def _stage(
 ) -> StageModule:
     num_stages = len(found.sent)
     is_last = index == num_stages - 1
-    parts = _parts(captured, begin, end)
     before = tuple(x for nodes in found.received[index].values() for x in nodes)
+    parts = _parts(captured, begin, end, before)
     sent = {x for nodes in found.sent[index].values() for x in nodes}
     after = tuple(node for node in captured.values if node in sent)
     received = _values_along(captured, found.received[index])
@@ -184,9 +248,9 @@ def _stage(
     if size_at is None and (needs_size or reads_nothing):
         leaves = sorted({*leaves, captured.example.batched.index(True)})
         size_at = _size_at(captured, inputs, leaves)
-    modules = _modules(parts)
+    modules = _modules(captured, parts)
     draws = _draws(captured, parts[True])
-    inside = {x for module in modules.values() for x in module.modules()}
+    drawing = _drawing(parts[True])
     stage = StageModule(
         index=index,
         num_stages=num_stages,
@@ -194,13 +258,13 @@ def _stage(
         received=received,
         sent=_values_along(captured, found.sent[index]),
         outputs=tuple(captured.values[node] for node in after),
-        random_layers=tuple(draws.values()),
+        random_layers=(*draws.values(), *drawing),
         fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
         size_at=size_at,
         rebuild=_rebuild(captured) if is_last else {},
-        frozen=tuple(x for x in captured.frozen if x in inside),
         changed_buffers=captured.training.changed,
     )
+    stage.layer_seeds.draws_numbers = bool(drawing)
     code = {}
     for mode, part in parts.items():
         title = f"stage {index} of {num_stages}, {'training' if mode else 'evaluation'}"
@@ -212,6 +276,7 @@ def _stage(
             title,
             draws if mode else {},
             stage.layer_seeds,
+            captured.model,
         )
     names = _names(captured, parts, begin, end)
     stage.set_code(code, give_homes(stage, captured.state, names, modules))
@@ -235,13 +300,17 @@ def _unflatten(spec: TreeSpec) -> Callable[[Any], Any]:
     return lambda leaves: spec.unflatten(leaves)
 
 
-def _parts(captured: Captured, begin: int, end: int) -> dict[bool, Part]:
+def _parts(
+    captured: Captured, begin: int, end: int, received: Sequence[fx.Node] = ()
+) -> dict[bool, Part]:
     flows = {True: captured.training, False: captured.evaluation}
     parts = {}
     for mode, flow in flows.items():
         starts = [pair[0 if mode else 1] for pair in captured.starts]
         edges = (*starts, len(flow.compute))
-        parts[mode] = part_of(flow, edges[begin], edges[end])
+        before = _in_mode(captured, received, mode)
+        part = part_of(flow, edges[begin], edges[end], before, captured.as_is)
+        parts[mode] = part
     return parts
 
 
@@ -298,7 +367,15 @@ def _draws(captured: Captured, part: Part) -> dict[fx.Node, int]:
             found[node] = len(starts) + position
         layers.add(layer)
         pieces.add(piece)
-    return {node: found[node] for node in part.body if node in found}
+    own = {*part.body, *part.inside}
+    return {node: number for node, number in found.items() if node in own}
+
+
+def _drawing(part: Part) -> list[int]:
+    """Return the seeds of the modules that draw Python's random numbers."""
+    trace = part.flow.trace
+    seeds = (drawing_seeds(trace, span.key) for span in part.spans.values())
+    return [number for found in seeds for number in found.values()]
 
 
 def _names(
@@ -310,15 +387,19 @@ def _names(
     for part in parts.values():
         for node in (*part.body, *part.kept):
             names.update(part.flow.trace.reads(node))
+        for span in part.spans.values():
+            names.update(captured.state.below(span.path))
     return frozenset(names)
 
 
-def _modules(parts: Mapping[bool, Part]) -> dict[str, nn.Module]:
-    """Return the modules that the stage runs as they are, by path."""
+def _modules(captured: Captured, parts: Mapping[bool, Part]) -> dict[str, nn.Module]:
+    """Return the modules that the stage runs as they are, by path, outermost first."""
     found: dict[str, Any] = {}
     for part in parts.values():
+        for span in part.spans.values():
+            found[span.path] = captured.model.get_submodule(span.path)
         for node in part.body:
-            if node.op == "call_module":
+            if node.op == "call_module" and node not in part.spans:
                 trace = part.flow.trace
                 found[trace.path_of(node)] = trace.objects[str(node.target)]
-    return found
+    return dict(sorted(found.items(), key=lambda item: len(prefixes(item[0]))))

@@ -27,13 +27,19 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from hocket.model.capture import bindings
-from hocket.model.stages.layer_seeds import LayerSeeds
+from hocket.model.capture.module_call import ModuleCalls
+from hocket.model.stages.layer_seeds import (
+    LayerSeeds,
+    SeededModule,
+    seed_points,
+)
 from hocket.model.stages.mask import simplified
 from hocket.model.stages.part import Part, simple_mask
-from hocket.model.trace.trace import Trace
+from hocket.model.trace.trace import Span, Trace
 
 _PAIR: Final = (0, 1)
 _SEEDS: Final = "hocket_layer_seeds"  # among the objects of a stage's code
@@ -89,6 +95,7 @@ def emit(
     title: str,
     draws: Mapping[fx.Node, int],
     seeds: LayerSeeds,
+    model: nn.Module,
 ) -> Code:
     """Write and compile the functions of a part.
 
@@ -101,6 +108,7 @@ def emit(
         draws: the first call of each layer that draws random numbers, and the layer's
             number in the uncut model.
         seeds: asked before each of these calls.
+        model: the model whose modules run as they are.
     """
     trace = part.flow.trace
     objects: dict[str, Any] = {}
@@ -117,9 +125,11 @@ def emit(
     for position in leaves:
         copy.new[placeholder_of[position]] = copy.placeholder("value")
     for node in part.body:
-        if node in draws:
-            copy.seed(seeds, draws[node])
-        copy.add(node, simple_mask(part.flow, node))
+        if node in part.spans:
+            copy.call(part.spans[node], model, draws, seeds)
+        else:
+            copy.seed(seeds, draws.get(node))
+            copy.add(node, simple_mask(part.flow, node))
     copy.graph.output(copy.mapped(_result(part, sent)))
     return Code(
         _when_called(copy.graph, title),
@@ -229,8 +239,31 @@ class _Copy:
         else:
             self.new[node] = bindings.call(self.graph, node.target, args, kwargs)
 
-    def seed(self, seeds: LayerSeeds, layer: int) -> None:
-        """Add a call that seeds the generator before a layer."""
+    def call(
+        self,
+        span: Span,
+        model: nn.Module,
+        draws: Mapping[fx.Node, int],
+        seeds: LayerSeeds,
+    ) -> None:
+        """Call a module in place of the calls inside of it."""
+        module = model.get_submodule(span.path)
+        first, points = seed_points(self.trace, span.key, draws)
+        self.seed(seeds, first)
+        called: Any = SeededModule(module, points, seeds) if points else module
+        calls = ModuleCalls(self.graph, self.objects, {})
+        args, kwargs = pytree.tree_unflatten(list(span.given), span.spec)
+        made = calls.add(span.key, called, args, kwargs, self.mapped)
+        inside = {*self.trace.members[span.key]}
+        for place, node in span.out.items():
+            if node in inside:  # else it only passes it on
+                one = span.returns_one
+                self.new[node] = made if one else calls.taken(span.path, made, place)
+
+    def seed(self, seeds: LayerSeeds, layer: int | None) -> None:
+        """Add a call that seeds the generator before a layer, if there is one."""
+        if layer is None:
+            return
         self.objects[_SEEDS] = seeds
         asked = self.graph.create_node("get_attr", _SEEDS)
         self.graph.call_method("before", (asked, layer))

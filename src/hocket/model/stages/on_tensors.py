@@ -14,7 +14,9 @@ from hocket.model.capture.captured import Captured
 from hocket.model.trace.flow import TraceFlow
 
 
-def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
+def on_tensors(
+    captured: Captured, tensors: Mapping[str, Tensor], live: nn.Module | None = None
+) -> Captured:
     """Return the same model with these parameters and buffers; others are on `meta`.
 
     Modules that run as they are become copies, which keep these tensors. Nothing of
@@ -23,6 +25,8 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
     Args:
         captured: the model.
         tensors: parameters and buffers, by first name.
+        live: the model whose own modules take the place of copies; one without any
+            leaves them out.
     """
     state = captured.state
     new = {
@@ -32,18 +36,28 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
     # Copying replaces the old tensors by the new ones in all references.
     copies: dict[int, Any] = {id(old): new[name] for name, old in state.tensors.items()}
     is_outline = all(x.is_meta for x in state.tensors.values())  # holds no values
-    model = captured.model if is_outline else copy.deepcopy(captured.model, copies)
-    frozen = tuple(copy.deepcopy(module, copies) for module in captured.frozen)
+    model = live
+    if model is None:
+        keeps = is_outline and not captured.as_is
+        model = captured.model if keeps else copy.deepcopy(captured.model, copies)
     changed = replace(state, tensors=new)
 
-    def placed(found: Any) -> Any:
-        is_module = isinstance(found, nn.Module)
-        return (
-            copy.deepcopy(found, copies) if is_module else copies.get(id(found), found)
-        )
+    modules = None if live is None else dict(live.named_modules())
+
+    def placed(found: Any, path: str | None) -> Any:
+        if path is not None and modules is not None:
+            return modules.get(path)
+        if isinstance(found, nn.Module):
+            return copy.deepcopy(found, copies)
+        return copies.get(id(found), found)
 
     def moved(flow: TraceFlow) -> TraceFlow:
-        objects = {target: placed(x) for target, x in flow.trace.objects.items()}
+        calls = (x for x in flow.trace.calls if x.op == "call_module")
+        paths = {x.target: flow.trace.path_of(x) for x in calls}
+        objects = {
+            target: placed(x, paths.get(target))
+            for target, x in flow.trace.objects.items()
+        }
         trace = replace(flow.trace, state=changed, objects=objects)
         return replace(flow, trace=trace)
 
@@ -54,7 +68,6 @@ def on_tensors(captured: Captured, tensors: Mapping[str, Tensor]) -> Captured:
         state=changed,
         training=moved(captured.training),
         evaluation=moved(captured.evaluation),
-        frozen=frozen,
     )
 
 

@@ -41,16 +41,12 @@ def give_homes(
     Returns:
         Each tensor's home, by its first name.
     """
+    for path, module in modules.items():
+        _put_module(stage, path, module)
     homes: dict[str, Home] = {}
     for name, first in state.first_name.items():
         if first in names:
-            whole = next((x for x in modules if name.startswith(f"{x}.")), None)
-            if whole is not None:
-                _put_module(stage, whole, modules[whole])
-            else:
-                homes.setdefault(first, _put_tensor(stage, state, name))
-    for path, module in modules.items():
-        _put_module(stage, path, module)
+            homes.setdefault(first, _put_tensor(stage, state, name))
     return homes
 
 
@@ -71,6 +67,11 @@ def _put_tensor(stage: nn.Module, state: State, name: str) -> Home:
 
 
 def _put_module(stage: nn.Module, path: str, module: nn.Module) -> None:
+    if not path:  # the whole model: the stage has the very same dicts
+        for own in ("_parameters", "_buffers", "_modules"):
+            vars(stage)[own] = vars(module)[own]
+        stage._non_persistent_buffers_set = module._non_persistent_buffers_set
+        return
     parent, _, key = path.rpartition(".")
     _container(stage, parent)._modules[key] = module
 

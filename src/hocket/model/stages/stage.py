@@ -46,7 +46,6 @@ class StageModule(nn.Module):
         size_at: which argument has the number of samples, and in which dimension.
         rebuild: puts the outputs into the model's own structure, by mode (`True` for
             training), where the model returns one in that mode.
-        frozen: modules run as they are that stay in evaluation mode in training.
         changed_buffers: the first names of the model's buffers that training may
             change, also of those in other stages.
 
@@ -69,7 +68,6 @@ class StageModule(nn.Module):
         fixed_samples: int,
         size_at: tuple[int, int] | None,
         rebuild: Mapping[bool, Callable[[Any], Any]],
-        frozen: tuple[nn.Module, ...],
         changed_buffers: frozenset[str],
     ) -> None:
         super().__init__()
@@ -86,8 +84,9 @@ class StageModule(nn.Module):
         self.size_at = size_at
         self.changed_buffers = changed_buffers
         self._rebuild = rebuild
-        # In a tuple, for nn.Module registers what is assigned by itself.
-        self._frozen = frozen
+        # The mode of each module in training, while the stage evaluates; in tuples,
+        # for nn.Module registers what is assigned by itself.
+        self._modes: tuple[tuple[nn.Module, bool], ...] = ()
         self._mode_runs: dict[bool, _Run] = {}
 
     def set_code(self, code: Mapping[bool, Code], homes: Mapping[str, Home]) -> None:
@@ -163,11 +162,25 @@ class StageModule(nn.Module):
         return out if rebuild is None else rebuild(out)
 
     def train(self, mode: bool = True) -> Self:
-        """Set train or eval mode; frozen submodules stay in eval mode."""
+        """Set train or eval mode; no effect if unchanged.
+
+        In training, modules that run as they are have the modes that the user set.
+        """
+        if mode is self.training:
+            return self
+        modes = self._modes
+        if not mode:
+            self._modes = tuple((part, part.training) for part in self.modules())
         super().train(mode)
-        for module in self._frozen:
-            module.training = False
+        for part, was in modes if mode else ():
+            part.training = was
         return self
+
+    def adopt(self, other: Self) -> None:
+        """Become another stage, of the same values; the mode stays."""
+        training = self.training
+        vars(self).update(vars(other))
+        self.training = training
 
     def extra_repr(self) -> str:
         """Shown by `print(stage)`."""

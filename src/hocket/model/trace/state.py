@@ -53,7 +53,7 @@ class State:
 
     def below(self, path: str) -> tuple[str, ...]:
         """Return the first names of all tensors of the module at `path`."""
-        prefix = path + "."
+        prefix = f"{path}." if path else ""
         names = self.first_name.items()
         found = (first for name, first in names if name.startswith(prefix))
         return tuple(dict.fromkeys(found))

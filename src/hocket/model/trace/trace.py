@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx
 from torch.utils import _pytree as pytree
 
 from hocket.model.trace.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One call of a module, whose inside a trace has as calls of its own.
+
+    Args:
+        key: the module's path in the model, with `@1` if this is its second call; ""
+            is the model itself.
+        given: the leaves of `(args, kwargs)`: nodes and plain constants.
+        spec: the structure of `(args, kwargs)`.
+        out: the nodes of the tensors that it returned, by leaf.
+        returns_one: whether it returned one tensor rather than a structure.
+        is_known: whether nodes or plain constants are known for all leaves.
+        around: the keys of the calls that it is inside of, outermost first.
+    """
+
+    key: str
+    given: tuple[Any, ...]
+    spec: pytree.TreeSpec
+    out: Mapping[int, fx.Node]
+    returns_one: bool
+    is_known: bool
+    around: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The module's path in the model."""
+        return self.key.partition("@")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +62,10 @@ class Trace:
         modules: the paths of the modules that each call happens in, outermost first.
         out_spec: puts the outputs back into the model's own structure.
         data_sized: the calls that return tensors whose shapes depend on the data.
+        spans: the calls of modules that could run as they are in place of their inside,
+            by key, in the order in which they begin.
+        as_is: the paths of modules whose own code does what calls in a graph do not.
+        drawing: the calls, by key, that draw random numbers of Python or NumPy.
     """
 
     graph: fx.Graph
@@ -43,6 +76,9 @@ class Trace:
     modules: dict[fx.Node, tuple[str, ...]]
     out_spec: pytree.TreeSpec
     data_sized: frozenset[fx.Node] = frozenset()
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    as_is: frozenset[str] = frozenset()
+    drawing: frozenset[str] = frozenset()
 
     @property
     def calls(self) -> tuple[fx.Node, ...]:
@@ -65,6 +101,21 @@ class Trace:
             return self.state.below(self.path_of(node))
         names = (str(arg.target) for arg in node.all_input_nodes if self.is_state(arg))
         return tuple(dict.fromkeys(names))
+
+    @property
+    def members(self) -> dict[str, list[fx.Node]]:
+        """The calls inside of each call of a module, by its key, in order."""
+        found: dict[str, list[fx.Node]] = {"": [*self.calls]}
+        for node in self.calls:
+            for key in self.modules.get(node, ()):
+                found.setdefault(key, []).append(node)
+        return found
+
+    def runs_as_is(self, key: str) -> bool:
+        """Return whether a call of a module is in the trace as one call."""
+        path = key.partition("@")[0]
+        calls = (x for x in self.members.get(key, ()) if x.op == "call_module")
+        return any(f"{path}.".startswith(f"{self.path_of(x)}.") for x in calls)
 
     def path_of(self, node: fx.Node) -> str:
         """Return the innermost module that a node belongs to."""

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
-from hocket.model.stages.cut import StageModule, cut, names_in_stages
+from hocket.model.stages.cut import (
+    StageModule,
+    check_as_is,
+    cut,
+    names_in_stages,
+)
 from hocket.model.stages.on_tensors import on_tensors
 from hocket.model.stages.routes import Flows
 
@@ -35,6 +41,7 @@ class NetOnWorker:
     def __init__(self, name: str, captured: Captured) -> None:
         self.name = name
         self.outline = on_tensors(captured, {})
+        self._model = ref(captured.model)  # whose modules the user may change
         self.stages: dict[int, StageModule] = {}
         self._tensors = dict(captured.state.tensors)
         self._names: dict[tuple[int, ...], tuple[frozenset[str], ...]] = {}
@@ -92,7 +99,9 @@ class NetOnWorker:
                 f"{missing[0]} (and {len(missing) - 1} more names), which this worker "
                 "does not hold: receive it from one that does (plan_moves)"
             )
-        own = on_tensors(self.outline, {name: given[name] for name in needed})
+        check_as_is(self.outline, boundaries, flows)
+        tensors = {name: given[name] for name in needed}
+        own = on_tensors(self.outline, tensors, self._model())
         stages = cut(own, boundaries, flows)
         self.stages = {number: stages[number] for number in here}
         self._tensors = _tensors_of(self.stages.values(), self._first_name)

@@ -132,8 +132,6 @@ class StageRunner:
         self._make_splitter = make_splitter
         self._splitter: Splitter | None = None  # until a backward is split
         self._is_checked = False  # whether it may compute with old weights
-        self._mode: bool | None = None  # the mode that its modules are in
-        self._parts: list[tuple[nn.Module, bool]] = []
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -157,13 +155,20 @@ class StageRunner:
 
     def train(self, mode: bool) -> None:
         """Set train or eval mode; no effect if unchanged."""
-        if mode is self._mode and all(
-            part.training is was for part, was in self._parts
-        ):
-            return
         self.module.train(mode)
-        self._mode = mode
-        self._parts = [(part, part.training) for part in self.module.modules()]
+
+    def adopt(self, module: StageModule) -> None:
+        """Run other code from the next forward on, with the very same weights."""
+        if self.versions is not None:
+            self.versions.take_out()
+        self.module.adopt(module)
+        self._is_plain = self.trainable and not module.random_layers
+        self._split_module, self._splitter = self._module, None
+        if self._replayer is not None:
+            self._replayer = Replayer(self.module, self.device)
+        if self.versions is not None:
+            self.versions.find_places(self.module)
+        self._is_checked = False
 
     def forward(
         self,

@@ -7,14 +7,17 @@ The layer draws the same numbers in any stage, on any worker, and whatever ran b
 
 from __future__ import annotations
 
+import random
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hocket import cuda
+from hocket.model.capture.lost_in_graph import preserve_numbers
 from hocket.model.stages.stage import StageModule
 
 _MASK = (1 << 64) - 1
@@ -60,14 +63,21 @@ def layers_seeded(
     state = seed & _MASK
     for number in (step, zlib.crc32(net.encode()), microbatch):
         state = _mixed(state, number)
-    module.layer_seeds.seed = lambda layer: seed_generators(
-        device,
-        _mixed(state, layer) >> 1,  # generators take signed 64-bit numbers
-    )
+    seeds = module.layer_seeds
+
+    def seed_layer(layer: int) -> None:
+        value = _mixed(state, layer) >> 1  # generators take signed 64-bit numbers
+        seed_generators(device, value)
+        if seeds.draws_numbers:
+            random.seed(value)
+            np.random.seed(value % (1 << 32))
+
+    seeds.seed = seed_layer
     try:
-        yield
+        with preserve_numbers() if seeds.draws_numbers else nullcontext():
+            yield
     finally:
-        module.layer_seeds.seed = None
+        seeds.seed = None
 
 
 def seed_generators(device: torch.device, value: int) -> None:

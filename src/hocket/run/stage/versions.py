@@ -87,7 +87,8 @@ class WeightVersions:
         old = trained.keys() - self._tied.keys() if delay else set()
         self._trained = {name: p for name, p in trained.items() if name in old}
         places = {n: p for n, p in trained.items() if n in old or n in self._tied}
-        self._places = ParameterSlots(module, places)
+        self._in_places = places
+        self.find_places(module)
         self._placed: Leaves | None = None  # the version in the parameters' places
         self._old: deque[Leaves] = deque()  # the oldest first
         self._newest: Leaves | None = None  # until it is read
@@ -100,6 +101,10 @@ class WeightVersions:
         # Each step has its own leaves of shared weights. And stages that share a weight
         # may run the same modules, whose places the other one fills in between.
         self._fills_always = bool(self._tied)
+
+    def find_places(self, module: nn.Module) -> None:
+        """Find where a stage has its parameters, before the first forward reads any."""
+        self._places = ParameterSlots(module, self._in_places)
 
     def put(self, step: int) -> NoCheckpointing:
         """Let the stage compute with the weights that a step reads.

@@ -14,7 +14,7 @@ from hocket.core.program import Stage
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.profile import Profile
-from hocket.model.stages.cut import cut
+from hocket.model.stages.cut import check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import saved_tensors
@@ -107,6 +107,7 @@ class CutTeacher:
     @classmethod
     def of(cls, known: KnownTeacher, places: TeacherPlaces) -> CutTeacher:
         """Cut a teacher."""
+        check_as_is(known.captured, places.boundaries)
         return cls(known, places, cut(known.captured, places.boundaries))
 
     @property
