@@ -55,8 +55,9 @@ from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
+from hocket.run.nets.followed import FollowedNet
 from hocket.run.stage.teacher_outputs import with_teachers
-from hocket.run.tune.build import build_plan
+from hocket.run.tune.build import build_plan, followed_nets
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel
@@ -83,7 +84,7 @@ def assemble(
     recorder: FlightRecorder,
     stack: contextlib.ExitStack,
     timeout_s: float,
-) -> tuple[Plan, Executor, Freezing | None]:
+) -> tuple[Plan, Executor, Freezing | None, tuple[FollowedNet, ...]]:
     """Decide all that can be decided before the first step, and make the executor.
 
     Every worker must call this.
@@ -97,7 +98,8 @@ def assemble(
         timeout_s: how long to wait for another worker.
 
     Returns:
-        The plan, what plays it, and what freezes layers, if any may freeze.
+        The plan, what plays it, what freezes layers, if any may freeze, and what
+        follows changes of each net.
 
     Raises:
         NoMemoryError: a device has no memory for it; says what holds it.
@@ -126,7 +128,7 @@ def _assembled(
     recorder: FlightRecorder,
     stack: contextlib.ExitStack,
     timeout_s: float,
-) -> tuple[Plan, Executor, Freezing | None]:
+) -> tuple[Plan, Executor, Freezing | None, tuple[FollowedNet, ...]]:
     store = _own_store(world)
     # Workers that freeze layers connect otherwise than workers that do not.
     options = config.freezing_texts.items()
@@ -153,7 +155,7 @@ def _assembled(
         clips=config.clip_norm is not None,
         others=[] if config.freeze is None else other_layouts(config, world),
     )
-    plan, play_plan, nets, channels, wiring, captured = build_plan(
+    plan, play_plan, nets, channels, wiring, found = build_plan(
         config, order, context, known
     )
     if world.rank == 0:
@@ -174,8 +176,9 @@ def _assembled(
         plan = play_captured_steps(executor, plan, config, recorder, stack)
     freezing = None
     if config.freeze is not None:
+        captured = found.known.captured
         freezing = make_freezing(config, captured, plan, executor, context)
-    return plan, executor, freezing
+    return plan, executor, freezing, followed_nets(found)
 
 
 def _prepared(config: PipelineConfig, world: World) -> PipelineConfig:

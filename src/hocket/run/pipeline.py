@@ -273,6 +273,7 @@ class Pipeline(StagedRun):
         call = f"{call}({'use_ema=True' if use_ema else ''})"
         is_sized = self._check_loader(loader, call)
         self._drain()
+        self._follow_changes(evaluates=True)
         with (
             self._executor.averaged(is_used=use_ema),
             self._reported(call),
@@ -280,6 +281,7 @@ class Pipeline(StagedRun):
         ):
             batches = self._worker_loader(loader)
             yield batches if is_sized else self._counted(batches)
+        self._forget_changes()
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.

@@ -7,6 +7,7 @@ PipelineConfig ─▶ assembly.py ─▶ plan, executor, layout ─▶ the next 
 
 from __future__ import annotations
 
+import zlib
 from abc import ABC
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from hocket.run.data.batch_counts import BatchCounts
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
-from hocket.run.data.step_batch import NetBatches, make_net_batches
+from hocket.run.data.step_batch import NetBatches, make_net_batches, with_changes
 from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
@@ -64,7 +65,7 @@ class StagedRun(WorkerRun, ABC):
                 after_s=startup.AFTER_S,
                 every_s=startup.EVERY_S,
             ) as reporter:
-                plan, executor, self._freezing = assemble(
+                plan, executor, self._freezing, self._followed = assemble(
                     replace(config, progress=reporter),
                     world,
                     layout,
@@ -120,6 +121,7 @@ class StagedRun(WorkerRun, ABC):
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
         begin_s = perf_counter()
+        self._follow_changes()
         self._freeze_if_due(batches[0])
         found = make_net_batches(
             batches,
@@ -133,7 +135,34 @@ class StagedRun(WorkerRun, ABC):
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s
-        return found
+        return with_changes(found, self._executor.changes)
+
+    def _follow_changes(self, *, evaluates: bool = False) -> None:
+        """Let the stages follow what the loop has changed in the users' models."""
+        cannot = ""
+        if not self._driver.is_drained:
+            cannot = (
+                "steps are under way that would see it: change it where none is "
+                "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
+            )
+        elif self._cache is not None:
+            cannot = "outputs of frozen layers are cached (`cache`)"
+        with self._reported():
+            for net in self._followed:
+                net.note(cannot, self._step)
+                net.follow(
+                    self._step,
+                    self._executor.runners,
+                    evaluates=evaluates,
+                    may_freeze=self._freezing is not None,
+                )
+        digests = [net.digest for net in self._followed]
+        self._executor.changes = zlib.crc32(repr(digests).encode()) * any(digests)
+
+    def _forget_changes(self) -> None:
+        """Note what forwards have changed in the users' models, not the loop."""
+        for net in self._followed:
+            net.forget()
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""
@@ -198,6 +227,8 @@ class StagedRun(WorkerRun, ABC):
             return
         self.plan, self._executor = played.plan, played.executor
         self._layout = played.layout
+        for net in self._followed:
+            net.cut_at(self.plan.boundaries, self.plan.schedule.program.flows)
         self._stack.callback(played.executor.sync.give_up)
         self._sizes_of = part_sizes(played.plan.schedule.program)
         self._driver.go_on_with(played.executor)
@@ -210,6 +241,7 @@ class StagedRun(WorkerRun, ABC):
 
     def _described(self, result: StepResult) -> StepResult:
         """Return a result with the layout that played it, and what is frozen."""
+        self._forget_changes()
         self.filling.deliver()
         self._times.add(result.seconds, self._beside_s)
         layout = self._checkpoints.played.shape

@@ -43,6 +43,8 @@ EXPECTED: Final[dict[str, tuple[str, str, int]]] = {
     "all alike, flush-free": ("", "", NUM_STEPS),
     "all alike, replicas": ("", "", NUM_STEPS),
     "one rate": ("", "", NUM_STEPS),
+    "mode, replicas": ("SchemaError", "differs between ranks", 1),
+    "all alike, mode": ("", "", NUM_STEPS),
     "loss": ("SchemaError", "ranks 0 and 1 differ in the loss function: of the", 0),
     "loss, replicas": ("SchemaError", "ranks 0 and 1 differ in the loss function", 0),
     "names of losses": ("SchemaError", "on rank 0 and None on rank 1", 0),
@@ -68,7 +70,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[An
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_all_ranks_raise_it(reported: list[dict[str, list[Any]]], name: str) -> None:
     """Such training went to its end without a word."""
     error, part, num_steps = EXPECTED[name]
@@ -76,3 +78,10 @@ def test_all_ranks_raise_it(reported: list[dict[str, list[Any]]], name: str) -> 
         kind, message, steps = reported[rank][name]
         assert (kind, len(steps)) == (error, num_steps), message
         assert part in message
+
+
+def test_a_mode_set_on_one_rank_is_named(reported: list[dict[str, list[Any]]]) -> None:
+    """By the rank that gets the other's header; it waits for nothing of the step."""
+    kind, message, steps = reported[1]["mode"]
+    assert (kind, steps) == ("SchemaError", [0])
+    assert "at step 1, what the loop has changed in the model differs" in message

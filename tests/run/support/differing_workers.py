@@ -92,6 +92,12 @@ def cached(rank: int) -> dict[str, Any]:
     return {"freeze": Never(), "cache": cache}
 
 
+def eval_on(ranks: tuple[int, ...], rank: int, step: int, model: nn.Module) -> None:
+    """Before the second step, on some ranks, the first layer evaluates."""
+    if rank in ranks and step == 1:
+        model.get_submodule("0").eval()
+
+
 FLUSH_FREE: Final = {"schedule": "pipedream-2bw"}
 DECAY: Final = {"scheduler": partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)}
 WARM_UP: Final = {"scheduler": partial(lr_scheduler.LambdaLR, lr_lambda=float)}
@@ -108,6 +114,9 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "all alike, flush-free": {"change": half, **FLUSH_FREE, **DECAY},
     "all alike, replicas": {"change": half, "num_replicas": 2},
     "one rate": {"change": one_rate, **LAYER_WISE},
+    "mode": {"alter": partial(eval_on, (1,))},
+    "mode, replicas": {"alter": partial(eval_on, (1,)), "num_replicas": 2},
+    "all alike, mode": {"alter": partial(eval_on, (0, 1))},
     "loss": {"loss_of": smoothed},
     "loss, replicas": {"loss_of": smoothed, "num_replicas": 2},
     "names of losses": {"loss_of": named},
@@ -146,6 +155,7 @@ def _train(
     loss_of: Callable[[World], Any] = lambda _: F.mse_loss,
     layer_wise: bool = False,
     freezes: Callable[[int], dict[str, Any]] | None = None,
+    alter: Callable[[int, int, nn.Module], None] | None = None,
     **settings: Any,
 ) -> None:
     """Train, and change the rates of each group before each step."""
@@ -176,5 +186,7 @@ def _train(
             for group in (x for each in made for x in each.param_groups):
                 if change is not None:
                     change(world.rank, step, group)
+            if alter is not None:
+                alter(world.rank, step, model)
             pipeline.step(batch)
             steps.append(step)

@@ -41,12 +41,15 @@ def give_homes(
     Returns:
         Each tensor's home, by its first name.
     """
-    for path, module in modules.items():
-        _put_module(stage, path, module)
     homes: dict[str, Home] = {}
     for name, first in state.first_name.items():
-        if first in names:
+        if first in names:  # in this order, for the first name of a tied one is first
+            whole = (x for x in modules if not x or name.startswith(f"{x}."))
+            if (path := next(whole, None)) is not None:
+                _put_module(stage, path, modules[path])
             homes.setdefault(first, _put_tensor(stage, state, name))
+    for path, module in modules.items():
+        _put_module(stage, path, module)
     return homes
 
 

@@ -22,7 +22,7 @@ from hocket.errors import SchemaError
 from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec
 
-_LENGTH: Final = 3
+_LENGTH: Final = 4
 HEADER: Final = Schema((TensorSpec((_LENGTH,), "int64"),))
 _WHAT: Final = "headers of the replicas"
 
@@ -37,6 +37,7 @@ class StepHeader:
         num_samples: samples of the whole step, over all its batches and replicas.
         sizes: samples of each of the batch's microbatches in this replica.
         first: the batch's first microbatch, counted over the whole step.
+        changes: a digest of what the loop has changed in the models so far.
 
     Attributes:
         key: the step's number, and the batch's first microbatch.
@@ -47,6 +48,7 @@ class StepHeader:
     num_samples: int
     sizes: tuple[int, ...]
     first: int = 0
+    changes: int = 0
     key: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,8 +59,8 @@ class StepHeader:
         return self.number, self.first + microbatch
 
     def header(self) -> Tensor:
-        """Return the three numbers that are sent."""
-        return torch.tensor([self.number, self.salt, self.num_samples])
+        """Return the four numbers that are sent."""
+        return torch.tensor([self.number, self.salt, self.num_samples, self.changes])
 
 
 def check_same_header(
@@ -69,9 +71,16 @@ def check_same_header(
     Raises:
         SchemaError: names both sides, and what differs first.
     """
-    (step, salt, num_samples), there = own.tolist(), other.tolist()
-    if [step, salt, num_samples] == there:
+    (step, salt, num_samples, changes), there = own.tolist(), other.tolist()
+    if [step, salt, num_samples, changes] == there:
         return
+    if changes != there[3]:
+        raise SchemaError(
+            f"at step {step}, what the loop has changed in the model differs between "
+            f"ranks {own_rank} and {other_rank}: an attribute, a mode or a hook was "
+            "set on some ranks only, or to other values. Every rank must make the same "
+            "changes before the same step"
+        )
     if step != there[0]:
         what = (
             f"rank {own_rank} is at step {step}, rank {other_rank} at step "

@@ -182,6 +182,19 @@ def make_net_batches(
     ]
 
 
+def with_changes(batches: list[NetBatches], changes: int) -> list[NetBatches]:
+    """Put a digest of what the loop has changed in the models into all headers."""
+    if not changes:
+        return batches
+    return [
+        {
+            net: replace(work, step=replace(work.step, changes=changes))
+            for net, work in one.items()
+        }
+        for one in batches
+    ]
+
+
 def _numbered(parts: Sequence[Microbatch]) -> tuple[Microbatch, ...]:
     """Give each microbatch its first row."""
     begins = accumulate(map(_samples_of, parts), initial=0)

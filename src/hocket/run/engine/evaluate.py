@@ -141,16 +141,20 @@ class Evaluator:
         for runner in runners:
             runner.train(mode=False)
         first = layout.replicas_of(layout.device)[0]
-        with (
-            torch.no_grad(),
-            first_replica_buffers(runners, self._executor.replicas, first),
-        ):
-            for batch in recorded_batches(
-                loader, self._recorder, self._number, "eval batch"
+        try:
+            with (
+                torch.no_grad(),
+                first_replica_buffers(runners, self._executor.replicas, first),
             ):
-                self._play(batch)
-                if self._outputs is not None:
-                    self._outputs.end_batch()
+                for batch in recorded_batches(
+                    loader, self._recorder, self._number, "eval batch"
+                ):
+                    self._play(batch)
+                    if self._outputs is not None:
+                        self._outputs.end_batch()
+        finally:
+            for runner in runners:
+                runner.train(mode=runner.training)
 
     def _play(self, batch: Any) -> None:
         mine, num_samples = self._share(batch)
@@ -158,7 +162,8 @@ class Evaluator:
         self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
         if mine:
             sizes = tuple(part.num_samples for part in mine)
-            step = StepHeader(self._number, salt, num_samples, sizes)
+            changes = self._executor.changes
+            step = StepHeader(self._number, salt, num_samples, sizes, changes=changes)
             nets = (net.name for net in self._program.nets)
             batch = dict.fromkeys(nets, StepBatch(step, mine))
             player = self._player(len(mine))

@@ -61,6 +61,8 @@ class Executor:
 
     Attributes:
         trained: detects changes of `requires_grad` after construction.
+        changes: a digest of what the loop has changed in the models so far; workers
+            compare it.
     """
 
     plan: PlayPlan
@@ -76,6 +78,7 @@ class Executor:
     wiring: Wiring
     replicas: WorkerGroup | None
     trained: TrainableCheck = field(init=False)
+    changes: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         """Note which parameters are trained."""

@@ -15,7 +15,6 @@ from hocket.core.formats import costs_json
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.model.capture.capture import Captured
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.model.trace.state import saved_tensors
 from hocket.passes.freeze_stages import freeze_stages
@@ -36,6 +35,7 @@ from hocket.run.engine.same_everywhere import (
     refuse_differences,
 )
 from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.nets.followed import FollowedNet
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
@@ -50,7 +50,7 @@ def build_plan(
     order: Schedule,
     context: WorkerContext,
     known: ProfiledModel | CutModel | None,
-) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, Wiring, Captured]:
+) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, Wiring, CutModel]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
@@ -63,7 +63,7 @@ def build_plan(
 
     Returns:
         The plan, its schedule planned op by op, all nets with their stages, this
-        worker's messages, which values go along each flow, and the captured model.
+        worker's messages, which values go along each flow, and what was cut.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -130,7 +130,23 @@ def build_plan(
         found.known.frozen_s,
     )
     refuse_differences(world, {"plan": plan.digest})
-    return plan, play_plan, nets, channels, wiring, captured
+    return plan, play_plan, nets, channels, wiring, found
+
+
+def followed_nets(found: CutModel) -> tuple[FollowedNet, ...]:
+    """Return what lets the stages of all nets follow changes of the users' models."""
+    first = sum(len(x.modules) for x in found.teachers)
+    known = found.known.captured
+    cuts = [
+        (x.known.captured, x.places.boundaries, x.modules, x.known.teacher.is_training)
+        for x in found.teachers
+    ] + [(known, found.boundaries, found.modules[first:], True)]
+    nets, first = [], 0
+    for captured, boundaries, modules, trains in cuts:
+        flows = [(source, x.index) for x in modules for source in x.received]
+        nets.append(FollowedNet(captured, boundaries, flows, first, trains=trains))
+        first += len(modules)
+    return tuple(nets)
 
 
 def _parts(

@@ -1,0 +1,286 @@
+"""Follows what a training loop changes in its model between steps.
+
+    net.block.rate = 0.3      the block runs as it is from now on
+    net.drop.eval()           the same; its mode is what the user has set
+    net.head = Other()        refused, if either has weights
+
+A graph has fixed what the model was when it was captured. Before each step that is
+compared (`hocket.model.guards`). What has changed is read by modules; each of them runs
+as it is from then on, in the stage that has all of it. A module that is cut apart is
+captured again, with numbers that have changed as tensors. Nothing is compared with
+other workers here: the digest of all changes travels in the step's header.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Final
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import HocketError, ModelError
+from hocket.model.capture.capture import capture
+from hocket.model.capture.captured import Captured, with_starts
+from hocket.model.guards.guards import Change, Guards
+from hocket.model.stages.cut import AsIsError, check_as_is, cut
+from hocket.model.stages.on_tensors import on_meta, on_tensors
+from hocket.model.stages.routes import Flows
+from hocket.model.trace.state import State
+from hocket.run.stage.runner import StageRunner
+
+_ENOUGH: Final = 3
+
+
+class FollowedNet:
+    """A net's model, as its stages on this worker follow it.
+
+    Args:
+        captured: the captured model. Nothing of it is kept but its structure; the
+            model is referred to weakly.
+        boundaries: the layers at which stages 1, 2, ... begin.
+        flows: see `hocket.model.stages.cut.cut`.
+        first: the number of the net's first stage in the program.
+        trains: whether its modules have the modes that the user sets.
+
+    Attributes:
+        digest: of all changes so far; equal on all workers.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        boundaries: Sequence[int],
+        flows: Flows,
+        first: int,
+        *,
+        trains: bool = True,
+    ) -> None:
+        self.digest = 0
+        self._trains = trains
+        self._noted: dict[str, Change] = {}  # and not followed yet
+        self._num_unchanged = 0
+        self._model = ref(captured.model)
+        self._guards = Guards(captured.model)
+        self._boundaries = boundaries
+        self._flows = flows
+        self._first = first
+        self._numbers: set[str] = set()  # attributes that stages read as tensors
+        self._captured = on_tensors(captured, {}, live=nn.Module())
+
+    def cut_at(self, boundaries: Sequence[int], flows: Flows) -> None:
+        """Note another cut, which has followed all changes so far."""
+        self._boundaries, self._flows = boundaries, flows
+
+    def forget(self) -> None:
+        """Note what forwards have changed, as modules that run as they are may do.
+
+        Once they have changed nothing a few times, this does nothing.
+        """
+        if self._num_unchanged < _ENOUGH:
+            has_changed = bool(self._guards.changes())
+            self._num_unchanged = 0 if has_changed else self._num_unchanged + 1
+
+    def note(self, cannot: str, step: int) -> None:
+        """Note what the loop has changed since this was last called.
+
+        Args:
+            cannot: why nothing can be followed now; empty if it can.
+            step: the next step.
+
+        Raises:
+            ModelError: something has changed, and cannot be followed now.
+        """
+        changes = self._guards.changes()
+        if changes and cannot:
+            raise _refused(changes[0], step, cannot)
+        for change in changes:
+            known = self._noted.get(change.name)
+            before = change.before if known is None else known.before
+            self._noted[change.name] = replace(change, before=before)
+            if before == change.now:
+                del self._noted[change.name]
+
+    def follow(
+        self,
+        step: int,
+        runners: Mapping[int, StageRunner],
+        *,
+        evaluates: bool,
+        may_freeze: bool,
+    ) -> None:
+        """Let the stages that run here follow what was noted.
+
+        Args:
+            step: the next step.
+            runners: this worker's stages, by number.
+            evaluates: whether an evaluation is next, for which the modes that the user
+                has set have no meaning.
+            may_freeze: whether the net may be cut again in another way.
+
+        Raises:
+            ModelError: a change cannot be followed; names it, both values and the step.
+        """
+        changes = [x for x in self._noted.values() if not (evaluates and x.is_mode)]
+        if not changes:
+            return
+        known = self._captured.as_is
+        before, split = frozenset(known), list[Change]()
+        for change in changes:
+            del self._noted[change.name]
+            if change.is_mode and not self._trains:
+                continue
+            self.digest = zlib.crc32(str(change).encode(), self.digest)
+            if not self._runs_as_is(change, step, runners, may_freeze=may_freeze):
+                split.append(change)
+        if split:
+            self._capture_again(split, step)
+        if split or known - before:
+            self._cut_again(runners)
+
+    def _runs_as_is(
+        self,
+        change: Change,
+        step: int,
+        runners: Mapping[int, StageRunner],
+        *,
+        may_freeze: bool,
+    ) -> bool:
+        """Let what reads a change run as it is; return whether stages can do that."""
+        self._refuse_new_weights(change, step)
+        if self._set_number(change, runners):
+            return True
+        captured, model = self._captured, self._model()
+        wanted = captured.as_is | change.owners
+        try:
+            if model is not None:
+                check_as_is(
+                    replace(captured, model=model, as_is=wanted),
+                    self._boundaries,
+                    self._flows,
+                )
+        except AsIsError as error:
+            if may_freeze:
+                raise _refused(change, step, str(error)) from error
+            return False
+        captured.as_is.update(wanted)
+        return True
+
+    def _set_number(self, change: Change, runners: Mapping[int, StageRunner]) -> bool:
+        """Give the stages a number that they read as a tensor; whether it is one."""
+        if change.name not in self._numbers:
+            return False
+        value = _number(self._model(), change.name)
+        if value is None:
+            return False
+        for runner in self._own(runners).values():
+            named = dict(runner.module.named_buffers())
+            if change.name in named:
+                named[change.name].fill_(value)
+        return True
+
+    def _capture_again(self, changes: Sequence[Change], step: int) -> None:
+        """Capture the model again, without values, as it is now.
+
+        Numbers that have changed become tensors, where that captures the same calls:
+        the next change of one costs no capture.
+        """
+        model = self._model()
+        assert model is not None
+        names = {x.name for x in changes if _number(model, x.name) is not None}
+        self._numbers = {x for x in self._numbers if _number(model, x) is not None}
+        for numbers in dict.fromkeys((frozenset(self._numbers | names), frozenset())):
+            try:
+                found = self._captured_with(model, numbers)
+            except (HocketError, TypeError, RuntimeError) as error:
+                why: Exception = error
+                continue
+            if found is not None:
+                self._captured, self._numbers = found, set(numbers)
+                return
+            why = ModelError(
+                "the code of a module that is cut apart makes other calls now, or "
+                "calls that return other shapes. Put what depends on it into a "
+                "submodule, or cut elsewhere (cut=[...], or fewer stages)"
+            )
+        raise _refused(changes[0], step, str(why)) from why
+
+    def _captured_with(
+        self, model: nn.Module, numbers: Collection[str]
+    ) -> Captured | None:
+        """Return the captured model, some numbers as tensors; None if it differs."""
+        old = self._captured
+        tensors = State.of(model).tensors
+        copy = deepcopy(model, {id(x): on_meta(x) for x in tensors.values()})
+        for name in numbers:
+            path, _, attribute = name.rpartition(".")
+            part = copy.get_submodule(path)
+            value = torch.tensor(getattr(part, attribute), dtype=torch.float64)
+            delattr(part, attribute)
+            part.register_buffer(attribute, value.to("meta"), persistent=False)
+        args, kwargs = old.example.call()
+        found = with_starts(capture(copy, args, kwargs), old)
+        if found is None:
+            return None
+        old.as_is.update(found.as_is)
+        return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
+
+    def _refuse_new_weights(self, change: Change, step: int) -> None:
+        """Refuse a module with weights that takes the place of another, or goes."""
+        model, name = self._model(), change.name
+        if model is None or not change.is_module:
+            return
+        here = dict(model.named_modules()).get(name)
+        has_weights = here is not None and any(True for _ in here.parameters())
+        if has_weights or self._captured.state.below(name):
+            raise _refused(
+                change,
+                step,
+                "no optimizer of this pipeline knows its weights: make a new pipeline",
+            )
+
+    def _own(self, runners: Mapping[int, StageRunner]) -> dict[int, StageRunner]:
+        """Return the net's stages among this worker's, by their number in the net."""
+        numbers = range(self._first, self._first + len(self._boundaries) + 1)
+        found = {number: runners[number] for number in numbers if number in runners}
+        return {number - self._first: x for number, x in found.items()}
+
+    def _cut_again(self, runners: Mapping[int, StageRunner]) -> None:
+        """Cut this worker's stages again, of the very same weights."""
+        own = self._own(runners)
+        first_name = self._captured.state.first_name
+        tensors: dict[str, Tensor] = {}
+        for runner in own.values():
+            for name in self._numbers:
+                value = _number(self._model(), name)
+                tensors[name] = torch.tensor(
+                    value, dtype=torch.float64, device=runner.device
+                )
+            module = runner.module
+            every = (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            )
+            tensors |= {
+                first_name[name]: x for name, x in every if name not in self._numbers
+            }
+        captured = on_tensors(self._captured, tensors, live=self._model())
+        stages = cut(captured, self._boundaries, self._flows, own.keys())
+        for stage in stages:
+            own[stage.index].adopt(stage)
+
+
+def _number(model: nn.Module | None, name: str) -> float | None:
+    """Return a module's attribute by its full name, if it is a float."""
+    path, _, attribute = name.rpartition(".")
+    part = None if model is None else dict(model.named_modules()).get(path)
+    value = vars(part).get(attribute) if part is not None else None
+    return value if isinstance(value, float) else None
+
+
+def _refused(change: Change, step: int, why: str) -> ModelError:
+    return ModelError(f"before step {step}, {change}, which cannot be followed: {why}")
