@@ -16,7 +16,7 @@ from hocket.model.capture.captured import Captured as Captured
 from hocket.model.capture.captured import captured, with_more_layers
 from hocket.model.capture.convert import to_trace
 from hocket.model.capture.export import export
-from hocket.model.capture.kept_state import LostInGraphError
+from hocket.model.capture.lost_in_graph import LostInGraphError
 from hocket.model.capture.sequential import (
     has_hooks,
     is_plain_sequential,

@@ -28,8 +28,12 @@ from hocket.errors import CaptureError
 from hocket.model.capture.as_is import ModulesAsIs
 from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.constants import constants_shown
-from hocket.model.capture.kept_state import LostInGraphError, check_keeps_no_state
-from hocket.model.capture.lost_in_graph import hooks_noted, preserve_numbers
+from hocket.model.capture.lost_in_graph import (
+    LostInGraphError,
+    check_keeps_no_state,
+    hooks_noted,
+    preserve_numbers,
+)
 from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.trace.example import Example
