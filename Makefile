@@ -2,8 +2,8 @@
 # Needs Python >= 3.11 with venv, and make; all else is set up in .venv on first use.
 
 PYTHON ?= python3
-# A process of tests that crashes is a failure: another in its place may wait for ever.
-PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 0
+# A process of tests that dies fails its one test (tests/lost_processes.py).
+PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 50 --durations 10
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -12,6 +12,8 @@ from typing import Final
 import hypothesis
 import pytest
 
+from tests import lost_processes, reference_loop
+
 GOLDEN: Final = Path(__file__).parent / "golden"
 
 # In CI the same examples each time. Nowhere a deadline: a slow machine is not a bug.
@@ -36,6 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/golden anew; read the difference before you commit it",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a test process that dies cost its one test, and time a reference loop."""
+    config.pluginmanager.register(lost_processes)
+    config.pluginmanager.register(reference_loop)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
