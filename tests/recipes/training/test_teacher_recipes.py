@@ -28,7 +28,7 @@ from tests.run.support.forked import answers_of
 
 RUN_TIMEOUT_S: Final = 200.0  # a tenth of it on free cores
 SMALL: Final = (
-    "model.width=4",
+    "model.width=16",
     "training.batch_size=30",
     "training.max_steps=4",
     "optimizer.num_warmup_steps=2",

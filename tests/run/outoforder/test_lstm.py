@@ -41,6 +41,7 @@ from tests.run.outoforder.support.small_steps import (
 
 NUM_STEPS: Final = 6
 ROUNDING: Final = 1e-5  # of float32, after some steps
+FUSED_ROUNDING: Final = 8 * torch.finfo(torch.float32).eps
 
 
 class Tagger(nn.Module):
@@ -73,7 +74,10 @@ def tagger(dropout: float = 0.3) -> nn.Module:
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_kernels_compute_what_eager_mode_computes(*, batch_first: bool) -> None:
-    """The fused ones the same bits, on a CPU; the steps in time within rounding."""
+    """The fused ones within some units in the last place; the steps within rounding.
+
+    On processors without AVX-512 the fused ones do not give the same bits.
+    """
     torch.manual_seed(0)
     net = nn.LSTM(5, 7, 2, batch_first=batch_first, bidirectional=True)
     x = torch.randn(4, 3, 5, requires_grad=True)
@@ -88,7 +92,8 @@ def test_kernels_compute_what_eager_mode_computes(*, batch_first: bool) -> None:
         fused = gradients()
     with LstmTracing(fuses=False):
         stepped = gradients()
-    assert all(map(torch.equal, fused, expected))
+    for found, other in zip(fused, expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=FUSED_ROUNDING, atol=1e-7)
     for found, other in zip(stepped, expected, strict=True):
         torch.testing.assert_close(found, other)
 
