@@ -25,6 +25,7 @@ from tests.sharing.support.jobs import (
     sleeping,
     train_alone,
 )
+from tests.sharing.support.virtual_time import virtual_time
 
 MODES: Final = ("turns", "lag", "budget", "tick-tock", "free", "auto")
 NUM_ITERATIONS: Final = 24
@@ -97,15 +98,18 @@ def test_counts_what_each_job_holds() -> None:
     assert report.peak_bytes == pytest.approx(4 * 64 * 1024, abs=OWN_BYTES)
 
 
-def test_budget_keeps_jobs_apart_that_do_not_fit_together() -> None:
+def test_budget_keeps_jobs_apart_that_do_not_fit_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two jobs whose blocks do not fit together run one after the other."""
     make = sleeping(0.005, 0.01, 1 << 20, 12, num_blocks=1)
-    report = hocket.share(
-        [hocket.Job(name, make) for name in "ab"],
-        mode="budget",
-        memory_bytes=3 << 19,
-        device="cpu",
-    )
+    with virtual_time(monkeypatch):
+        report = hocket.share(
+            [hocket.Job(name, make) for name in "ab"],
+            mode="budget",
+            memory_bytes=3 << 19,
+            device="cpu",
+        )
     report.check()
     assert report.peak_bytes <= 3 << 19
 
@@ -369,17 +373,17 @@ def test_an_error_while_a_job_is_made() -> None:
     assert len(report["b"].losses) == 12
 
 
-def test_auto_overlaps_jobs_that_leave_each_other_room() -> None:
-    """Two jobs that sleep take the best mode, and run as it was predicted.
-
-    The busy machine of a test may stretch sleeps, so that the bounds are wide.
-    """
+def test_auto_overlaps_jobs_that_leave_each_other_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two jobs that sleep take the best mode, and run as it was predicted."""
     jobs = [
         hocket.Job("a", sleeping(0.02, 0.04, 1 << 20, 34)),
         hocket.Job("b", sleeping(0.02, 0.04, 1 << 20, 34)),
     ]
     budget = int(1.7 * 2**20)
-    report = hocket.share(jobs, memory_bytes=budget, device="cpu")
+    with virtual_time(monkeypatch):
+        report = hocket.share(jobs, memory_bytes=budget, device="cpu")
     report.check()
     assert report.mode in {Mode.BUDGET, Mode.LAG}
     assert report.peak_bytes <= budget * 1.02
