@@ -49,9 +49,12 @@ def test_a_trained_stage(op: str, expected: set[str]) -> None:
     assert used(op, DELAYED) == expected
 
 
-def test_a_teacher_reads_what_it_follows_and_changes_no_buffers() -> None:
-    """Its update reads the student's new weights, and writes its own."""
-    assert used("0F0@2", TEACHER) == {"weights[stage 0, after 1 updates]"}
+def test_a_moving_teacher_changes_its_buffers_and_reads_what_it_follows() -> None:
+    """It runs in training mode; its update reads the student's new weights."""
+    assert used("0F0@2", TEACHER) == {
+        "weights[stage 0, after 1 updates]",
+        "buffers[stage 0]!",
+    }
     assert used("0U@1", TEACHER) == {
         "weights[stage 1, after 2 updates]",
         "weights[stage 0, after 2 updates]!",

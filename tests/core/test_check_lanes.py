@@ -83,6 +83,36 @@ def test_two_unordered_forwards_change_the_buffers_of_a_stage() -> None:
         check(Schedule.parse("d0 0F0 0B0 0B1 0U\nd0.1 0F1"))
 
 
+def teacher_and_student(follows: str, lanes: str, delay: int = 0) -> Schedule:
+    """Two microbatches of a teacher, one of its student, on one device."""
+    return Schedule.parse(
+        "steps 1\nnet teacher microbatches=2\nnet student microbatches=1\n"
+        f"stage 0 net=teacher device=0 delay={delay} trainable=no {follows}\n"
+        f"stage 1 net=student device=0\n{lanes}"
+    )
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_two_unordered_forwards_change_the_buffers_of_a_moving_teacher(
+    delay: int,
+) -> None:
+    """Past bug: accepted, though its batch-norm statistics move as the student's do."""
+    lanes = "d0 0F0 1F0 1B0 1U 0U\nd0.1 0F1"
+    with pytest.raises(ScheduleError, match=r"0F1 .* change buffers\[stage 0\]"):
+        check(teacher_and_student("follows=1", lanes, delay))
+
+    check(teacher_and_student("", lanes.replace(" 0U", "")))  # a frozen one
+
+
+def test_an_update_may_change_the_buffers_that_a_forward_reads() -> None:
+    """A follower without a delay may copy them from what it follows."""
+    lanes = "d0 1F0 1B0 1U 0U\nd0.1 0F0 0F1"
+    with pytest.raises(ScheduleError, match=r"buffers\[stage 0\]"):
+        check(teacher_and_student("follows=1", lanes))
+
+    check(teacher_and_student("follows=1", lanes, delay=1))
+
+
 def test_weight_gradients_in_a_lane_of_their_own_are_no_conflict() -> None:
     """The side lane alone adds to the gradients, and U waits for its values."""
     proof = check(

@@ -7,7 +7,9 @@ changed in place, by many ops in turn:
     B, I       read weights
     B, W                                add to the gradients of their step
     R                                   changes them
-    U          reads the gradients      writes the next version of the weights
+    U          reads the gradients      writes the next version of the weights; of a
+                                        net that follows another one, and has no delay,
+                                        also the buffers
 
 Two ops that touch one thing, of which one changes it, must be ordered by a path of
 events. `check` proves that for every order that the events allow; a sanitizer sees it
@@ -31,7 +33,7 @@ class Resource(Enum):
 
     GRADIENTS = "gradients"  # of a stage's weights, one sum per step
     WEIGHTS = "weights"  # of a stage, one tensor per version
-    BUFFERS = "buffers"  # of a trainable stage, such as batch-norm statistics
+    BUFFERS = "buffers"  # of a stage that moves, such as batch-norm statistics
 
     __hash__ = object.__hash__  # as in Kind: identity is sound, and fast
 
@@ -104,7 +106,7 @@ def access_rules(kind: Kind, stage: int, program: Program) -> tuple[AccessRule, 
     match kind:
         case Kind.FORWARD:
             buffers = AccessRule(Resource.BUFFERS, stage, True, is_numbered=False)
-            changed = (buffers,) if program.stages[stage].trainable else ()
+            changed = (buffers,) if program.stages[stage].moves else ()
             return (*_weights_read(kind, stage, program), *changed)
         case Kind.BACKWARD:
             return (*_weights_read(kind, stage, program), gradients)
@@ -138,9 +140,10 @@ def _weights_read(kind: Kind, stage: int, program: Program) -> tuple[AccessRule,
 def _update(stage: int, program: Program) -> tuple[AccessRule, ...]:
     """Return what an update reads and overwrites; a follower reads those it follows."""
     facts = program.stages[stage]
-    read = (
-        (AccessRule(Resource.GRADIENTS, stage, False),)
-        if facts.trainable
-        else tuple(AccessRule(Resource.WEIGHTS, s, False, 1) for s in facts.follows)
-    )
-    return (*read, AccessRule(Resource.WEIGHTS, stage, True, 1))
+    writes = AccessRule(Resource.WEIGHTS, stage, True, 1)
+    if facts.trainable:
+        return (AccessRule(Resource.GRADIENTS, stage, False), writes)
+    read = [AccessRule(Resource.WEIGHTS, s, False, 1) for s in facts.follows]
+    if not facts.delay:  # only without one may buffers be copied or averaged
+        read.append(AccessRule(Resource.BUFFERS, stage, True, is_numbered=False))
+    return (*read, writes)
