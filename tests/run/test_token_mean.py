@@ -10,7 +10,7 @@ import pytest
 import hocket
 from hocket.errors import ConfigError
 from hocket.run.engine.programs.nets import ProgramNets
-from tests.run.support.forked import answers_of
+from tests.run.support.forked import CALM_TIMEOUT_S, answers_of, run_forked
 from tests.run.support.token_mean_workers import (
     LOSSES,
     NONE,
@@ -69,15 +69,20 @@ def test_equals_the_plain_loop_over_whole_batches(
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_replicas": 2, "num_microbatches": 1}])
-def test_rank_0_warns_once_without_it(settings: dict[str, Any], tmp_path: Path) -> None:
-    """Another rank has the last stage, or a replica of it."""
-    answers = answers_of(
-        "tests.run.support.token_mean_workers:warnings_of",
+def test_the_first_step_is_refused_without_it(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the last stage, or by a replica of it; the other worker ends, too."""
+    outcome = run_forked(
+        "tests.run.support.token_mean_workers:train_inexactly",
         settings,
         num_workers=2,
         folder=tmp_path,
+        timeout_s=CALM_TIMEOUT_S,
     )
-    assert answers == [["InexactLossWarning"], []]
+    assert set(outcome.reports) == {0, 1}
+    refused = [x for x in outcome.reports.values() if x.kind == "ModelError"]
+    assert any("hocket.TokenMean(loss)" in x.message for x in refused)
 
 
 def test_copies_are_refused() -> None:

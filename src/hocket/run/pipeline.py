@@ -62,8 +62,6 @@ class Pipeline(StagedRun):
             measured times; warned on the main worker.
         LowMomentumWarning: a teacher with a delay follows the student fast; says how
             much the delay changes; warned on the main worker.
-        InexactLossWarning: in the first step, microbatches' losses are not that of the
-            whole batch; says by how much; warned on the main worker.
         CacheWarning: a cache keeps less than it was asked to; warned on the worker that
             has the frozen layers.
         FreezingWarning: the first `step()`, where a policy is asked at the ends of

@@ -1,8 +1,7 @@
 """The losses and metrics of each kind of data, as means over samples.
 
 A loss sees one microbatch. Means over samples, weighted by their number, add up to the
-batch's exactly, however it is cut; means over words would not, as sentences differ in
-length.
+batch's exactly, however it is cut; means over masked pieces do so by their number.
 
 Shapes: B samples, K classes, T words or bytes, V different ones.
 """
@@ -63,11 +62,15 @@ def masked_loss(output: Any, target_BT: Tensor) -> Tensor:
     )
 
 
+def num_masked(target_BT: Tensor) -> Tensor:
+    """Return how many pieces are masked, which `masked_loss` divides by."""
+    return (target_BT != NOT_GUESSED).sum()
+
+
 def masked_metrics(output: Any, target_BT: Tensor) -> dict[str, Tensor]:
     """Return the share of masked pieces that are guessed correctly."""
-    is_masked_BT = target_BT != NOT_GUESSED
     is_right_BT = scores_of(output).argmax(-1) == target_BT
-    return {"masked_accuracy": is_right_BT.sum() / is_masked_BT.sum()}
+    return {"masked_accuracy": is_right_BT.sum() / num_masked(target_BT)}
 
 
 def span_loss(output: Any, place_B2: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from hocket.recipes.objectives.losses import (
     class_metrics,
     masked_loss,
     masked_metrics,
+    num_masked,
     span_loss,
 )
 from hocket.recipes.objectives.spans import SpanEvaluation
@@ -38,6 +39,7 @@ from hocket.recipes.teachers.weights import check_teacher
 from hocket.recipes.user_functions import load_function
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
+from hocket.run.data.token_mean import TokenMean
 from hocket.run.tune.teachers.teacher import Teacher
 
 
@@ -130,7 +132,7 @@ def _usual_objective(recipe: Recipe) -> tuple[LossFunction | None, Metrics | Non
         case TextSettings():
             return byte_loss, byte_metrics
         case MaskedTextSettings():
-            return masked_loss, masked_metrics
+            return TokenMean(masked_loss, count=num_masked), masked_metrics
         case SquadSettings():
             return span_loss, None
         case DataFunctionSettings():

@@ -1,4 +1,4 @@
-"""Computes the losses of a net's last stage, and checks those of the first step."""
+"""Computes the losses of a net's last stage, and checks some of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StageLoss:
         self._device = device
         self._losses_of = precision.computing(device, losses_of)
         self._checks = checks  # until one was checked
-        self._step_check = (  # until the first step's was
+        self._step_check = (
             StepLossCheck(function, self._together, device)
             if checks and function is not None
             else None
@@ -101,13 +101,13 @@ class StageLoss:
         if now is not None:
             self.values.take(*now, named)
             if self._step_check is not None:
-                self._step_check.keep(outputs, targets, num_samples)
+                self._step_check.keep(now[0], outputs, targets, num_samples)
         return named[TOTAL]
 
-    def compare(self) -> str:
-        """Compare the first step's losses with their joint loss (`StepLossCheck`)."""
-        check, self._step_check = self._step_check, None
-        return "" if check is None else check.compare()
+    def compare(self, step: int) -> None:
+        """Compare a step's losses with their joint loss (`StepLossCheck`)."""
+        if self._step_check is not None:
+            self._step_check.compare(step)
 
     def _together(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
         """Return the losses of the model's output and those of other nets."""

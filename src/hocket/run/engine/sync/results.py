@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from warnings import warn
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,6 @@ from hocket.run.comm.transport import (
     Sender,
     Transport,
 )
-from hocket.run.stage.loss_checks.step_loss_check import InexactLossWarning
 
 _KEY = "loss names"
 _WHAT = "losses of the replicas"
@@ -64,8 +62,6 @@ class Results:
         timeout_s: float,
     ) -> None:
         self._key = f"{_KEY} of {net} from rank {ranks[last_device]}"
-        self._warning = ""  # until it is given
-        self._warns = ranks[device] == 0
         self._group = group
         self._store = store
         self._timeout_s = timeout_s
@@ -97,7 +93,6 @@ class Results:
         step: int,
         losses: Mapping[int, Mapping[str, float]],
         shares: Mapping[int, float],
-        warning: str = "",
     ) -> None:
         """Begin to add up the losses, when the step's last forward has run.
 
@@ -107,14 +102,13 @@ class Results:
             step: whose losses they are.
             losses: each microbatch's, by name.
             shares: each microbatch's share of the whole step.
-            warning: what rank 0 warns of in the first step.
 
         Raises:
             ModelError: the names are not the same for all microbatches and steps.
         """
         if not self._names:
-            self._names, self._warning = list(next(iter(losses.values()))), warning
-            self._store.set(self._key, json.dumps([self._names, warning]))
+            self._names = list(next(iter(losses.values())))
+            self._store.set(self._key, json.dumps(self._names))
         names = self._names
         for microbatch, named in losses.items():
             if list(named) != names:
@@ -166,20 +160,13 @@ class Results:
         self._named[step] = dict(zip(self._names, sums.tolist(), strict=True))
 
     def finish(self, step: int) -> dict[str, float]:
-        """On every worker, at the end of its lane: the losses of the step.
-
-        Warns:
-            InexactLossWarning: on rank 0, in the first step (see `StepLossCheck`).
-        """
+        """On every worker, at the end of its lane: the losses of the step."""
         if self._receiver is not None:
             named = self._receive(step)
         else:
             if step in self._sums:
                 self.post(step)
             named = self._named.pop(step)
-        text, self._warning = self._warning, ""
-        if text and self._warns:
-            warn(text, InexactLossWarning, stacklevel=2)
         return named
 
     def _made_schema(self) -> Schema:
@@ -194,7 +181,7 @@ class Results:
             message = wait_for_value(
                 self._store, self._channel, self._key, what, self._timeout_s
             )
-            self._names, self._warning = json.loads(message)
+            self._names = json.loads(message)
         schema = self._made_schema()
         tag = message_tag(schema, step, 0)
         self._receiver.expect([tag], schema)

@@ -142,7 +142,7 @@ class StepSync(NoSync):
         """See `NoSync.after_losses`; the losses begin their way.
 
         Raises:
-            ModelError: a `TokenMean` counts otherwise than its loss.
+            ModelError: microbatches' losses are not that of the batch.
         """
         if work.ends_step:
             losses = self._runners[stage].loss.values
@@ -156,7 +156,7 @@ class StepSync(NoSync):
 
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
-            ModelError: a `TokenMean` counts otherwise than its loss.
+            ModelError: microbatches' losses are not that of the batch.
         """
         step, net = self._steps[number], self._ends[stage]
         if stage not in step.unread:
@@ -165,8 +165,8 @@ class StepSync(NoSync):
         losses, shares = self._runners[stage].loss.values.read(number), step.shares[net]
         if len(losses) < len(shares):  # one over the whole batch
             shares = dict.fromkeys(losses, sum(shares.values()))
-        warning = self._runners[stage].loss.compare()
-        self._results[net].begin(number, losses, shares, warning)
+        self._runners[stage].loss.compare(number)
+        self._results[net].begin(number, losses, shares)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""

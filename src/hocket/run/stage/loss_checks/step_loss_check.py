@@ -1,8 +1,9 @@
-"""Compares the first step's loss with the loss of its microbatches together.
+"""Compares a step's loss with the loss of its microbatches together.
 
-After the forwards of the first step, the gradient that is trained (the mean over
-microbatches) is compared with the gradient of the loss over all of them: a difference
-is a warning, with its size.
+After the forwards of the first step, and of the 10th, 100th, ..., the gradient that is
+trained (the mean over microbatches) is compared with the gradient of the loss over all
+of them: a difference is an error, with its size. Steps between are not compared, so
+that it costs nothing in the long run.
 """
 
 from __future__ import annotations
@@ -25,11 +26,7 @@ from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
-_LEAST: Final = 1e-3  # the relative difference of gradients that is worth a warning
-
-
-class InexactLossWarning(UserWarning):
-    """What is trained differs from the loss of the whole batch."""
+_LEAST: Final = 1e-3  # the relative difference of gradients that is no rounding
 
 
 @dataclass(slots=True)
@@ -48,56 +45,68 @@ class StepLossCheck:
     loss: LossFunction
     named: Callable[[Any, Any], Mapping[str, Tensor]]
     device: torch.device
-    _kept: list[tuple[Any, Any, int]] = field(default_factory=list)
-    _room_bytes: int = 2**27  # for outputs and targets
+    room_bytes: int = 2**27  # for outputs and targets of a step
+    _first: int | None = None  # the first step
+    _kept: dict[int, list[tuple[Any, Any, int]]] = field(default_factory=dict)
+    _left_bytes: int = 0
 
-    def keep(self, output: Any, targets: Any, num_samples: int) -> None:
+    def keep(self, step: int, output: Any, targets: Any, num_samples: int) -> None:
         """Copy what the loss of a microbatch reads; the first microbatches are enough.
 
         Args:
+            step: the step; most are not compared.
             output: the model's output.
             targets: the targets of that microbatch.
             num_samples: samples of that microbatch.
         """
-        self._room_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
-        if self._room_bytes < 0 or isinstance(self.loss, PerMicrobatch):
+        if self._first is None:
+            self._first = step
+        is_compared = str(step - self._first + 1).rstrip("0") == "1"
+        if not is_compared or isinstance(self.loss, PerMicrobatch):
             return
-        trial = LossTrial(self.named, output, targets, num_samples)
+        if step not in self._kept:
+            self._kept[step], self._left_bytes = [], self.room_bytes
+        self._left_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
+        if self._left_bytes < 0:
+            return
+        trial = LossTrial(self.named, output, targets, num_samples, has_blocks=True)
         rows = torch.arange(num_samples)
         with suppress(ValueError), torch.no_grad():
             both = trial.taken(output, rows), trial.taken(targets, rows)
-            self._kept.append((*both, num_samples))
+            self._kept[step].append((*both, num_samples))
 
-    def compare(self) -> str:
-        """Compare what was kept.
-
-        Returns:
-            A warning with the size of the difference; empty if there is none.
+    def compare(self, step: int) -> None:
+        """Compare what was kept of a step.
 
         Raises:
-            ModelError: a `TokenMean` counts otherwise than its loss.
+            ModelError: there is a difference; gives its size and the way out.
         """
-        if not self._kept:
-            return ""
+        kept = self._kept.pop(step, None)
+        if not kept:
+            return
         with preserve_generators(self.device), restored_attributes(self.loss):
-            text = self._difference(*self._joined())
-        if text and isinstance(self.loss, TokenMean):
-            raise ModelError(f"{text}. {_WRONG_COUNT}")
-        return f"{text}. {_way_out(self.loss)}" if text else ""
+            text = self._difference(*self._joined(kept))
+        if text:
+            is_counted = isinstance(self.loss, TokenMean)
+            way_out = _WRONG_COUNT if is_counted else _way_out(self.loss)
+            raise ModelError(f"the gradient of step {step} is {text}. {way_out}")
 
-    def _joined(self) -> tuple[LossTrial, Sequence[Tensor]]:
+    def _joined(
+        self, kept: Sequence[tuple[Any, Any, int]]
+    ) -> tuple[LossTrial, Sequence[Tensor]]:
         """Return all microbatches together, and the rows of each.
 
         Where shapes differ between microbatches, it is the first one, cut in two.
         """
-        outputs, targets, sizes = zip(*self._kept, strict=True)
+        outputs, targets, sizes = zip(*kept, strict=True)
         try:
             both = joined(outputs), joined(targets)
         except (ModelError, RuntimeError):
             both, sizes = (outputs[0], targets[0]), sizes[:1]
         rows = torch.arange(sum(sizes))
         parts = rows.split(sizes) if len(sizes) > 1 else rows.tensor_split(2)
-        return LossTrial(self.named, *both, len(rows)), parts
+        has_blocks = len(sizes) > 1 and not _share_a_leaf(outputs[:2])
+        return LossTrial(self.named, *both, len(rows), has_blocks), parts
 
     def _difference(self, trial: LossTrial, parts: Sequence[Tensor]) -> str:
         """Describe by how much the mean over parts is off; empty if it is not."""
@@ -124,16 +133,22 @@ class StepLossCheck:
                 return ""
             mean += share * float(part.value)
             for grad, more in zip(left, part.grads, strict=True):
-                grad[own.to(grad.device)] -= share * more
+                grad[trial.rows_of(len(grad), own).to(grad.device)] -= share * more
         size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
         if off <= _LEAST * size:
             return ""
         how = f"{off / size:.1%} off" if size else f"{off:.3g}, and not 0"
         return (
-            f"the gradient of the first step is {how}: what is trained "
-            f"is {mean:.6g}, the mean over microbatches of their losses, and the loss "
-            f"of these {len(rows)} samples together is {float(whole.value):.6g}"
+            f"{how}: what is trained is {mean:.6g}, the mean over microbatches of "
+            f"their losses, and the loss of these {len(rows)} samples together is "
+            f"{float(whole.value):.6g}"
         )
+
+
+def _share_a_leaf(outputs: Sequence[Any]) -> bool:
+    """Return whether two outputs have a leaf in common, whose rows are no samples."""
+    first, second = map(tensors_in, outputs)
+    return any(map(torch.equal, first, second))
 
 
 def _way_out(loss: LossFunction) -> str:
@@ -144,7 +159,8 @@ def _way_out(loss: LossFunction) -> str:
         "The loss divides by another number in each microbatch, as with ignore_index "
         "or class weights, or it compares samples. To train the loss of the whole "
         f"batch, take loss=hocket.TokenMean{how}; or loss=hocket.WholeBatch(loss) if "
-        "it compares samples. If this is meant, take loss=hocket.PerMicrobatch(loss)"
+        "it compares samples. If the mean over microbatches is meant, declare it: "
+        "loss=hocket.PerMicrobatch(loss)"
     )
 
 

@@ -38,12 +38,21 @@ def restored_attributes(loss: LossFunction) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class LossTrial:
-    """Computes the loss of some of a microbatch's samples."""
+    """Computes the loss of some of a microbatch's samples.
+
+    Args:
+        named: computes the named losses of outputs and targets.
+        output: the model's output.
+        targets: its targets.
+        num_samples: samples of both.
+        has_blocks: whether a leaf may have several rows of each sample, such as words.
+    """
 
     named: Callable[[Any, Any], Mapping[str, Tensor]]
     output: Any
     targets: Any
     num_samples: int
+    has_blocks: bool = False
 
     def loss_of(self, rows: Tensor) -> Tensor | None:
         """Return the loss of these samples; None if it cannot be computed."""
@@ -101,6 +110,16 @@ class LossTrial:
                 return found, dtype
         return None
 
+    def rows_of(self, num: int, samples: Tensor) -> Tensor:
+        """Return the rows of some samples in a leaf of so many rows.
+
+        Raises:
+            ValueError: the samples have no equal number of rows.
+        """
+        if num % self.num_samples:
+            raise ValueError(num)
+        return torch.arange(num).view(self.num_samples, -1)[samples].flatten()
+
     def taken(self, structure: Any, rows: Tensor) -> Any:
         """Return the rows of every leaf that has samples.
 
@@ -112,8 +131,8 @@ class LossTrial:
             found = num_rows(leaf)
             if found is None:
                 return leaf
-            if found != self.num_samples:
+            if found != self.num_samples and not (found and self.has_blocks):
                 raise ValueError(found)
-            return take_rows(leaf, rows)
+            return take_rows(leaf, self.rows_of(found, rows))
 
         return pytree.tree_map(taken, structure)
