@@ -6,7 +6,9 @@ They come from the library alone, so that they are what it does; a test holds th
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from hocket.core.check import check
@@ -25,10 +27,10 @@ from hocket.passes.fill_with import fill_with
 from hocket.passes.serial import serial
 from hocket.schedules import make_schedule
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.page import simulated_report
 from hocket.sharing.picture import share_svg
 from hocket.sharing.policy import Mode
-from hocket.sharing.simulate import SimulatedJob
+from hocket.sharing.report import JobReport, ShareReport
+from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -182,6 +184,31 @@ def rotating(num_devices: int = NUM_DEVICES) -> Timeline:
     links = Link(bytes_per_s=1 / 0.15), Link(bytes_per_s=20.0)
     costs = Costs((stage,) * n * n, link=links[0], reduce_link=links[1])
     return simulate(schedule, costs)
+
+
+def simulated_report(
+    mode: Mode, jobs: Sequence[SimulatedJob], budget_bytes: float = inf
+) -> ShareReport:
+    """Play jobs with a fake clock, and report it as if it were measured."""
+    run = simulate_jobs(mode, jobs, budget_bytes)
+    reports = [
+        JobReport(
+            name=job.name,
+            weight=job.weight,
+            losses=(),
+            iterations=tuple(run.iterations[job.name]),
+            first_shared=1,
+            until_s=min(own[-1].end_s for own in run.iterations.values()),
+            alone_s={"": job.actual.seconds},
+            static_bytes=job.static_bytes,
+            forecast=job.actual,
+            num_wrong=run.num_wrong[job.name],
+            error=None,
+            is_hung=False,
+        )
+        for job in jobs
+    ]
+    return ShareReport(mode, "simulated", tuple(reports), budget_bytes)
 
 
 def sharing_modes() -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
+import runpy
 from dataclasses import replace
 from math import inf
+from pathlib import Path
+from typing import Final
 
 import pytest
 
 from hocket.core.timelines.idle import Cause
 from hocket.sharing.board import Iteration
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.page import share_page, simulated_report
+from hocket.sharing.page import share_page
 from hocket.sharing.picture import share_svg
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
 from hocket.sharing.simulate import SimulatedJob
+
+PICTURES: Final = Path(__file__).parents[2] / "docs" / "images" / "make.py"
 
 
 def played(budget_bytes: float = 2.0**22) -> ShareReport:
@@ -25,7 +30,10 @@ def played(budget_bytes: float = 2.0**22) -> ShareReport:
         SimulatedJob(name, forecast, 9, believed=forecast, static_bytes=1000.0)
         for name in ("a", "<b>")
     ]
-    return simulated_report(Mode.LAG, jobs, budget_bytes)
+    report: ShareReport = runpy.run_path(str(PICTURES))["simulated_report"](
+        Mode.LAG, jobs, budget_bytes
+    )
+    return report
 
 
 @pytest.mark.parametrize("budget_bytes", [2.0**22, inf])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf, isfinite
+from math import isfinite
 
 from hocket.draw.html import Figure, Table
 from hocket.draw.html.page import still_page
 from hocket.draw.quantity import byte_size
 from hocket.sharing.picture import share_svg
-from hocket.sharing.policy import Mode
-from hocket.sharing.report import HEAD, JobReport, ShareReport, row_of
-from hocket.sharing.simulate import SimulatedJob, simulate_jobs
+from hocket.sharing.report import HEAD, ShareReport, row_of
 
 
 def share_page(report: ShareReport) -> str:
@@ -45,28 +42,3 @@ def share_page(report: ShareReport) -> str:
         figures=[Figure("Jobs and their memory over time", share_svg(report))],
         tables=tables,
     )
-
-
-def simulated_report(
-    mode: Mode, jobs: Sequence[SimulatedJob], budget_bytes: float = inf
-) -> ShareReport:
-    """Play jobs with a fake clock, and report it as if it were measured."""
-    run = simulate_jobs(mode, jobs, budget_bytes)
-    reports = [
-        JobReport(
-            name=job.name,
-            weight=job.weight,
-            losses=(),
-            iterations=tuple(run.iterations[job.name]),
-            first_shared=1,
-            until_s=min(own[-1].end_s for own in run.iterations.values()),
-            alone_s={"": job.actual.seconds},
-            static_bytes=job.static_bytes,
-            forecast=job.actual,
-            num_wrong=run.num_wrong[job.name],
-            error=None,
-            is_hung=False,
-        )
-        for job in jobs
-    ]
-    return ShareReport(mode, "simulated", tuple(reports), budget_bytes)
