@@ -6,10 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hocket.core.check import check
+from hocket.core.check import check, collective_faults, conflicts
 from hocket.core.checker.alive import count_alive
-from hocket.core.checker.collectives import collective_faults
-from hocket.core.checker.conflicts import conflicts
 from hocket.core.checker.happens_before import HappensBefore
 from hocket.core.checker.play import play
 from hocket.core.checker.shared import find_accesses

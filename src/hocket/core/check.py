@@ -14,16 +14,30 @@ What is proved of a schedule that passes:
 6. the body of a flush-free order is the same work, one step later, each time;
 7. for links that need one (`Links.ONE_QUEUE`, as of NCCL): the messages of all devices
    have an order in which every device comes to its end.
+
+Find ops that change one thing in place without a path of events between them.
+
+Check that all members of a collective post it in the same order.
+
+    d0  ... 3R ... 0R       stage 3 is a copy of stage 1, and stage 0 of stage 2:
+    d1  ... 1R ... 2R       both devices post the pair 1, 3 before the pair 0, 2
+
+The members of a collective are the replicas of a device, which play the same lanes, and
+the devices of stages that are copies of one another. NCCL matches calls by their order
+alone: where two members differ, gradients of different stages would be added up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 
+import numpy as np
+
+from hocket.core.accesses import Access, Resource
 from hocket.core.checker.alive import count_alive
-from hocket.core.checker.collectives import collective_faults
-from hocket.core.checker.conflicts import conflicts
 from hocket.core.checker.faults import (
     Fault,
     body_faults,
@@ -34,14 +48,16 @@ from hocket.core.checker.faults import (
 from hocket.core.checker.happens_before import HappensBefore
 from hocket.core.checker.links import Links, check_queues
 from hocket.core.checker.play import Stand, play
-from hocket.core.checker.shared import find_accesses
+from hocket.core.checker.shared import RESOURCES, Accesses, find_accesses
 from hocket.core.costs import Costs
-from hocket.core.op import Op
+from hocket.core.op import COLLECTIVES, Kind, Op
 from hocket.core.plans.lane_plan import plan_lanes
 from hocket.core.plans.message_order import ops_together, plan_queues
 from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
-from hocket.core.simulator.work import prepare
+from hocket.core.simulator.columns import Columns
+from hocket.core.simulator.work import Work, prepare
+from hocket.core.timelines.arrays import Ints
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -147,3 +163,147 @@ def _picture(
             words.insert(stands[i], ">")
         lines.append(f"{lane.label}  {' '.join(words)}")
     return "\n".join(lines)
+
+
+def conflicts(
+    schedule: Schedule,
+    columns: Columns,
+    accesses: Accesses,
+    before: HappensBefore,
+    order: Sequence[int],
+) -> Iterator[Fault]:
+    """Name the first conflict of each resource, stage and pair of lanes.
+
+    Gradients and buffers must be changed by one op after another in every order. An op
+    that reads gradients (U) needs their values, and so comes after all changes. Weights
+    have no conflicts: their versions are counted (see `alive`).
+
+    Args:
+        schedule: complete, and free of deadlock.
+        columns: its ops.
+        accesses: what they read and change.
+        before: the paths of events between them.
+        order: all rows, in one order in which they may start.
+    """
+    found = set()
+    changes = _in_order(_shared_by_lanes(accesses, columns), order)
+    lanes = columns.lane[changes.row].tolist()
+    keys = changes.resource, changes.stage, changes.number, changes.row
+    rows = zip(*(column.tolist() for column in keys), lanes, strict=True)
+    for (*one, first, lane), (*other, second, next_lane) in pairwise(rows):
+        if one != other or before.before(first, second):
+            continue
+        resource, stage, number = one
+        access = Access(RESOURCES[resource], stage, number, writes=True)
+        key = resource, stage, frozenset((lane, next_lane))
+        if key not in found:
+            found.add(key)
+            yield _fault(schedule, columns, (first, second), access)
+
+
+def _shared_by_lanes(accesses: Accesses, columns: Columns) -> Accesses:
+    """Return the changes of gradients and buffers that several lanes make."""
+    changes = accesses.writes & ~accesses.of(Resource.WEIGHTS)
+    accesses = accesses.taken(changes)
+    key = accesses.stage * len(RESOURCES) + accesses.resource
+    lane = columns.lane[accesses.row]
+    least = np.full(key.max(initial=0) + 1, columns.num_ops)
+    most = np.full(least.size, -1)
+    np.minimum.at(least, key, lane)
+    np.maximum.at(most, key, lane)
+    return accesses.taken((least != most)[key])
+
+
+def _in_order(accesses: Accesses, order: Sequence[int]) -> Accesses:
+    """Sort accesses by what they use, and then by the order in which ops may start.
+
+    Then comparing neighbours is enough: if each of them happens before the next one,
+    that is their only order.
+    """
+    place: Ints = np.empty(len(order), np.int64)
+    place[np.array(order, np.int64)] = np.arange(len(order))
+    keys = place[accesses.row], accesses.number, accesses.stage, accesses.resource
+    return accesses.taken(np.lexsort(keys))
+
+
+def _fault(
+    schedule: Schedule, columns: Columns, rows: tuple[int, int], access: Access
+) -> Fault:
+    first, second = (columns.describe(row, schedule) for row in rows)
+    return (
+        f"{first} and {second} both change {access} and no path of events orders them: "
+        "put both in one lane, or let one need, directly or through other ops, a value "
+        "that the other makes",
+        columns.op(rows[1], schedule),
+    )
+
+
+# What makes two devices' ops one collective: the kind, the stages and the step.
+_Call = tuple[Kind, tuple[int, ...], int]
+
+
+def collective_faults(
+    work: Work, before: HappensBefore, order: Sequence[int]
+) -> Iterator[Fault]:
+    """Find lanes or devices that may post collectives in different orders.
+
+    Args:
+        work: a schedule that is complete and free of deadlock.
+        before: the paths of events between its ops.
+        order: all rows, in one order in which they may start.
+    """
+    columns = work.columns
+    is_collective = columns.is_any(COLLECTIVES)
+    if not is_collective.any():
+        return
+    rows = np.array(order, np.int64)
+    of_device: dict[int, list[int]] = defaultdict(list)
+    for row in rows[is_collective[rows]].tolist():
+        of_device[int(columns.device[row])].append(row)
+    for device, posts in of_device.items():
+        yield from _lane_faults(work, before, device, posts)
+    yield from _device_faults(work, of_device)
+
+
+def _lane_faults(
+    work: Work, before: HappensBefore, device: int, posts: Sequence[int]
+) -> Iterator[Fault]:
+    """Find the first two collectives of a device that no path of events orders."""
+    for first, second in pairwise(posts):
+        if not before.before(first, second):
+            a, b = (work.columns.describe(r, work.schedule) for r in (first, second))
+            yield (
+                f"device {device} may post {a} and {b} in either order, but "
+                "its replicas or copies must post them in the same one: put both in "
+                "one lane",
+                _op(work, second),
+            )
+            return
+
+
+def _device_faults(work: Work, of_device: dict[int, list[int]]) -> Iterator[Fault]:
+    """Find the first collectives that two devices post in different orders."""
+    calls = {
+        device: {_call(_op(work, row), work): _op(work, row) for row in posts}
+        for device, posts in sorted(of_device.items())
+    }
+    for (one, ops), (other, others) in combinations(calls.items(), 2):
+        mine = [call for call in ops if call in others]
+        theirs = [call for call in others if call in ops]
+        for place, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if a != b:
+                yield (
+                    f"device {one} posts {ops[a]} as collective {place} of those that "
+                    f"it shares with device {other}, which posts {others[b]} there: "
+                    "post them in the same order on both devices",
+                    ops[a],
+                )
+                break
+
+
+def _call(op: Op, work: Work) -> _Call:
+    return op.kind, work.schedule.program.copies_of[op.stage], op.step
+
+
+def _op(work: Work, row: int) -> Op:
+    return work.columns.op(row, work.schedule)

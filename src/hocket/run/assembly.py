@@ -8,17 +8,19 @@
 
 Only the outline of the uncut model is kept: if the user keeps no reference to it, the
 weights of other workers' stages are freed.
+
+Which options do not go together with layers that freeze while training runs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
-from typing import Final
+from typing import Any, Final
 from warnings import warn
 
 import torch.distributed as dist
@@ -26,8 +28,9 @@ import torch.distributed as dist
 from hocket import cuda
 from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
-from hocket.errors import NoMemoryError
-from hocket.options import CAPTURED_STEP
+from hocket.errors import ConfigError, NoMemoryError
+from hocket.freeze.policy import Measures, Policy
+from hocket.options import CAPTURED_STEP, freezing_faults
 from hocket.run.captured_step import of_one_stage, play_captured_steps
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
@@ -43,12 +46,7 @@ from hocket.run.device.out_of_memory import (
 )
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.elastic.freezing import Freezing
-from hocket.run.elastic.make import (
-    make_freezing,
-    other_layouts,
-    refuse_order,
-    refuse_with_freezing,
-)
+from hocket.run.elastic.make import make_freezing, other_layouts
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan, short_hash
@@ -265,3 +263,50 @@ def warn_of_repeating_bubble(schedule: object, plan: Plan) -> None:
     text = _TEXTS[schedule](program.num_devices, plan.costs.mean_share(program))
     if text:
         warn(text, RepeatingBubbleWarning, stacklevel=2)
+
+
+def refuse_with_freezing(config: PipelineConfig, policy: Policy[Any]) -> None:
+    """Refuse options that a pipeline with a freezing policy has no use for.
+
+    Raises:
+        ConfigError: names all such options.
+    """
+    faults = "; ".join(_faults(config, policy))
+    if faults:
+        raise ConfigError(f"freeze={type(policy).__name__}(...): {faults}")
+
+
+def _faults(config: PipelineConfig, policy: Policy[Any]) -> Iterator[str]:
+    if policy.measures is Measures.ACTIVATIONS:
+        num_samples = config.microbatches()[0].num_samples
+        if num_samples < 2:
+            yield (
+                "it compares the activations of samples with each other, and a "
+                f"microbatch has {num_samples}: take fewer microbatches, or a larger "
+                "batch"
+            )
+    yield from freezing_faults(config, recut=config.recut)
+    if config.teachers:
+        yield "teachers does not go together with it: leave it out"
+    if config.whole_batch:
+        yield "a loss over the whole batch does not go together with it"
+
+
+def refuse_order(order: Schedule) -> None:
+    """Refuse orders that cannot be made again for another shape.
+
+    Raises:
+        ConfigError: its steps overlap, or a device has several stages.
+    """
+    program = order.program
+    if order.body:
+        raise ConfigError(
+            "layers can freeze where each step ends before the next begins, and steps "
+            "of this order overlap: take '1f1b' or 'gpipe'"
+        )
+    if program.num_stages != program.num_devices or program.copies:
+        raise ConfigError(
+            f"this order has {program.num_stages} stages on {program.num_devices} "
+            "devices: to freeze layers, take one with one stage on each, such as "
+            "'1f1b' or 'gpipe'"
+        )

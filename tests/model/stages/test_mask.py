@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.model.stages.mask import simplified
+from hocket.model.stages.emit import simplified
 
 sizes = st.integers(1, 5)
 

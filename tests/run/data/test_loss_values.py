@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import NonFiniteError
-from hocket.run.stage.loss_values import LossValues
+from hocket.run.stage.stage_loss import LossValues
 from tests.run.support.delayed_copies import DelayedCopies
 
 

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from hocket.errors import ModelError
-from hocket.run.stage.trainable_check import TrainableCheck
+from hocket.run.engine.executor import TrainableCheck
 
 
 @pytest.mark.parametrize("trained", [True, False])

@@ -1,16 +1,25 @@
-"""A captured model: its graph in both modes, and the layers it can be cut between."""
+"""A captured model: its graph in both modes, and the layers it can be cut between.
+
+Aligns two traces: training and evaluation are captured separately.
+
+The two differ where the model's code depends on its mode: a dropout is gone, a mask is
+made in another way. A cut is right only at the same place in both:
+
+    training     a  b  dropout  c | d        the cut may lie before d, whose partner
+    evaluation   a  b           c | d        crosses the same values
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from typing import Any, Final
 
 from torch import fx, nn
 
 from hocket.errors import ModelError
-from hocket.model.trace.align import partners, same_places
 from hocket.model.trace.example import Example
 from hocket.model.trace.flow import TraceFlow, flow_of
 from hocket.model.trace.layers import (
@@ -238,9 +247,8 @@ def _values(
         assert isinstance(grown, TensorInfo)
         growth = tuple(b - a for a, b in zip(seen.shape, grown.shape, strict=True))
         name = f"{flow.trace.path_of(node)}:{node.name}"
-        values[node] = SentTensor(
-            name, seen.shape, growth, num_samples, seen.dtype, seen.requires_grad
-        )
+        form = seen.dtype, seen.requires_grad, seen.order
+        values[node] = SentTensor(name, seen.shape, growth, num_samples, *form)
     return values
 
 
@@ -292,3 +300,60 @@ def _text(trace: Trace, node: fx.Node) -> str:
 
 def _target_name(target: Any) -> str:
     return f"{target.__module__}.{getattr(target, '__qualname__', target)}"
+
+
+def partners(training: TraceFlow, evaluation: TraceFlow) -> dict[fx.Node, fx.Node]:
+    """Return, for each training call, the evaluation call that does the same."""
+    a = [_kind(training.trace, node) for node in training.compute]
+    b = [_kind(evaluation.trace, node) for node in evaluation.compute]
+    if a == b:
+        return dict(zip(training.compute, evaluation.compute, strict=True))
+    found = {}
+    for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
+        for i in range(block.size):
+            found[training.compute[block.a + i]] = evaluation.compute[block.b + i]
+    return found
+
+
+def same_places(
+    training: TraceFlow, evaluation: TraceFlow, partner_of: Mapping[fx.Node, fx.Node]
+) -> dict[int, int]:
+    """Return positions at which both can be cut with the same values."""
+    place = {node: i for i, node in enumerate(evaluation.compute)}
+    found = {}
+    for position, node in enumerate(training.compute):
+        before = training.compute[position - 1]
+        if node in partner_of:
+            other = place[partner_of[node]]
+        elif before in partner_of:  # the next call is in training only
+            other = place[partner_of[before]] + 1
+        else:
+            continue
+        both = training.is_admissible[position] and evaluation.is_admissible[other]
+        if both and _same_values(training, position, evaluation, other, partner_of):
+            found[position] = other
+    return found
+
+
+def _same_values(
+    training: TraceFlow,
+    position: int,
+    evaluation: TraceFlow,
+    other: int,
+    partner_of: Mapping[fx.Node, fx.Node],
+) -> bool:
+    crossing = [partner_of.get(value) for value in training.crossing[position]]
+    if set(crossing) != set(evaluation.crossing[other]):
+        return False
+    pairs = zip(training.crossing[position], crossing, strict=True)
+    return all(
+        value is not None
+        and training.seen(node).shape == evaluation.seen(value).shape
+        and training.seen(node).dtype == evaluation.seen(value).dtype
+        for node, value in pairs
+    )
+
+
+def _kind(trace: Trace, node: fx.Node) -> tuple[str, str, tuple[str, ...]]:
+    """Return a key that is equal for the same call in both traces."""
+    return str(node.target), trace.path_of(node), trace.reads(node)

@@ -49,6 +49,7 @@ from hocket.model.stages.discard_saved_tensors import discard_saved_tensors
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import overwrite
 from hocket.planner.work import HeldBytes
 
 _MIN_PASSES = 5
@@ -371,4 +372,4 @@ def restored_model(
                 tensor.grad = grad
             for tensor, data, value in others:
                 tensor.data = data
-                tensor.copy_(value)
+                overwrite(tensor, value)

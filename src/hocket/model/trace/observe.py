@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import tensors_in
-from hocket.model.trace.state import State
+from hocket.model.trace.state import State, overwrite
 from hocket.model.trace.trace import Trace
+from hocket.model.trace.value import order_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,13 @@ class TensorInfo:
         shape: the shape with the example's number of samples.
         dtype: its type.
         requires_grad: whether a gradient flows back through it.
+        order: see `order_of`.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    order: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +213,8 @@ def is_random(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _tensor_info(tensor: Tensor) -> TensorInfo:
-    return TensorInfo(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    shape, order = tuple(tensor.shape), order_of(tensor)
+    return TensorInfo(shape, tensor.dtype, tensor.requires_grad, order)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -233,7 +237,7 @@ def preserve_state(state: State) -> Iterator[None]:
             yield
         finally:
             for name, tensor in before.items():
-                state.tensors[name].detach().copy_(tensor)
+                overwrite(state.tensors[name], tensor)
 
 
 @contextmanager

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hocket.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,13 @@ class State:
 
     @classmethod
     def of(cls, model: nn.Module) -> State:
-        """Read the names from the model."""
+        """Read the names from the model.
+
+        Raises:
+            ModelError: it is no module that can be captured: lazy, or scripted.
+        """
+        if fault := model_fault(model):
+            raise ModelError(fault)
         every: dict[str, Tensor] = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
@@ -66,9 +76,39 @@ def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {k: state.tensors[first] for k, first in found if k in state.persistent}
 
 
+def overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Write a value in place; of an expanded tensor, each element once."""
+    target = tensor.detach()
+    for dim, (size, stride) in enumerate(
+        zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        if size > 1 and not stride:
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    target.copy_(value)
+
+
 def _left_out_of_state_dict(model: nn.Module) -> frozenset[str]:
     return frozenset(
         f"{path}.{name}" if path else name
         for path, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     )
+
+
+def model_fault(model: object) -> str | None:
+    """Return what is wrong with a model; None or nothing if it can be captured."""
+    if isinstance(model, torch.jit.ScriptModule):
+        return (
+            "model is a scripted module (torch.jit), whose code is not Python's: give "
+            "the module that it was made from"
+        )
+    if isinstance(model, nn.Module):
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        lazy = (name for name, x in tensors if is_lazy(x))
+        return (name := next(lazy, "")) and (
+            f"the model's {name} has no shape yet (a lazy module): call the model "
+            "once, `model(*inputs)`, before it is given"
+        )
+    if isinstance(model, type):
+        return f"model is the class {model.__name__}: give a module, an object of it"
+    return f"model must be a torch.nn.Module; got {type(model).__name__} {model!r:.60}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hocket.errors import ModelError
 
@@ -21,6 +23,7 @@ class SentTensor:
         num_samples: the example's number of samples.
         dtype: the type as captured; under autocast it may be another.
         requires_grad: whether a gradient comes back for it.
+        order: see `order_of`.
     """
 
     name: str
@@ -29,6 +32,7 @@ class SentTensor:
     num_samples: int
     dtype: torch.dtype
     requires_grad: bool
+    order: tuple[int, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -50,3 +54,31 @@ class SentTensor:
                 f"samples, but no shape is known for {num_samples}"
             )
         return shape
+
+
+def order_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return a tensor's dimensions by stride, the largest first.
+
+    Returns:
+        Nothing if they are in order, as in a contiguous tensor.
+    """
+    if tensor.is_contiguous():
+        return ()
+    strides = torch.empty_like(tensor, device="meta").stride()
+    dims = range(tensor.dim())
+    found = tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
+    return () if found == tuple(dims) else found
+
+
+def ordered(memory: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tensor:
+    """Return a view of memory in which a tensor's dimensions lie in an order.
+
+    Args:
+        memory: contiguous, with as many elements.
+        shape: the tensor's shape.
+        order: see `order_of`.
+    """
+    if not order:
+        return memory.view(list(shape))
+    in_memory = memory.view([shape[dim] for dim in order])
+    return in_memory.permute([order.index(dim) for dim in range(len(order))])

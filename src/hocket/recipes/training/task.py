@@ -1,4 +1,7 @@
-"""A recipe's model, data, loss and metrics, made real."""
+"""A recipe's model, data, loss and metrics, made real.
+
+Makes the student and the teacher that a recipe with a section [teacher] names.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 from torch import nn
 
@@ -18,8 +22,10 @@ from hocket.recipes.config.data_settings import (
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.teacher_settings import TwoViewSettings
+from hocket.recipes.config.teacher_settings import AnyTeacher, TwoViewSettings
 from hocket.recipes.data.load import load_samples
+from hocket.recipes.models.heads import Heads, Predicting, Projected
+from hocket.recipes.models.make import make_model
 from hocket.recipes.objectives.losses import (
     Metrics,
     byte_loss,
@@ -32,15 +38,15 @@ from hocket.recipes.objectives.losses import (
     span_loss,
 )
 from hocket.recipes.objectives.spans import SpanEvaluation
-from hocket.recipes.teachers.losses import teacher_loss
-from hocket.recipes.teachers.make import make_student, make_teachers
+from hocket.recipes.teachers.losses import NAME, teacher_loss
 from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
-from hocket.recipes.teachers.weights import check_teacher
+from hocket.recipes.teachers.weights import check_teacher, load_teacher
 from hocket.recipes.user_functions import load_function
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
 from hocket.run.data.token_mean import TokenMean
 from hocket.run.tune.teachers.teacher import Teacher
+from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +168,88 @@ def _check_enough(training: Samples, recipe: Recipe) -> None:
             f"of one step: --set training.accumulate={num_batches} or less, or train "
             "for more epochs"
         )
+
+
+def make_student(recipe: Recipe, training: Samples) -> nn.Module:
+    """Make a newly initialised student, the same each time.
+
+    Args:
+        recipe: the recipe, with or without a teacher.
+        training: the samples to train on.
+
+    Raises:
+        RecipeError: as `make_model`.
+        DataError: as `make_model`.
+        MissingPackageError: as `make_model`.
+    """
+    model = make_model(recipe, training)
+    if isinstance(recipe.teacher, TwoViewSettings):
+        return Predicting(model, _heads(recipe.teacher))
+    return model
+
+
+def make_teachers(
+    recipe: Recipe, training: Samples, num_steps: int
+) -> dict[str, Teacher]:
+    """Make a pipeline's teachers, by name; none where the recipe has none.
+
+    One that moves begins with the student's weights, which follow from the seed.
+
+    Args:
+        recipe: the recipe.
+        training: the samples to train on.
+        num_steps: the steps of the whole training.
+
+    Raises:
+        RecipeError: as `load_teacher`.
+        CheckpointError: as `load_teacher`.
+        DataError: as `load_teacher`.
+    """
+    settings = recipe.teacher
+    if settings is None:
+        return {}
+    if settings.moves:
+        net = make_model(recipe, training)
+    else:
+        net = load_teacher(recipe, training)
+    if isinstance(settings, TwoViewSettings):
+        net = Projected(net, _heads(settings))
+    teacher = Teacher(
+        net,
+        update=_update(settings, num_steps),
+        delay=settings.delay if settings.moves else None,
+        look_ahead=settings.look_ahead,
+        mode=settings.mode,
+        num_microbatches=settings.num_microbatches,
+        whole_batch=isinstance(settings, TwoViewSettings),
+    )
+    return {NAME: teacher}
+
+
+def _update(settings: AnyTeacher, num_steps: int) -> FollowerUpdate | None:
+    match settings.update:
+        case "frozen":
+            return None
+        case "momentum":
+            assert settings.momentum is not None, "the recipe is valid"
+            final = settings.final_momentum
+            return Momentum(
+                settings.momentum,
+                final,
+                None if final is None else num_steps,
+                buffers=settings.buffers,
+            )
+        case "copy":
+            assert settings.copy_every_steps is not None, "the recipe is valid"
+            return CopyEvery(settings.copy_every_steps, buffers=settings.buffers)
+        case _:
+            assert_never(settings.update)
+
+
+def _heads(settings: TwoViewSettings) -> Heads:
+    return Heads(
+        width=settings.head_width,
+        output_width=settings.output_width,
+        num_projector_layers=settings.num_projector_layers,
+        num_predictor_layers=settings.num_predictor_layers,
+    )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
+from hocket.model.trace.state import overwrite
 from hocket.run.checkpoint.check_states import check_kind, check_updates
 from hocket.run.checkpoint.corrections import (
     ResumedCorrection,
@@ -183,7 +184,7 @@ def _put_weights(
     for name, target in _stage_tensors(executor):
         stored = plan_to_restore.names[name]
         own = tensors.get((Section.REPLICA, stored))
-        target.detach().copy_(tensors[Section.WEIGHTS, stored] if own is None else own)
+        overwrite(target, tensors[Section.WEIGHTS, stored] if own is None else own)
     old = _of(Section.OLD, tensors)
     for runner in executor.runners.values():
         put_old(runner, plan_to_restore.names, plan_to_restore.num_old, old)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
-from hocket.model.trace.state import State
+from hocket.model.trace.state import State, overwrite
 from hocket.run.checkpoint.check_states import check_kind, check_updates
 from hocket.run.checkpoint.collect import Tensors, WorkerShare, record_of, updates_of
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
@@ -127,7 +127,7 @@ class WholeModel:
         saved, device = found.opened.manifest.run, self.world.device
         for name, tensor in self._tensors.items():
             value = found.tensors[Section.WEIGHTS, found.names[name]]
-            tensor.detach().copy_(value)
+            overwrite(tensor, value)
         self.outline.modules.load(found.opened.extra)
         for new in found.updates.values():
             put_averages(self._updater, found.names, found.tensors)

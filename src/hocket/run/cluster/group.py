@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hocket import env
 from hocket.errors import WaitError
+from hocket.model.trace.state import overwrite
 from hocket.run.cluster.device_waits import (
     LONG_TIMEOUT,
     DeviceWaits,
@@ -77,11 +78,13 @@ class WorkerGroup:
         return self._started(work, own)
 
     def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
-        """Replace a tensor by one member's."""
-        group = self.process_group
+        """Replace a tensor by one member's, of whatever type and strides."""
+        group, data = self.process_group, as_bytes(tensor)
         with self._peer_failure(what):
-            work = dist.broadcast(tensor, from_rank, group=group, async_op=True)
-        self.wait(self._started(work, tensor), what)
+            work = dist.broadcast(data, from_rank, group=group, async_op=True)
+        self.wait(self._started(work, data), what)
+        if data.data_ptr() != tensor.data_ptr():
+            overwrite(tensor, data.view(tensor.dtype).view(tensor.shape))
 
     def wait(self, work: GroupWork, what: str) -> None:
         """Wait for an operation to end; with NCCL the device waits, not the host.
@@ -125,6 +128,15 @@ class WorkerGroup:
                 f"together: another of them is gone, stuck, or slower than the timeout "
                 f"of {self.timeout_s:g} s allows ({_gloo_error_text(error)})"
             ) from error
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes, in a copy if it is not contiguous.
+
+    gloo refuses some types, and its collectives ignore strides.
+    """
+    whole = tensor.detach().contiguous().resolve_conj()
+    return whole.reshape(-1).view(torch.uint8)
 
 
 def _gloo_error_text(error: RuntimeError) -> str:

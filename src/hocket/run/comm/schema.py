@@ -5,6 +5,9 @@ A message is a flat run of bytes; the schema says which tensors lie in it, and w
     float32[4, 8], int64[4]     bytes 0 ........ 128 ... 160 .. 192
                                       x: 4 × 8 × 4   y: 4 × 8   (each begins at a
                                                                  multiple of 64)
+
+A tensor that is not contiguous keeps the order of its dimensions in memory (channels
+last is `float32[8, 3, 6, 6](0, 2, 3, 1)`): who receives it may view it as its maker.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import SchemaError
+from hocket.model.trace.value import order_of, ordered
 
 ALIGNMENT_BYTES: Final = 64  # a cache line, and what torch's own allocator gives
 ANY: Final = -1  # in a pattern: a dimension that depends on the batch
@@ -28,7 +32,7 @@ _DIGEST_BITS: Final = 32
 _DIGEST_MASK: Final = (1 << _DIGEST_BITS) - 1
 _STEP_BITS: Final = 40
 _MICROBATCH_BITS: Final = 24
-_SPEC: Final = re.compile(r"(\w+)\[([^\]]*)\]")
+_SPEC: Final = re.compile(r"(\w+)\[([^\]]*)\](?:\(([^)]*)\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,21 @@ class TensorSpec:
         shape: the dimensions; in a pattern, `ANY` marks unknown ones and is written
             `*`.
         dtype: torch's name of the type, such as `float32`.
+        order: the dimensions from the largest stride to the smallest; empty if the
+            tensor is contiguous, or in a pattern.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    order: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         dims = ", ".join("*" if dim == ANY else str(dim) for dim in self.shape)
-        return f"{self.dtype}[{dims}]"
+        order = f"({', '.join(map(str, self.order))})" if self.order else ""
+        return f"{self.dtype}[{dims}]{order}"
 
     def fits(self, pattern: TensorSpec) -> bool:
-        """Return whether this matches a pattern."""
+        """Return whether this matches a pattern, in which the order is not known."""
         return (
             self.dtype == pattern.dtype
             and len(self.shape) == len(pattern.shape)
@@ -106,7 +114,7 @@ class Schema:
         """
         if text == "no tensors":
             return cls(())
-        specs = tuple(_parse_spec(*match.groups()) for match in _SPEC.finditer(text))
+        specs = tuple(_parse_spec(*match.groups("")) for match in _SPEC.finditer(text))
         if ", ".join(map(str, specs)) != text or not specs:
             raise SchemaError(f"{text!r} is no schema; one looks like float32[4, 8]")
         return cls(specs)
@@ -139,21 +147,31 @@ class Schema:
             flat: the message's bytes: shape `(at least num_bytes,)`, uint8.
         """
         return tuple(
-            flat[at : at + math.prod(spec.shape) * dtype.itemsize]
-            .view(dtype)
-            .view(spec.shape)
-            .data
+            ordered(
+                flat[at : at + math.prod(spec.shape) * dtype.itemsize].view(dtype),
+                spec.shape,
+                spec.order,
+            ).data
             for spec, dtype, at in zip(
                 self.tensors, self._dtypes, self._offsets, strict=True
             )
         )
 
 
-def schema_of(tensors: Sequence[Tensor]) -> Schema:
-    """Return the schema of a message that holds these tensors."""
+def schema_of(tensors: Sequence[Tensor], *, keeps_order: bool = False) -> Schema:
+    """Return the schema of a message that holds these tensors.
+
+    Args:
+        tensors: the tensors.
+        keeps_order: whether they arrive with their strides; gaps are closed.
+    """
     return Schema(
         tuple(
-            TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            TensorSpec(
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                order_of(tensor) if keeps_order else (),
+            )
             for tensor in tensors
         )
     )
@@ -206,13 +224,14 @@ def _dtype(spec: TensorSpec) -> torch.dtype:
     return dtype
 
 
-def _parse_spec(dtype: str, dims: str) -> TensorSpec:
+def _parse_spec(dtype: str, dims: str, order: str) -> TensorSpec:
     try:
-        shape = tuple(
-            ANY if dim == "*" else int(dim) for dim in dims.split(", ") if dims
+        shape, places = (
+            tuple(ANY if dim == "*" else int(dim) for dim in text.split(", ") if dim)
+            for text in (dims, order)
         )
     except ValueError:
         raise SchemaError(
             f"{dtype}[{dims}] has dimensions that are no numbers"
         ) from None
-    return TensorSpec(shape, dtype)
+    return TensorSpec(shape, dtype, places)

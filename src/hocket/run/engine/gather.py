@@ -15,7 +15,7 @@ from hocket.core.program import Program
 from hocket.errors import DataError, ModelError
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.saved_modules import SavedModules
-from hocket.run.cluster.group import WorkerGroup
+from hocket.run.cluster.group import WorkerGroup, as_bytes
 from hocket.run.cluster.store.values import pack, unpack
 from hocket.run.cluster.world import World
 from hocket.run.data.join import joined
@@ -66,8 +66,7 @@ def gather_state(
             state[name] = copies[first]
             continue
         if name in held:
-            own = held[name].detach()
-            value = own.clone(memory_format=torch.contiguous_format)
+            value = held[name].detach().clone(memory_format=torch.contiguous_format)
         else:
             form = outline.tensor(name)
             value = torch.empty(form.shape, dtype=form.dtype, device=world.device)
@@ -207,10 +206,9 @@ class CollectedOutputs:
             sent = torch.empty(value, dtype=getattr(torch, dtype))
             if leaves is not None:
                 sent = leaves[i].detach().contiguous()
-            # As bytes: not every backend sends every type.
-            data = sent.reshape(-1).view(torch.uint8).to(self._device)
-            _broadcast(data, source)
-            found.append(data.cpu().view(sent.dtype).view(sent.shape))
+            here = sent.to(self._device)
+            _broadcast(here, source)
+            found.append(here.cpu())
         return pytree.tree_unflatten(found, pytree.treespec_loads(form["spec"]))
 
 
@@ -239,4 +237,4 @@ def _form_of(output: Any) -> Json:
 
 def _broadcast(value: Tensor, source: int) -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast(value, source)
+        dist.broadcast(as_bytes(value), source)

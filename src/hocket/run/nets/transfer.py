@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import WaitError
+from hocket.run.cluster.group import as_bytes
 from hocket.run.nets.moves import Move
 
 _PACK_BYTES: Final = 4 << 20  # of a message of several tensors, which are copied
@@ -110,11 +111,9 @@ def send_bundles(
     ]
     text = json.dumps(about).encode()
     message = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    messages = [_bytes(torch.tensor([len(text)], device=device)), message]
+    messages = [as_bytes(torch.tensor([len(text)], device=device)), message]
     tensors = [
-        _bytes(x.detach().to(device).contiguous())
-        for bundle in bundles
-        for x in bundle.tensors.values()
+        as_bytes(x.to(device)) for bundle in bundles for x in bundle.tensors.values()
     ]
     for pack in _packs([x.numel() for x in tensors]):
         together = tensors[pack.start : pack.stop]
@@ -150,7 +149,7 @@ def _peer_failure(who: str) -> Iterator[None]:
 
 def _received(source: int, device: torch.device) -> list[Bundle]:
     length = torch.empty(1, dtype=torch.int64, device=device)
-    dist.recv(_bytes(length), source)
+    dist.recv(as_bytes(length), source)
     message = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
     dist.recv(message, source)
     about = json.loads(message.cpu().numpy().tobytes())
@@ -160,7 +159,7 @@ def _received(source: int, device: torch.device) -> list[Bundle]:
         for dtype, shape, _ in forms
     ]
     for pack in _packs([x.nbytes for x in found]):
-        together = [_bytes(x) for x in found[pack.start : pack.stop]]
+        together = [as_bytes(x) for x in found[pack.start : pack.stop]]
         if len(together) == 1:
             _receive(together[0], source)
             continue
@@ -202,8 +201,3 @@ def _packs(sizes: Sequence[int]) -> Iterator[range]:
         total += size
     if begin < len(sizes):
         yield range(begin, len(sizes))
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Return a tensor's memory as bytes: some backends lack some types."""
-    return tensor.reshape(-1).view(torch.uint8)

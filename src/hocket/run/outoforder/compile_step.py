@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ConfigError, RunError
+from hocket.model.trace.state import model_fault
 from hocket.run.data.batch import call_arguments, count_samples, on_device
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
@@ -73,7 +74,7 @@ def compile_step(
 
     Raises:
         ConfigError: `optimizer` is no function that makes an optimizer, `num_lanes` is
-            neither 1 nor 2, or the model has no parameters.
+            neither 1 nor 2, or the model has nothing to train, or is lazy or scripted.
         FitError: `memory_bytes` is less than the serial order needs; names that number.
         CaptureError: the model changes its weights or its batch in forward.
         ModelError: the loss returns neither a scalar nor a dict of scalars.
@@ -84,9 +85,14 @@ def compile_step(
     """
     if num_lanes not in (1, 2):
         raise ConfigError(f"num_lanes={num_lanes}: a step has one lane or two")
-    weight = next(iter(model.parameters()), None)
+    if fault := model_fault(model):
+        raise ConfigError(fault)
+    weight = next((p for p in model.parameters() if p.requires_grad), None)
     if weight is None:
-        raise ConfigError("the model has no parameters: there is nothing to train")
+        raise ConfigError(
+            "the model has no parameters, or all are frozen (requires_grad=False): "
+            "there is nothing to train"
+        )
     made = _make_optimizer(optimizer, model)
     device = open_device(
         weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize

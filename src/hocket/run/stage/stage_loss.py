@@ -1,20 +1,33 @@
-"""Computes the losses of a net's last stage, and checks some of them."""
+"""Computes the losses of a net's last stage, and checks some of them.
+
+Reads the losses of a step's microbatches, and checks that they are finite.
+
+On a CPU a loss is there when its forward has returned, and is read at once. Reading one
+from an accelerator waits for all queued work and leaves the device idle meanwhile:
+there the losses are copied together when the step's last forward is queued, and the
+host waits for the copy when backwards are queued behind it.
+
+    CPU            F0 read  B0   F1 read  B1   F2 read        B2         U
+    accelerator    F0       B0   F1       B1   F2 copy all    B2   wait  U
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from hocket.errors import NonFiniteError
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
-from hocket.run.device.copies import copies_of
+from hocket.run.device.copies import Copies, CopyEvent, copies_of
 from hocket.run.stage.loss_checks.batch_loss_check import check_mean
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
-from hocket.run.stage.loss_values import LossValues
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.precision import Precision
 
@@ -125,3 +138,118 @@ class StageLoss:
             device=self._device,
         )
         self._checks = False
+
+
+_NAN_HINT: Final = (
+    ". If all targets of it are ignored, their mean is nan: hocket.TokenMean(loss) "
+    "leaves such microbatches out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Losses on their way to the host.
+
+    Args:
+        names: the losses' names by step and microbatch.
+        host: their values, one after the other, once they have arrived.
+        event: the event behind the copy.
+    """
+
+    names: dict[tuple[int, int], tuple[str, ...]]
+    host: Tensor
+    event: CopyEvent
+
+
+class LossValues:
+    """Keeps the named losses of each microbatch, and reads their values.
+
+    Args:
+        stage: the stage that computes them, for errors.
+        copies: copies the losses to the host; None on a CPU, where each is read when it
+            is taken.
+
+    Attributes:
+        outcome: what an error says of the step's update.
+    """
+
+    def __init__(self, stage: int, copies: Copies | None) -> None:
+        self.outcome = "no weights were updated from it"
+        self._stage = stage
+        self._device_copies = copies
+        self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._copied: list[_Copied] = []
+        self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
+
+    def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
+        """Keep the losses of one microbatch.
+
+        Raises:
+            NonFiniteError: the loss to train is not finite, and is read at once.
+        """
+        if self._device_copies is None:
+            values = {name: value.item() for name, value in named.items()}
+            self._keep(step, index, values)
+            return
+        # Copies: some losses share memory with what they are the mean of. Of one type:
+        # they are stacked later.
+        self._unread[step, index] = {
+            name: value.detach().to(torch.float64, copy=True)
+            for name, value in named.items()
+        }
+
+    def begin_read(self) -> None:
+        """Begin to copy all losses to the host, behind the work queued so far."""
+        copies, unread = self._device_copies, self._unread
+        if copies is None or not unread:
+            return
+        self._unread = {}
+        scalars = torch.stack([x for named in unread.values() for x in named.values()])
+        host = torch.empty(len(scalars), dtype=scalars.dtype, pin_memory=copies.pins)
+        names = {key: tuple(named) for key, named in unread.items()}
+        event = copies.to_host((host,), (scalars,))
+        self._copied.append(_Copied(names, host, event))
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `read` would not wait."""
+        return not self._unread and all(x.event.query() for x in self._copied)
+
+    def read(self, step: int | None = None) -> dict[int, dict[str, float]]:
+        """Return what was taken by microbatch and name, and forget it.
+
+        Args:
+            step: the step to read; None for all, where of two losses of one microbatch
+                the last step's is returned.
+
+        Raises:
+            NonFiniteError: the loss to train is not finite for a microbatch; names the
+                first.
+        """
+        self.begin_read()
+        copied, self._copied = self._copied, []
+        for copy in copied:
+            copy.event.synchronize()
+            numbers = iter(copy.host.tolist())
+            for (of_step, index), names in copy.names.items():
+                self._keep(of_step, index, {name: next(numbers) for name in names})
+        if step is not None:
+            return self._values.pop(step, {})
+        values, self._values = self._values, {}
+        return {i: named for of_step in values.values() for i, named in of_step.items()}
+
+    def clear(self) -> None:
+        """Drop the losses that were kept."""
+        self._unread.clear()
+        self._copied.clear()
+        self._values.clear()
+
+    def _keep(self, step: int, index: int, values: dict[str, float]) -> None:
+        total = values[TOTAL]
+        if not math.isfinite(total):
+            raise NonFiniteError(
+                f"the loss is {total} at step {step}, stage {self._stage}, "
+                f"microbatch {index}; {self.outcome}"
+                f"{_NAN_HINT if math.isnan(total) else ''}"
+            )
+        self._values.setdefault(step, {})[index] = values

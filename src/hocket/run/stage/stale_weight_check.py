@@ -29,6 +29,7 @@ from hocket.model.capture.no_checkpointing import CHECKPOINTING
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.are_close import are_close
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import overwrite
 from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import preserve_generators, random_state, set_random_state
@@ -213,7 +214,7 @@ class _StaleWeightTrial:
         for home, buffers in self._homes:
             home.update(buffers)
         for buffer, value in self._buffers:
-            buffer.detach().copy_(value)
+            overwrite(buffer, value)
         set_random_state(self._device, self._random)
 
     def _wrong(

@@ -86,7 +86,8 @@ def build_plan(
     channels = context.channels(play_plan)
     nets, wiring = _nets(config, order.program, found)
     program = order.program
-    if not config.whole_batch and not program.whole_batch_flows:
+    can_run = captured.state.trained and not config.whole_batch
+    if can_run and not program.whole_batch_flows:
 
         def in_place() -> Costs:
             config.report("a dry run of a few steps")

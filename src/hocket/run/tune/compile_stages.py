@@ -20,6 +20,7 @@ from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.value import ordered
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.engine.worker_context import WorkerContext
@@ -190,13 +191,13 @@ def _values(work: CompileConfig, stage: int, part: Microbatch) -> list[Any]:
                 value.name: x.dtype for value, x in zip(values, made, strict=True)
             }
     received = [
-        torch.empty(
-            value.shape_for(part.num_samples),
-            dtype=types[value.name],
-            device="meta",
-            requires_grad=value.requires_grad and work.loss is not None,
-        )
+        ordered(
+            torch.empty(shape, dtype=types[value.name], device="meta"),
+            shape,
+            value.order,
+        ).requires_grad_(value.requires_grad and work.loss is not None)
         for value in module.inputs
+        for shape in [value.shape_for(part.num_samples)]
     ]
     own = [part.leaves[i] for i in module.batch_inputs]
     return [*received, *(_without_memory(x) for x in own)]

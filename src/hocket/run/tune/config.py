@@ -21,6 +21,7 @@ from hocket.freeze.cache.settings import Cache
 from hocket.freeze.greedy import Balance
 from hocket.freeze.policy import Policy
 from hocket.freeze.settings import text_of, type_faults
+from hocket.model.trace.state import model_fault
 from hocket.options import ScheduleOptions, fixed_cut_faults
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -226,12 +227,3 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             DataError: the example is no batch, or has too few samples.
         """
         return split_batch(self.example, self.num_parts)
-
-
-def model_fault(model: object) -> str | None:
-    """Return what is wrong with a model; None if it is a module."""
-    if isinstance(model, nn.Module):
-        return None
-    if isinstance(model, type):
-        return f"model is the class {model.__name__}: give a module, an object of it"
-    return f"model must be a torch.nn.Module; got {type(model).__name__} {model!r:.60}"

@@ -16,6 +16,7 @@ from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
+from hocket.model.trace.state import model_fault
 from hocket.options import CorrectionName, PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.ranking import Ranking
@@ -25,7 +26,6 @@ from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
-from hocket.run.tune.config import model_fault
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.correction.cost import correction_cost

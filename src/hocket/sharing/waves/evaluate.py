@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import SchemaError
 from hocket.model.trace.observe import in_mode
+from hocket.model.trace.state import overwrite
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -142,4 +143,4 @@ def _first_buffers(what: WaveEvaluation) -> Iterator[None]:
         yield
     finally:
         for x, mine in zip(buffers, own, strict=True):
-            x.copy_(mine)
+            overwrite(x, mine)

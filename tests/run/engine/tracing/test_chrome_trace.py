@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.core.op import Op
-from hocket.run.engine.tracing.chrome_trace import TracedOp, add_ops
+from hocket.run.engine.tracing.step_profiler import TracedOp, add_ops
 
 PROCESS = 17
 

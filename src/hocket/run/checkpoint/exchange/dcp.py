@@ -133,8 +133,9 @@ def _lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     values = [_lists(x) for x in value.values()]
-    is_list = value and all(isinstance(key, int) for key in value)
-    return values if is_list else dict(zip(value, values, strict=True))
+    if value and all(isinstance(key, int) for key in value):
+        return values
+    return dict(zip(value, values, strict=True))
 
 
 def _whole(

@@ -18,7 +18,7 @@ from torch import Tensor
 from hocket.errors import ModelError
 from hocket.freeze.cache.entry import Content
 from hocket.model.trace.per_sample import PerSample
-from hocket.model.trace.value import SentTensor
+from hocket.model.trace.value import SentTensor, order_of, ordered
 from hocket.run.data.batch import Microbatch
 
 _BF16: Final = torch.bfloat16
@@ -32,11 +32,13 @@ class _Column:
         shape: the shape of one sample's rows, with their number in front.
         dtype: as it is computed.
         kept: as it is kept.
+        order: see `order_of`.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     kept: torch.dtype
+    order: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -93,7 +95,8 @@ class OutputRows:
                 )
             rows = x.shape[0] // num_samples, *x.shape[1:]
             rounds = kept_as is not None and x.is_floating_point()
-            columns.append(_Column(rows, x.dtype, _BF16 if rounds else x.dtype))
+            kept = _BF16 if rounds else x.dtype
+            columns.append(_Column(rows, x.dtype, kept, order_of(x)))
         fixed = [
             x.clone() if column is None else None
             for x, column in zip(outputs, columns, strict=True)
@@ -115,7 +118,7 @@ class OutputRows:
     def computed(self, kept: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return outputs in the types that they are computed in."""
         return tuple(
-            x if column is None else x.to(column.dtype)
+            x if column is None else _in_order(x.to(column.dtype), column.order)
             for x, column in zip(kept, self.columns, strict=True)
         )
 
@@ -183,6 +186,13 @@ class OutputRows:
             kept.append(part.reshape(-1).view(column.kept).reshape(shape))
             at += column.num_bytes
         return self.computed(kept)
+
+
+def _in_order(tensor: Tensor, order: tuple[int, ...]) -> Tensor:
+    if order_of(tensor) == order:
+        return tensor
+    memory = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return ordered(memory, tensor.shape, order).copy_(tensor)
 
 
 def input_form(microbatch: Microbatch) -> int | None:

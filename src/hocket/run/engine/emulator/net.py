@@ -22,6 +22,7 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.state import overwrite
 from hocket.run.data.batch import Microbatch
 from hocket.run.engine.emulator.stage import Segment, Weight
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
@@ -240,7 +241,7 @@ def example_output(net: EmulatedNet, leaves: Sequence[Any]) -> Any:
     with torch.no_grad():
         out = net.forward(leaves, 0, 0, 0)
     for x, copy in zip(before, copies, strict=True):
-        x.detach().copy_(copy)
+        overwrite(x, copy)
     _put(homes, before)
     return out
 

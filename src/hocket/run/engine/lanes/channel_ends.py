@@ -151,7 +151,8 @@ class Outgoing:
             self._sender.send(_header_tag(step), (step.header(),), HEADER)
         schema = self._agreed.get(signature)
         if schema is None:
-            schema = self._schemas.agree(self._channel, signature, schema_of(values))
+            made = schema_of(values, keeps_order=True)
+            schema = self._schemas.agree(self._channel, signature, made)
             self._agreed[signature] = schema
         tag = message_tag(schema, step.number, step.first + microbatch, step.salt)
         self._sender.send(tag, values, schema)

@@ -135,7 +135,7 @@ def capture_stage(
     places = fake_run.call.inputs.args
     fakes = fake_run.fakes
     values = {
-        i: _dense(fakes[i]) for i, place in enumerate(places) if place >= num_fixed
+        i: fakes[i].stride() for i, place in enumerate(places) if place >= num_fixed
     }
     leaves = tuple(i for i in values if fakes[i].requires_grad)
     weights = tuple(i for i in joint.wanted if i not in leaves)

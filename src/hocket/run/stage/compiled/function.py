@@ -212,7 +212,8 @@ def _laid_out(tensor: Tensor, strides: Strides) -> Tensor:
     """
     if tensor.stride() == strides:
         return tensor
-    return tensor.contiguous().as_strided(tensor.shape, strides)
+    found = tensor.contiguous().as_strided(tensor.shape, strides)
+    return found if found.is_contiguous() else torch.empty_like(found).copy_(tensor)
 
 
 _node: Callable[..., tuple[Tensor, ...]] = _Node.apply

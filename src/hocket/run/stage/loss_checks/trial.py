@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.trace.per_sample import num_rows, take_rows
+from hocket.model.trace.state import overwrite
 from hocket.run.data.loss import TOTAL, LossFunction
 from hocket.run.stage.loss_checks.loss_parts import LossOfRows
 from hocket.run.stage.teacher_outputs import user_loss
@@ -33,7 +34,7 @@ def restored_attributes(loss: LossFunction) -> Iterator[None]:
         for buffer, value in before:
             # Writing an equal buffer would invalidate saved tensors.
             if not torch.equal(buffer, value):
-                buffer.detach().copy_(value)
+                overwrite(buffer, value)
 
 
 @dataclass(frozen=True, slots=True)

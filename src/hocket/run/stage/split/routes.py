@@ -1,8 +1,16 @@
-"""The operators that are replaced, under all names by which they are called."""
+"""The operators that are replaced, under all names by which they are called.
+
+Embeddings: the rows of a weight. Their whole backward is a weight gradient.
+
+Linear layers: `F.linear`, and those written as products (`x @ w`, mm and addmm).
+
+Shape letters: T tokens (all dimensions before the last together), I inputs, O outputs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,10 +19,15 @@ from torch import Tensor
 
 from hocket.model.stages.reroute import Route
 from hocket.run.stage.split.layers.bilinear import bilinear
+from hocket.run.stage.split.layers.call import (
+    DeferredCall,
+    Pair,
+    defers,
+    in_rows,
+    operands,
+)
 from hocket.run.stage.split.layers.convolution import convolution, transposed
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
-from hocket.run.stage.split.layers.embedding import embedding
-from hocket.run.stage.split.layers.linear import linear, product, sum_and_product
 
 aten = torch.ops.aten
 
@@ -76,3 +89,112 @@ def _of_module(route: Routed) -> Routed:
         return route(weight, indices, row, scale_grad_by_freq, sparse)
 
     return embedding
+
+
+def embedding(deferral: Deferral) -> Routed:
+    """Return the operator `torch.embedding` with a deferred gradient."""
+
+    def route(
+        weight: Tensor,
+        indices: Tensor,
+        padding_idx: int = -1,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Tensor:
+        more = (padding_idx, scale_grad_by_freq, sparse)
+        if not defers(weight):
+            return torch.embedding(weight, indices, *more)
+        call = DeferredCall("embedding", (indices,), weight, None, _gradients, more)
+        arguments = (weight.detach(), indices, *more)
+        return deferral.enter(call, torch.embedding, arguments)
+
+    return route
+
+
+def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
+    (indices,) = call.inputs
+    assert call.weight is not None
+    num_rows = call.weight.shape[0]
+    dw = torch.ops.aten.embedding_backward(dy, indices, num_rows, *call.more)
+    return dw, None
+
+
+def linear(deferral: Deferral) -> Routed:
+    """Return `torch.nn.functional.linear` with a deferred weight gradient."""
+
+    def route(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        if not defers(weight):
+            return F.linear(x, weight, bias)
+        x, values, bias, deferred = operands(x, weight, bias)
+        compute: Routed = F.linear
+        if x.dim() > 2 and not x.is_contiguous():
+            compute, x = partial(_folded, x.shape[:-1]), in_rows(x)
+            values = values.t()
+        call = DeferredCall("linear", (x,), weight, deferred, _linear_gradients)
+        return deferral.enter(call, compute, (x, values, bias), bias)
+
+    return route
+
+
+def product(deferral: Deferral) -> Routed:
+    """Return `torch.matmul` and `torch.mm` with a deferred weight gradient."""
+
+    def route(x: Tensor, weight: Tensor) -> Tensor:
+        if not defers(weight) or weight.dim() != 2 or x.dim() < 2:
+            return torch.matmul(x, weight)
+        x, values, _, _ = operands(x, weight, None)
+        compute: Routed = torch.matmul
+        if x.dim() > 2 and not x.is_contiguous():
+            compute, x = partial(_folded, x.shape[:-1]), in_rows(x)
+        call = DeferredCall("matmul", (x,), weight, None, _product_gradients)
+        return deferral.enter(call, compute, (x, values))
+
+    return route
+
+
+def sum_and_product(deferral: Deferral) -> Routed:
+    """Return `torch.addmm` with deferred gradients of weight and bias."""
+
+    def route(
+        bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1
+    ) -> Tensor:
+        is_sum = beta == alpha == 1 and bias.dim() == 1
+        if not defers(weight) or not is_sum:
+            return torch.addmm(bias, x, weight, beta=beta, alpha=alpha)
+        x, values, added, deferred = operands(x, weight, bias)
+        call = DeferredCall("addmm", (x,), weight, deferred, _product_gradients)
+        return deferral.enter(call, torch.addmm, (added, x, values), added)
+
+    return route
+
+
+def _folded(
+    shape: torch.Size, x_TI: Tensor, weight_IO: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """Compute as torch does for strided inputs if the weight wants a gradient.
+
+    For a weight without a gradient, torch would multiply sample by sample, with other
+    last bits. The rows, which are a copy, are kept, as autograd keeps them.
+    """
+    y_TO = torch.mm(x_TI, weight_IO)
+    y: Tensor = torch.ops.aten._unsafe_view(y_TO, (*shape, y_TO.shape[1]))
+    return y if bias is None else y.add_(bias)
+
+
+def _linear_gradients(call: DeferredCall, dy: Tensor) -> Pair:
+    """Compute dw_OI = dy' x, multiplied as autograd does, and db_O, the sum of dy."""
+    (x,) = call.inputs
+    dy_TO = in_rows(dy)
+    dw = dy_TO.t().mm(in_rows(x))
+    return dw, None if call.bias is None else dy_TO.sum(0)
+
+
+def _product_gradients(call: DeferredCall, dy: Tensor) -> Pair:
+    """Compute dw_IO = x' dy, multiplied as autograd does, and db_O, the sum of dy."""
+    assert call.weight is not None
+    if call.weight.stride() == (1, call.weight.shape[0]):  # transposed
+        dw_OI, db = _linear_gradients(call, dy)
+        return None if dw_OI is None else dw_OI.t(), db
+    (x,) = call.inputs
+    dy_TO = in_rows(dy)
+    return in_rows(x).t().mm(dy_TO), None if call.bias is None else dy_TO.sum(0)
