@@ -162,7 +162,7 @@ class StagedRun(WorkerRun, ABC):
             cannot = "outputs of frozen layers are cached (`cache`)"
         with self._reported():
             for net in self._followed:
-                net.note(cannot, self._step)
+                net.note(cannot, self._step, self._executor.runners)
                 net.follow(
                     self._step,
                     self._executor.runners,
@@ -175,7 +175,7 @@ class StagedRun(WorkerRun, ABC):
     def _forget_changes(self) -> None:
         """Note what forwards have changed in the users' models, not the loop."""
         for net in self._followed:
-            net.forget()
+            net.forget(self._executor.runners)
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""

@@ -95,7 +95,8 @@ def export(
             raise _capture_error(error) from error
     _check_attributes(state, [str(warning.message) for warning in warned])
     if changed:
-        check_keeps_no_state(model, given, list(dict.fromkeys(changed)))
+        names = check_keeps_no_state(model, given, list(dict.fromkeys(changed)))
+        as_is.special.update(name.rpartition(".")[0] for name in names)
     if any_batch:
         _check_open(program, example)
     return program

@@ -27,7 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.capture.attribute_writes import (
+    AttributeSnapshot,
+    preserve_attributes,
+)
 from hocket.model.trace.are_close import are_close
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
@@ -90,7 +93,7 @@ class LostInGraphError(CaptureError):
 
 def check_keeps_no_state(
     model: nn.Module, example: Example, changed: Sequence[str]
-) -> None:
+) -> Sequence[str]:
     """Run it twice on the data, and see that the second time is as the first.
 
     Args:
@@ -98,15 +101,21 @@ def check_keeps_no_state(
         example: what it is called with.
         changed: the attributes that a forward changes, for the error.
 
+    Returns:
+        The attributes that each forward changes anew.
+
     Raises:
         CaptureError: it is not.
     """
     state = State.of(model)
     example = example.resized(example.num_samples)  # a copy, for it may be changed
     if any(x.is_meta for x in (*state.tensors.values(), *tensors_in(example.leaves))):
-        return  # without data, as in plans for other machines
+        return changed  # without data, as in plans for other machines
     with preserve_attributes(model):
-        first, second = (_outputs(model, example, state) for _ in range(2))
+        first = _outputs(model, example, state)
+        notes = AttributeSnapshot(model)
+        second = _outputs(model, example, state)
+        changed_again = notes.changed()
     if not are_close(first, second):
         raise LostInGraphError(
             "the model cannot be captured: it keeps state in "
@@ -115,6 +124,7 @@ def check_keeps_no_state(
             "or start over each time; statistics that no gradient flows through belong "
             "in a buffer, changed in place"
         )
+    return changed_again
 
 
 def _outputs(model: nn.Module, example: Example, state: State) -> list[Tensor]:

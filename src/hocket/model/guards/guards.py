@@ -1,4 +1,4 @@
-"""Compares what a captured graph has fixed, before each step.
+"""Compares what a captured graph has fixed, and which tensors it reads, in each step.
 
     captured with   net.temperature = 1.0      x / 1.0 in the graph
     the loop sets   net.temperature = 2.0      a change: "temperature", 1.0 and 2.0
@@ -28,6 +28,11 @@ _HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
 _GLOBAL_HOOKS: Final = tuple(
     x for x in vars(torch_module) if x.startswith("_global_") and x.endswith("_hooks")
 )
+_HELD: Final = {
+    "_modules": "module",
+    "_parameters": "parameter",
+    "_buffers": "buffer",
+}
 _ABSENT: Final = object()
 _MOST_TEXT: Final = 60
 
@@ -41,14 +46,14 @@ class Change:
         before: its value when the model was captured, as text.
         now: its present value, as text.
         owners: the paths of the modules whose forwards may read it.
-        is_module: whether it is a submodule rather than a value.
+        kind: "module", "parameter" or "buffer" if it is one, "" for any other value.
     """
 
     name: str
     before: str
     now: str
     owners: frozenset[str]
-    is_module: bool = False
+    kind: str = ""
 
     @property
     def is_mode(self) -> bool:
@@ -60,16 +65,43 @@ class Change:
         return f"{self.name} was {self.before} and is {self.now}"
 
 
-class Guards:
-    """What the forwards of a model's modules read besides tensors, as it is now.
+class _Registered:
+    """Counts what any module of this process is given: parameters, buffers, modules.
 
-    Parameters and buffers do not count.
+    Attributes:
+        count: how many, since `begin` was first called.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_on = False
+
+    def begin(self) -> None:
+        """Begin to count; once per process."""
+        if not self._is_on:
+            self._is_on = True
+            torch_module.register_module_parameter_registration_hook(self._add)
+            torch_module.register_module_buffer_registration_hook(self._add)
+            torch_module.register_module_module_registration_hook(self._add)
+
+    def _add(self, *_: object) -> None:
+        self.count += 1
+
+
+_registered: Final = _Registered()
+
+
+class Guards:
+    """What the forwards of a model's modules read, as it is now.
+
+    Of parameters and buffers it counts which tensors they are, and not their values.
 
     Args:
         model: the outermost module.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        _registered.begin()
         self._model = ref(model)
         self._read(model)
 
@@ -94,7 +126,7 @@ class Guards:
                 _text(before),
                 _text(now),
                 frozenset(owners),
-                isinstance(before, _ModuleName),
+                getattr(before, "kind", ""),
             )
             for name, before, now, owners in found
         ]
@@ -118,6 +150,7 @@ class Guards:
         self._hooks = dict(self._hooks_now())
         self._num_hooks = RemovableHandle.next_id
         self._children = dict(self._children_now())
+        self._num_registered = _registered.count
         self._note()
 
     def _note(self) -> None:
@@ -128,13 +161,16 @@ class Guards:
     def _values(self) -> list[Any]:
         """Return the values that are compared first, by the fastest way."""
         values: list[Any] = [
-            (len(own := vars(module)), get(own), [*map(id, own["_modules"].values())])
+            (
+                len(own := vars(module)),
+                get(own),
+            )
             if (module := one()) is not None
             else None
             for one, get in self._gets
         ]
         values += [x._version for x in self._tensors.values()]
-        values.append(RemovableHandle.next_id)  # each hook gets a number
+        values += (RemovableHandle.next_id, _registered.count)  # each hook has a number
         return values
 
     def _content(self) -> list[Any]:
@@ -151,9 +187,10 @@ class Guards:
         if self._num_hooks != RemovableHandle.next_id:
             now = dict(self._hooks_now())
             known = {k: self._hooks[k] for k in now if k in self._hooks}
-            yield from _described(_different(known, now), _Text)
-        present = dict(self._children_now())
-        yield from _described(_different(self._children, present), _ModuleName)
+            yield from _described(_different(known, now))
+        if self._num_registered != _registered.count:
+            present = dict(self._children_now())
+            yield from _described(_different(self._children, present))
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
         was = iter(self._was)
@@ -181,8 +218,11 @@ class Guards:
     def _children_now(self) -> Iterator[tuple[str, Any]]:
         for path, one, _ in self._modules:
             module = one()
-            for name, child in {} if module is None else module._modules.items():
-                yield _joined(path, name), (id(child), _class_name(child))
+            for kind in _HELD if module is not None else ():
+                for name, held in vars(module)[kind].items():
+                    text = _Text(_class_name(held))
+                    text.kind = _HELD[kind]
+                    yield _joined(path, name), (id(held), text)
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
@@ -196,29 +236,25 @@ def _entries(content: Any) -> Mapping[str, Any]:
 
 
 def _described(
-    different: Iterator[tuple[str, Any, Any]], kind: type[_Text]
+    different: Iterator[tuple[str, Any, Any]],
 ) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
     """Yield changes of hooks or submodules, by the texts that were noted."""
     for name, *both in different:
-        a, b = [kind("not set" if x is _ABSENT else x[1]) for x in both]
+        a, b = [_Text("not set") if x is _ABSENT else x[1] for x in both]
+        a.kind = a.kind or b.kind
         yield name, a, b, (name.rpartition(".")[0],)
 
 
 class _Text(str):
-    """A text that is shown as it is."""
+    """A text that is shown as it is; of a module or a tensor, with its kind."""
 
-    __slots__ = ()
+    kind = ""
     __repr__ = str.__str__
 
 
-class _ModuleName(_Text):
-    """The class of a submodule."""
-
-    __slots__ = ()
-
-
-def _of_hooks(hooks: Mapping[int, Any]) -> tuple[tuple[int, ...], str]:
-    return tuple(hooks), ", ".join(map(_class_name, hooks.values())) or "empty"
+def _of_hooks(hooks: Mapping[int, Any]) -> tuple[tuple[int, ...], _Text]:
+    text = ", ".join(map(_class_name, hooks.values())) or "empty"
+    return tuple(hooks), _Text(text)
 
 
 def _class_name(value: Any) -> str:

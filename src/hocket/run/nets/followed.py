@@ -29,6 +29,7 @@ from hocket.model.capture.captured import Captured, with_starts
 from hocket.model.guards.guards import Change, Guards
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.on_tensors import on_meta, on_tensors
+from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
 from hocket.model.trace.state import State
 from hocket.run.stage.runner import StageRunner
@@ -76,25 +77,31 @@ class FollowedNet:
         """Note another cut, which has followed all changes so far."""
         self._boundaries, self._flows = boundaries, flows
 
-    def forget(self) -> None:
+    def forget(self, runners: Mapping[int, StageRunner]) -> None:
         """Note what forwards have changed, as modules that run as they are may do.
 
         Once they have changed nothing a few times, this does nothing.
+
+        Args:
+            runners: this worker's stages, by number.
         """
         if self._num_unchanged < _ENOUGH:
+            self._take_out_versions(runners)
             has_changed = bool(self._guards.changes())
             self._num_unchanged = 0 if has_changed else self._num_unchanged + 1
 
-    def note(self, cannot: str, step: int) -> None:
+    def note(self, cannot: str, step: int, runners: Mapping[int, StageRunner]) -> None:
         """Note what the loop has changed since this was last called.
 
         Args:
             cannot: why nothing can be followed now; empty if it can.
             step: the next step.
+            runners: this worker's stages, by number.
 
         Raises:
             ModelError: something has changed, and cannot be followed now.
         """
+        self._take_out_versions(runners)
         changes = self._guards.changes()
         if changes and cannot:
             raise _refused(changes[0], step, cannot)
@@ -102,7 +109,7 @@ class FollowedNet:
             known = self._noted.get(change.name)
             before = change.before if known is None else known.before
             self._noted[change.name] = replace(change, before=before)
-            if before == change.now:
+            if change.is_mode and before == change.now:
                 del self._noted[change.name]
 
     def follow(
@@ -151,8 +158,9 @@ class FollowedNet:
         may_freeze: bool,
     ) -> bool:
         """Let what reads a change run as it is; return whether stages can do that."""
-        self._refuse_new_weights(change, step)
-        if self._set_number(change, runners):
+        if change.kind:
+            self._replace(change, step, runners)
+        if change.kind in ("parameter", "buffer") or self._set_number(change, runners):
             return True
         captured, model = self._captured, self._model()
         wanted = captured.as_is | change.owners
@@ -229,19 +237,44 @@ class FollowedNet:
         old.as_is.update(found.as_is)
         return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
 
-    def _refuse_new_weights(self, change: Change, step: int) -> None:
-        """Refuse a module with weights that takes the place of another, or goes."""
-        model, name = self._model(), change.name
-        if model is None or not change.is_module:
+    def _replace(
+        self, change: Change, step: int, runners: Mapping[int, StageRunner]
+    ) -> None:
+        """Take a buffer in place of another; refuse what an optimizer does not know."""
+        path, _, name = change.name.rpartition(".")
+        model, below = self._model(), self._captured.state.below(change.name)
+        modules = {} if model is None else dict(model.named_modules())
+        has_weights = any(
+            True for x in (modules.get(change.name),) if x for _ in x.parameters()
+        )
+        if change.kind == "module" and not (has_weights or below):
             return
-        here = dict(model.named_modules()).get(name)
-        has_weights = here is not None and any(True for _ in here.parameters())
-        if has_weights or self._captured.state.below(name):
+        held = modules[path]._buffers.get(name) if path in modules else None
+        known = self._captured.state.tensors.get(change.name)
+        is_alike = (
+            change.kind == "buffer"
+            and held is not None
+            and known is not None
+            and (held.shape, held.dtype) == (known.shape, known.dtype)
+        )
+        if not is_alike:
             raise _refused(
                 change,
                 step,
-                "no optimizer of this pipeline knows its weights: make a new pipeline",
+                "the pipeline's optimizer and checkpoints do not know the new one: "
+                "copy its values in place (`with torch.no_grad(): old.copy_(new)`), or "
+                "make a new pipeline",
             )
+        for runner in self._own(runners).values():
+            parts = dict(runner.module.named_modules())
+            if path in parts and name in parts[path]._buffers:
+                parts[path]._buffers[name] = held
+
+    def _take_out_versions(self, runners: Mapping[int, StageRunner]) -> None:
+        """Put the user's parameters back, where the user's modules hold old weights."""
+        for runner in self._own(runners).values():
+            if runner.versions is not None and runs_modules(runner.module):
+                runner.versions.take_out()
 
     def _own(self, runners: Mapping[int, StageRunner]) -> dict[int, StageRunner]:
         """Return the net's stages among this worker's, by their number in the net."""

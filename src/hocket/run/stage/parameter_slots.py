@@ -8,6 +8,8 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from hocket.errors import ModelError
+
 
 class ParameterSlots:
     """The places of trained parameters; one parameter may be in several modules.
@@ -21,6 +23,7 @@ class ParameterSlots:
     """
 
     def __init__(self, module: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
+        self._placed: Mapping[str, Tensor] = {}
         names = {id(parameter): name for name, parameter in trained.items()}
         self._slots = [
             (_entries(part), key, names[id(parameter)], parameter)
@@ -31,12 +34,20 @@ class ParameterSlots:
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Let the module compute with these tensors, by name, until `empty`."""
+        self._placed = tensors
         for slots, key, name, _ in self._slots:
             slots[key] = tensors[name]
 
     def empty(self) -> None:
         """Put the parameters back."""
-        for slots, key, _, parameter in self._slots:
+        for slots, key, name, parameter in self._slots:
+            placed = self._placed.get(name, parameter)
+            if slots[key] is not placed and slots[key] is not parameter:
+                raise ModelError(
+                    f"{name} was replaced between two steps, while its place held an "
+                    "older version of it: copy the values in place (`with "
+                    "torch.no_grad(): old.copy_(new)`), or make a new pipeline"
+                )
             slots[key] = parameter
 
     @contextmanager
