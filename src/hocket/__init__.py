@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from hocket.errors import WorkerError as WorkerError
     from hocket.freeze.cache.settings import Cache as Cache
     from hocket.model.trace.per_sample import PerSample as PerSample
+    from hocket.model.trace.per_sample import Shared as Shared
     from hocket.passes.fill_with import fill_with as fill_with
     from hocket.planner.candidate import Candidate as Candidate
     from hocket.planner.candidate import Outcome as Outcome
@@ -184,6 +185,7 @@ _HOMES = {
     "SearchResult": "hocket.planner.search.result",
     "ShapeError": "hocket.errors",
     "ShareReport": "hocket.sharing.report",
+    "Shared": "hocket.model.trace.per_sample",
     "Stage": "hocket.core.program",
     "StageCost": "hocket.core.costs",
     "StartupProgress": "hocket.run.diagnostics.startup",

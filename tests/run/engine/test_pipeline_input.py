@@ -109,7 +109,7 @@ BATCHES: Final = {
     "three": ("DataError", "got a tuple of 3"),
     "no values": ("DataError", "batch[1] is on the meta device, which has shapes"),
     "no tensor": ("ModelError", "args[0] is 'x', but the model was captured with"),
-    "sizes disagree": ("DataError", "(first dimension): 16, 5"),
+    "sizes disagree": ("DataError", "args[0] has 16, targets has 5"),
     "another type": ("ModelError", "args[0] is torch.float32 of shape (16, 6), but"),
     "another shape": ("ModelError", "args[0] is torch.float64 of shape (16, 5), but"),
     "another structure": (

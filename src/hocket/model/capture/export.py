@@ -18,6 +18,7 @@ from inspect import Parameter
 from io import StringIO
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -125,10 +126,11 @@ def _with_every_keyword(
 
 def _refuse_lists(example: Example) -> None:
     for name, leaf in zip(example.names, example.leaves, strict=True):
-        if isinstance(leaf, PerSample):
+        if isinstance(leaf, PerSample | np.ndarray):
             raise CaptureError(
-                f"the model cannot be captured: the argument {name} is a PerSample, "
-                f"and a captured graph takes nothing but tensors\n{OTHER_WAY}"
+                f"the model cannot be captured: the argument {name} is a "
+                f"{type(leaf).__name__}, and a captured graph takes nothing but "
+                f"tensors: torch.from_numpy(x) makes one of an array\n{OTHER_WAY}"
             )
 
 

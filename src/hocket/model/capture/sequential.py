@@ -6,13 +6,13 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import NodeFacts, TensorInfo
-from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.per_sample import DATA
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Span, Trace
 
@@ -49,7 +49,7 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     graph = fx.Graph()
     num_samples = graph.placeholder("num_samples")
     leaves = [
-        graph.placeholder(f"leaf_{i}") if isinstance(leaf, Tensor | PerSample) else leaf
+        graph.placeholder(f"leaf_{i}") if isinstance(leaf, DATA) else leaf
         for i, leaf in enumerate(example.leaves)
     ]
     leaf_of = {x: i for i, x in enumerate(leaves) if isinstance(x, fx.Node)}

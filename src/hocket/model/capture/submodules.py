@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from torch import Tensor, fx
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
@@ -24,7 +24,7 @@ from hocket.model.capture.calls import ModuleCall
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
-from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.per_sample import DATA
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Span, Trace
 
@@ -106,7 +106,7 @@ def _foreign_value(call: ModuleCall, state: set[int]) -> str:
 
 def _tensor_ids(structure: Any) -> set[int]:
     leaves = pytree.tree_leaves(structure)
-    return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor | PerSample)}
+    return {id(leaf) for leaf in leaves if isinstance(leaf, DATA)}
 
 
 class _GraphBuilder:
@@ -126,7 +126,7 @@ class _GraphBuilder:
         self.origin: dict[int, fx.Node] = {}
         self.names = {id(tensor): name for name, tensor in state.tensors.items()}
         for i, leaf in enumerate(example.leaves):
-            if isinstance(leaf, Tensor | PerSample):
+            if isinstance(leaf, DATA):
                 node = self.graph.placeholder(f"leaf_{i}")
                 self.leaf_of[node] = i
                 self.origin[id(leaf)] = node
@@ -193,7 +193,7 @@ class _GraphBuilder:
             return self.origin[id(leaf)]
         if id(leaf) in self.names:
             return self.graph.create_node("get_attr", self.names[id(leaf)])
-        assert not isinstance(leaf, Tensor | PerSample), "its module would be closed"
+        assert not isinstance(leaf, DATA), "its module would be closed"
         return leaf if isinstance(leaf, PLAIN) else self.calls.object("constant", leaf)
 
 

@@ -10,12 +10,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.trace.per_sample import PerSample, map_tensors, num_rows, take_rows
+from hocket.model.trace.per_sample import (
+    PerSample,
+    Shared,
+    map_tensors,
+    num_rows,
+    opened,
+    take_rows,
+    unshared,
+)
+
+_ARRAYS = (Tensor, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,7 @@ class Example:
         names: the leaves' names, as one would write them: `args[0]`, `attention_mask`.
         num_samples: the samples of the first leaf that has any.
         batched: for each leaf, whether its first dimension (or its list) is the
-            samples.
+            samples; not for what is `Shared`.
     """
 
     leaves: tuple[Any, ...]
@@ -44,7 +55,8 @@ class Example:
         Raises:
             ModelError: no argument is a tensor with a batch dimension.
         """
-        paths, spec = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+        given = opened((tuple(args), dict(kwargs)))
+        paths, spec = pytree.tree_flatten_with_path(given)
         leaves = tuple(leaf for _, leaf in paths)
         sizes = [rows for leaf in leaves if (rows := num_rows(leaf)) is not None]
         if not sizes:
@@ -54,9 +66,9 @@ class Example:
                 f"samples, or a PerSample; got {kinds}"
             )
         return cls(
-            leaves,
+            unshared(leaves),
             spec,
-            tuple(_name(path) for path, _ in paths),
+            tuple(argument_name(path) for path, _ in paths),
             sizes[0],
             tuple(num_rows(leaf) == sizes[0] for leaf in leaves),
         )
@@ -81,13 +93,14 @@ class Example:
         return replace(self, leaves=leaves)
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the leaves of another microbatch of the example's form.
+        """Return the leaves of another batch of the example's form.
 
         Leaves that are not tensors were fixed when the model was captured, so they must
         be equal.
 
         Raises:
-            ModelError: another structure, or another value that is not a tensor.
+            ModelError: another structure, or another value that is not a tensor; or a
+                leaf is `Shared` here and not in the example, or the other way round.
         """
         known = pytree.tree_unflatten(list(self.names), self.spec)[1]
         ordered = {key: kwargs[key] for key in known if key in kwargs}
@@ -98,14 +111,23 @@ class Example:
             raise ModelError(
                 "these arguments have another structure than the example's: the "
                 f"example has {', '.join(self.names)}, these have "
-                f"{', '.join(_name(path) for path, _ in paths) or 'none'}"
+                f"{', '.join(argument_name(path) for path, _ in paths) or 'none'}"
             )
-        for name, leaf, old in zip(self.names, leaves, self.leaves, strict=True):
-            _check_same(name, leaf, old)
+        for name, leaf, old, cut in zip(
+            self.names, leaves, self.leaves, self.batched, strict=True
+        ):
+            rows = num_rows(old), num_rows(unshared(leaf))
+            if None not in rows and isinstance(leaf, Shared) == cut:
+                raise ModelError(
+                    f"argument {name} is {_shown(leaf)}, and in the example it is "
+                    f"{'not Shared' if cut else 'Shared'}: give what all samples share "
+                    "as hocket.Shared(x) in the example and in every batch"
+                )
+            _check_same(name, unshared(leaf), old, shares=not cut)
         return leaves
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def argument_name(path: tuple[Any, ...]) -> str:
     """Format a path: `(1, 'mask', 0)` is `mask[0]`; `(0, 2)` is `args[2]`."""
     side, *rest = path
     if side.idx == 0:
@@ -113,17 +135,21 @@ def _name(path: tuple[Any, ...]) -> str:
     return str(rest[0].key) + "".join(str(key) for key in rest[1:])
 
 
-def _check_same(name: str, leaf: object, old: object) -> None:
-    if isinstance(leaf, Tensor) and isinstance(old, Tensor):
-        if leaf.dtype != old.dtype or leaf.shape[1:] != old.shape[1:]:
+def _check_same(name: str, leaf: Any, old: Any, *, shares: bool) -> None:
+    if isinstance(leaf, _ARRAYS) and type(leaf) is type(old):
+        first = 0 if shares else 1
+        if leaf.dtype != old.dtype or leaf.shape[first:] != old.shape[first:]:
+            may = "what is Shared keeps its shape"
             raise ModelError(
                 f"argument {name} is {_kind(leaf)}, but the model was captured with "
-                f"{_kind(old)}; only the number of samples may change"
+                f"{_kind(old)}; "
+                f"{may if shares else 'only the number of samples may change'}"
             )
         return
     if isinstance(leaf, PerSample) and isinstance(old, PerSample):
         return
-    if type(leaf) is not type(old) or leaf != old:
+    is_other = type(leaf) is not type(old) or isinstance(leaf, _ARRAYS)
+    if is_other or leaf != old:
         raise ModelError(
             f"argument {name} is {_shown(leaf)}, but the model was captured with "
             f"{_shown(old)}; what is not a tensor is fixed by the capture: capture the "
@@ -132,10 +158,12 @@ def _check_same(name: str, leaf: object, old: object) -> None:
 
 
 def _shown(leaf: object) -> str:
+    if isinstance(leaf, Shared):
+        return f"Shared({_shown(leaf.value)})"
     if isinstance(leaf, PerSample):
         return f"a PerSample of {len(leaf)}"
-    return _kind(leaf) if isinstance(leaf, Tensor) else repr(leaf)
+    return _kind(leaf) if isinstance(leaf, _ARRAYS) else repr(leaf)
 
 
-def _kind(tensor: Tensor) -> str:
+def _kind(tensor: Any) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

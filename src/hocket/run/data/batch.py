@@ -1,34 +1,40 @@
 """Cuts a batch into microbatches that add up to it exactly.
 
 A batch is a pair `(inputs, targets)`. The inputs are what the model is called with: a
-tensor, a tuple of positional arguments, or a dict of keyword arguments. Tensors are cut
-along their first dimension, a `PerSample` between its entries; everything else goes to
-every microbatch as it is. Of a `PartBatch` a worker has only what it needs:
+tensor, a tuple of positional arguments, or a dict of keyword arguments. Tensors and
+NumPy arrays are cut along their first dimension, a `PerSample` between its entries;
+what is `Shared`, numbers and None go to every microbatch as they are. What may be
+either is refused (`cut_checks.py`). Of a `PartBatch` a worker has only what it needs:
 microbatches of other replicas are there by their size alone.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import DataError, ShapeError
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import (
     PerSample,
+    Shared,
     map_tensors,
     num_rows,
+    opened,
     split_rows,
     tensors_in,
+    unshared,
 )
+from hocket.run.data.cut_checks import refuse_shared, refuse_unclear, rows_fault
 from hocket.run.data.reads import PartBatch, even_sizes
 
 _DIGEST_SAMPLES = 4096  # enough to distinguish tensors, cheap for large ones
@@ -40,10 +46,12 @@ class Microbatch:
 
     Args:
         leaves: the model's arguments, flattened as `(args, kwargs)`.
-        targets: the arguments of the loss beside the outputs.
+        targets: the arguments of the loss beside the outputs. Of what is `Shared`, the
+            loss gets the value.
         num_samples: the number of samples in this part.
         first_row: where they begin among the samples of their net, over all replicas.
         samples: (num_samples,) their rows in the data set, where the loader names them.
+        shared: the leaves that are the whole batch's.
     """
 
     leaves: tuple[Any, ...]
@@ -51,6 +59,14 @@ class Microbatch:
     num_samples: int
     first_row: int = 0
     samples: Tensor | None = None
+    shared: frozenset[int] = frozenset()
+
+    @property
+    def marked(self) -> list[Any]:
+        """The leaves, of which those that are `Shared` say so: to capture a model."""
+        marks = (i in self.shared for i in range(len(self.leaves)))
+        pairs = zip(self.leaves, marks, strict=True)
+        return [Shared(leaf) if is_shared else leaf for leaf, is_shared in pairs]
 
     def on(self, device: torch.device) -> Microbatch:
         """Return the same microbatch on a device; see `on_device`."""
@@ -60,6 +76,7 @@ class Microbatch:
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments for a batch's inputs."""
+    inputs = opened(inputs)
     if isinstance(inputs, dict):
         return (), inputs
     if isinstance(inputs, tuple | list) and not isinstance(inputs, PerSample):
@@ -77,6 +94,7 @@ def on_device(values: Any, device: torch.device) -> Any:
     """
     if isinstance(values, PartBatch):  # its loader has moved them
         return values
+    values = opened(values)
     if all(tensor.device == device for tensor in tensors_in(values)):
         return values
     for path, leaf in pytree.tree_flatten_with_path(values)[0]:
@@ -102,12 +120,12 @@ def split_batch(
         num_parts: the number of microbatches, over all replicas.
         example: the example that the model was captured with, if it is captured.
         sizes_of: returns the sizes of the microbatches of so many samples, where they
-            are others (`hocket.run.data.nested_parts`).
+            are others (`hocket.run.engine.programs.part_sizes`).
 
     Raises:
         ShapeError: `num_parts` is below 1.
-        DataError: the batch is no pair, has fewer samples than parts, or its tensors
-            disagree about the number of samples.
+        DataError: the batch is no pair, has fewer samples than parts, its tensors
+            disagree about the number of samples, or it is not clear how to cut it.
         ModelError: the inputs differ from the example's in more than the samples.
     """
     sizes_of = (
@@ -116,11 +134,43 @@ def split_batch(
     if isinstance(batch, PartBatch):
         _check_enough(batch.num_samples, num_parts)
         return _split_part(batch, sizes_of(batch.num_samples), example)
-    inputs, targets = _pair(batch)
+    inputs, targets = opened(_pair(batch))
     arguments = _flat(inputs, example)
-    num_samples = _num_samples([*arguments, *pytree.tree_leaves(targets)])
+    num_samples = _num_samples(inputs, targets, cuts=num_parts > 1)
     _check_enough(num_samples, num_parts)
     return _cut(arguments, targets, sizes_of(num_samples))
+
+
+def to_capture(
+    model: nn.Module,
+    batch: Any,
+    num_parts: int,
+    sizes_of: Callable[[int], Sequence[int]] | None = None,
+    others: Sequence[Any] = (),
+) -> tuple[Microbatch, tuple[Any, ...], dict[str, Any]]:
+    """Cut an example, and return the arguments to capture a model with.
+
+    Args:
+        model: the model.
+        batch: a pair `(inputs, targets)`.
+        num_parts: as for `split_batch`.
+        sizes_of: as for `split_batch`.
+        others: other nets' outputs, which the model gets as its first arguments.
+
+    Returns:
+        The first microbatch, and the arguments of the model for it.
+
+    Raises:
+        DataError: see `split_batch`; or all samples share an argument that would be
+            cut.
+    """
+    part, *_ = split_batch(batch, num_parts, sizes_of=sizes_of)
+    args, kwargs = call_arguments(batch[0])
+    if num_parts > 1 and not others:
+        refuse_shared(model, args, kwargs)
+    spec = pytree.tree_structure(((*others, *args), kwargs))
+    args, kwargs = pytree.tree_unflatten([*others, *part.marked], spec)
+    return part, args, kwargs
 
 
 def _split_part(
@@ -132,15 +182,18 @@ def _split_part(
     first, last = begins.index(batch.rows.start), begins.index(batch.rows.stop)
     if first == last:
         return tuple(parts)
-    arguments = [] if batch.inputs is None else _flat(batch.inputs, example)
+    inputs, targets = opened((batch.inputs, batch.targets))
     num_here = batch.rows.stop - batch.rows.start
-    for leaf in [*arguments, *pytree.tree_leaves(batch.targets)]:
+    args, kwargs = call_arguments(() if inputs is None else inputs)
+    refuse_unclear(args, kwargs, targets, cuts=last > first + 1)
+    arguments = [] if inputs is None else _flat(inputs, example)
+    for leaf in [*arguments, *pytree.tree_leaves(targets)]:
         if num_rows(leaf) not in (None, num_here):
             raise DataError(
                 f"the data set gave {num_rows(leaf)} samples where {num_here} rows "
                 "were asked for: return one for each row, of inputs and of targets"
             )
-    parts[first:last] = _cut(arguments, batch.targets, sizes[first:last])
+    parts[first:last] = _cut(arguments, targets, sizes[first:last])
     if batch.samples is None:
         return tuple(parts)
     named = batch.samples.rows.split(tuple(sizes))
@@ -174,8 +227,10 @@ def _cut(
     leaves = _split_leaves(arguments, sizes)
     target_leaves, target_spec = pytree.tree_flatten(targets)
     target_parts = _split_leaves(target_leaves, sizes)
+    found = (i for i, leaf in enumerate(arguments) if isinstance(leaf, Shared))
+    made = partial(Microbatch, shared=frozenset(found))
     return tuple(
-        Microbatch(part, pytree.tree_unflatten(target, target_spec), size)
+        made(unshared(part), pytree.tree_unflatten(target, target_spec), size)
         for part, target, size in zip(leaves, target_parts, sizes, strict=True)
     )
 
@@ -188,7 +243,12 @@ def count_samples(batch: Any) -> int:
     """
     if isinstance(batch, PartBatch):
         return batch.num_samples
-    return _num_samples(pytree.tree_leaves(_pair(batch)))
+    return _num_samples(*opened(_pair(batch)))
+
+
+def whole(batch: Any) -> Any:
+    """Return a batch as models and losses are given it where none is cut."""
+    return unshared(opened(batch))
 
 
 def digest(batch: Any) -> int:
@@ -200,7 +260,10 @@ def digest(batch: Any) -> int:
     if isinstance(batch, PartBatch):
         return batch.digest
     total = 0
-    for leaf in tensors_in(batch):
+    leaves = pytree.tree_leaves(opened(batch))
+    arrays = (x for x in leaves if isinstance(x, np.ndarray))
+    numbers = [torch.tensor(x) for x in arrays if x.dtype.kind in "biufc"]
+    for leaf in tensors_in([*leaves, *numbers]):
         total = zlib.crc32(f"{leaf.dtype}{tuple(leaf.shape)}".encode(), total)
         if leaf.device.type == "cpu" and leaf.numel():
             flat = leaf.detach().reshape(-1)
@@ -223,21 +286,26 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 def _describe(batch: Any) -> str:
     if isinstance(batch, tuple | list):
         return f"a {type(batch).__name__} of {len(batch)}"
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return f"a dict with keys {', '.join(map(str, batch))}"
     return f"a {type(batch).__name__}"
 
 
-def _num_samples(leaves: Sequence[Any]) -> int:
-    sizes = [rows for leaf in leaves if (rows := num_rows(leaf)) is not None]
-    if not sizes:
-        raise DataError("the batch holds no tensor with a batch dimension")
-    if len(set(sizes)) > 1:
-        raise DataError(
-            "the tensors of a batch disagree about its number of samples (first "
-            f"dimension): {', '.join(map(str, sizes))}"
-        )
-    return sizes[0]
+def _num_samples(inputs: Any, targets: Any, *, cuts: bool = False) -> int:
+    """Return the number of samples.
+
+    Args:
+        inputs: the batch's.
+        targets: the batch's.
+        cuts: whether it is cut, so that it must be clear what belongs to a sample.
+    """
+    args, kwargs = call_arguments(inputs)
+    refuse_unclear(args, kwargs, targets, cuts=cuts)
+    leaves = pytree.tree_leaves((args, kwargs, targets))
+    sizes = {rows for leaf in leaves if (rows := num_rows(leaf)) is not None}
+    if len(sizes) != 1:
+        raise DataError(rows_fault(args, kwargs, targets))
+    return sizes.pop()
 
 
 def _split_leaves(leaves: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -41,4 +42,6 @@ def joined(parts: Sequence[Any]) -> Any:
 def _joined_leaves(leaves: tuple[Any, ...]) -> Any:
     if isinstance(leaves[0], PerSample):
         return PerSample(chain.from_iterable(leaves))
+    if isinstance(leaves[0], np.ndarray):
+        return np.concatenate(leaves)
     return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.model.trace.per_sample import unshared
 from hocket.signatures import function_fault
 
 LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
@@ -88,7 +89,7 @@ def losses_of(
     """
     if output is None:
         raise ModelError("the model's forward returned None; it must return a value")
-    return named_losses(loss(output, targets, *others))
+    return named_losses(loss(output, unshared(targets), *others))
 
 
 def named_losses(value: Any) -> dict[str, Tensor]:

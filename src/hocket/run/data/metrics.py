@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError, MetricsError, ModelError
+from hocket.model.trace.per_sample import unshared
 from hocket.run.data.loss import TOTAL
 from hocket.run.diagnostics.job_folder import Json
 
@@ -73,7 +74,7 @@ class DeviceSums:
         self._num_samples += count
         if self._call is not None and self.error is None:
             try:
-                means = named_means(self._call(output, targets))
+                means = named_means(self._call(output, unshared(targets)))
             except Exception as error:
                 self.error = error
             else:

@@ -200,7 +200,7 @@ def _numbered(parts: Sequence[Microbatch]) -> tuple[Microbatch, ...]:
     begins = accumulate(map(_samples_of, parts), initial=0)
     return tuple(
         [
-            Microbatch(x.leaves, x.targets, x.num_samples, begin, x.samples)
+            Microbatch(x.leaves, x.targets, x.num_samples, begin, x.samples, x.shared)
             for x, begin in zip(parts, begins, strict=False)
         ]
     )

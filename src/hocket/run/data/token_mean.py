@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ConfigError, ModelError
+from hocket.model.trace.per_sample import unshared
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 
@@ -71,7 +72,7 @@ class TokenMean:
             ModelError: it is negative, or no finite number.
         """
         count = self.count or partial(_torch_count, self.loss)
-        value = float(count(targets))
+        value = float(count(unshared(targets)))
         if not 0.0 <= value < math.inf:
             raise ModelError(
                 f"TokenMean's count(targets) is {value:g}: it must return the number "

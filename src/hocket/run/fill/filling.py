@@ -18,7 +18,7 @@ import torch
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import DataError, WaitError
-from hocket.run.data.batch import call_arguments, on_device
+from hocket.run.data.batch import call_arguments, on_device, whole
 from hocket.run.fill.settings import Fill
 
 _CLOSE_S: Final = 1.0  # for the read under way
@@ -108,7 +108,7 @@ class Filling:
                     f"samples {rows.start} to {rows.stop - 1} of fill could not be "
                     f"read: {type(error).__name__}: {error}"
                 ) from error
-            args, kwargs = call_arguments(on_device(inputs, self._device))
+            args, kwargs = call_arguments(whole(on_device(inputs, self._device)))
             with torch.no_grad():
                 self._outputs.append((rows, self._fill.net(*args, **kwargs)))
         if index == len(self._batches) - 1:

@@ -28,7 +28,7 @@ from hocket.passes.fill_with import long_step_s
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import call_arguments, digest, on_device
+from hocket.run.data.batch import call_arguments, digest, on_device, whole
 from hocket.run.device.memory import memory_bytes
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.plan import Plan
@@ -146,7 +146,7 @@ def _measured(fill: Fill, device: torch.device) -> StageCost:
     """Measure one forward on the first samples."""
     rows = range(min(fill.batch_size, len(fill.samples)))
     inputs = fill.collate([fill.samples[row] for row in rows])
-    args, kwargs = call_arguments(on_device(inputs, device))
+    args, kwargs = call_arguments(whole(on_device(inputs, device)))
     clock, seconds = clock_of(device), []
     with torch.no_grad():
         for _ in range(_NUM_WARM + _NUM_PASSES):

@@ -23,7 +23,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ConfigError, RunError
 from hocket.model.trace.state import model_fault
-from hocket.run.data.batch import call_arguments, count_samples, on_device
+from hocket.run.data.batch import call_arguments, count_samples, on_device, whole
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
 from hocket.run.device.open import open_device
@@ -165,7 +165,7 @@ class CompiledStep:
         """
         try:
             self._first = self._orders.for_batch(
-                on_device(example, self._device.torch_device)
+                on_device(whole(example), self._device.torch_device)
             )
         except BaseException:
             self.close()
@@ -217,6 +217,7 @@ class CompiledStep:
             EagerStepWarning: a batch of another form cannot be captured.
         """
         begin_s, num_samples = perf_counter(), count_samples(batch)
+        batch = whole(batch)
         with self._one_caller():
             compiled = self._orders.for_batch(batch)
             losses = self._submit(batch, compiled)
@@ -245,6 +246,7 @@ class CompiledStep:
         Raises:
             RunError: a lane failed; where the host does not wait, `synchronize` says.
         """
+        batch = whole(batch)
         with self._one_caller():
             return self._submit(batch, self._orders.for_batch(batch))
 

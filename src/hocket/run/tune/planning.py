@@ -24,6 +24,7 @@ from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
 from hocket.run.data.batch import call_arguments, count_samples
+from hocket.run.data.cut_checks import refuse_shared
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
@@ -109,6 +110,7 @@ def plan(config: _Arguments) -> Ranking:
     cluster = config.cluster(catalogue, device, usable_bytes)
     args, kwargs = call_arguments(config.batch[0])
     num_samples = count_samples(config.batch)
+    refuse_shared(config.model, args, kwargs)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
     trained = captured.state.trained
     states = settings.state_bytes(trained)

@@ -31,6 +31,7 @@ from hocket.model.profile.clock import clock_of
 from hocket.model.profile.measure import profile, restored_model
 from hocket.model.profile.profile import Profile, mean_profile
 from hocket.model.profile.work import measured_work
+from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import MeasuredTrials, Trial
 from hocket.planner.work import ModelCosts
@@ -105,13 +106,10 @@ def resized(targets: Any, known: int, num_samples: int) -> Any:
         known: the number of samples in the example.
         num_samples: the number of samples to return.
     """
-
-    def rows_of(leaf: Tensor) -> Tensor:
-        if not leaf.dim() or leaf.shape[0] != known:
-            return leaf
-        return leaf[torch.arange(num_samples, device=leaf.device) % known]
-
-    return pytree.tree_map_only(Tensor, rows_of, targets)
+    rows = torch.arange(num_samples) % known
+    return pytree.tree_map(
+        lambda leaf: take_rows(leaf, rows) if num_rows(leaf) == known else leaf, targets
+    )
 
 
 @dataclass(frozen=True, slots=True)

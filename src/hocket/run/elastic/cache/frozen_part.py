@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.freeze.cache.entry import Key
+from hocket.model.trace.per_sample import num_rows, take_rows, unshared
 from hocket.run.data.batch import Microbatch
 from hocket.run.elastic.cache.output_rows import OutputRows
 from hocket.run.stage.runner import StageRunner
@@ -129,13 +129,11 @@ def _refuse_dependent(
             "microbatch it cannot be seen whether they depend on it"
         )
     again = torch.arange(size) % max(half, 1)
-
-    def repeated(leaf: Any) -> Any:
-        is_cut = isinstance(leaf, Tensor) and leaf.dim()
-        return leaf[again.to(leaf.device)] if is_cut else leaf
-
-    leaves = tuple(pytree.tree_map_only(Tensor, repeated, list(microbatch.leaves)))
-    copies = replace(microbatch, leaves=leaves)
+    leaves = [
+        leaf if num_rows(leaf) is None else take_rows(leaf, again)
+        for leaf in microbatch.marked
+    ]
+    copies = replace(microbatch, leaves=tuple(unshared(leaves)))
     other = run_stage(begun.runner, copies, begun.repeated(again))
     for x, y, column in zip(outputs, other, rows.columns, strict=True):
         count = len(x) if column is None else half * column.shape[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.freeze.cache.entry import Content
-from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.per_sample import PerSample, Shared
 from hocket.model.trace.value import SentTensor, order_of, ordered
 from hocket.run.data.batch import Microbatch
 
@@ -201,12 +201,17 @@ def input_form(microbatch: Microbatch) -> int | None:
     Returns:
         The digest; None if each sample may have a form of its own.
     """
-    if any(isinstance(leaf, PerSample) for leaf in microbatch.leaves):
+    if any(isinstance(leaf, PerSample | np.ndarray) for leaf in microbatch.leaves):
         return None
-    return crc32(repr([_form_of(leaf) for leaf in microbatch.leaves]).encode())
+    return crc32(repr([_form_of(leaf) for leaf in microbatch.marked]).encode())
 
 
 def _form_of(leaf: Any) -> str:
+    if isinstance(leaf, Shared) and isinstance(leaf.value, Tensor):
+        values = leaf.value.detach().cpu().resolve_conj().contiguous()
+        return (
+            f"{values.shape} {crc32(values.reshape(-1).view(torch.uint8).numpy().data)}"
+        )
     if not isinstance(leaf, Tensor):
         return repr(leaf)
     if leaf.dim():

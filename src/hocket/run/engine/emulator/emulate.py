@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from hocket.core.program import Program
 from hocket.errors import ConfigError
 from hocket.options import CorrectionName
-from hocket.run.data.batch import Microbatch, call_arguments, split_batch
+from hocket.run.data.batch import Microbatch, split_batch, to_capture
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
     CPU,
@@ -212,12 +212,16 @@ def _make_nets(
             example_of(outputs[source], parts[source][0].num_samples, first.num_samples)
             for source in plan.inputs
         ]
-        leaves = leaves_of(given, first)
-        args, kwargs = call_arguments(pairs[plan.name][0])
-        others = tuple(pytree.tree_leaves(given))
-        spec = pytree.tree_structure(((*others, *args), kwargs))
-        net = make_net(plan, program, models[plan.name], leaves, spec)
+        sizes = tuple(part.num_samples for part in parts[plan.name])
+        _, args, kwargs = to_capture(
+            models[plan.name],
+            pairs[plan.name],
+            len(sizes),
+            {sum(sizes): sizes}.__getitem__,
+            pytree.tree_leaves(given),
+        )
+        net = make_net(plan, program, models[plan.name], args, kwargs)
         nets[plan.name] = net
         if any(plan.name in other.inputs for other in plans):
-            outputs[plan.name] = example_output(net, leaves)
+            outputs[plan.name] = example_output(net, leaves_of(given, first))
     return nets

@@ -182,8 +182,8 @@ def make_net(
     plan: EmulatedStages,
     program: Program,
     model: nn.Module,
-    leaves: Sequence[Any],
-    spec: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> EmulatedNet:
     """Capture a model and cut it.
 
@@ -191,8 +191,8 @@ def make_net(
         plan: its stages, and what flows into them.
         program: the whole.
         model: trained in place.
-        leaves: the arguments of one microbatch.
-        spec: puts them back into `(args, kwargs)`.
+        args: the positional arguments of one microbatch.
+        kwargs: its keyword arguments.
 
     Raises:
         ModelError: the model cannot be captured, or cut so.
@@ -205,7 +205,6 @@ def make_net(
             f"program has {len(plan.stages)}: name the modules with which the stages "
             "but the first begin"
         )
-    args, kwargs = pytree.tree_unflatten(list(leaves), spec)
     modules: tuple[str, ...] = ()
     if any(not isinstance(first, str) for first in plan.freeze_at.values()):
         modules = freezable_modules(model, None)

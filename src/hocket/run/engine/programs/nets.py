@@ -19,7 +19,7 @@ from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.state import saved_tensors
 from hocket.options import CorrectionName
-from hocket.run.data.batch import call_arguments, digest, split_batch
+from hocket.run.data.batch import digest, split_batch, to_capture
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.token_mean import TokenMean
 from hocket.run.engine.gather import holders_of
@@ -219,17 +219,14 @@ class ProgramNets:
         counts = {net.name: net.num_microbatches for net in program.nets}
         num_parts = sum(counts[net] for net in nets_of_batch(program, name))
         sizes_of = self.sizes_of[seed_name]
-        part, *_ = split_batch(
-            example, num_parts * program.num_replicas, sizes_of=sizes_of
-        )
+        num_parts *= program.num_replicas
+        part, *_ = split_batch(example, num_parts, sizes_of=sizes_of)
         leaves = [
             x
             for net in inputs
             for x in pytree.tree_leaves(self._example(net, part.num_samples))
         ]
-        args, kwargs = call_arguments(example[0])
-        spec = pytree.tree_structure(((*leaves, *args), kwargs))
-        args, kwargs = pytree.tree_unflatten([*leaves, *part.leaves], spec)
+        part, args, kwargs = to_capture(model, example, num_parts, sizes_of, leaves)
         captured = capture(model, args, kwargs, cut=cut_at)
         if name == seed_name:
             self._add_digests(captured, name, settings, follows)

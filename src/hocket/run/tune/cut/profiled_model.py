@@ -17,11 +17,12 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
+from hocket.model.trace.per_sample import unshared
 from hocket.planner.cluster import MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
-    call_arguments,
     digest,
+    to_capture,
 )
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loss import LossFunction
@@ -80,9 +81,9 @@ def profile_model(
         SchemaError: the workers have different models or settings.
     """
     config.report("capturing the model")
-    microbatch = config.microbatches()[0]
-    spec = pytree.tree_structure(call_arguments(config.example[0]))
-    args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
+    microbatch, args, kwargs = to_capture(
+        config.model, config.example, config.num_parts
+    )
     captured = capture(config.model, args, kwargs, cut=_places_to_cut(config))
     if config.cut is None:
         captured = enough_layers(captured, num_stages or world.world_size)
@@ -146,7 +147,7 @@ def _loss_with(
         ModelError: it fails with the outputs of teachers; gives all shapes.
     """
     try:
-        return loss(output, targets, *teacher_outputs)
+        return loss(output, unshared(targets), *teacher_outputs)
     except (HocketError, torch.OutOfMemoryError):
         raise
     except Exception as error:

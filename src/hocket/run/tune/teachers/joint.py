@@ -15,8 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from torch.utils import _pytree as pytree
-
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
 from hocket.model.capture.capture import capture
@@ -24,7 +22,7 @@ from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import call_arguments, count_samples, digest, split_batch
+from hocket.run.data.batch import count_samples, digest, to_capture
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.net_setup import example_output
 from hocket.run.engine.same_everywhere import refuse_differences
@@ -118,9 +116,9 @@ def _known(
 ) -> KnownTeacher:
     """Capture a teacher, run it on the example, and profile its forwards."""
     num_microbatches = teacher.num_microbatches or config.num_microbatches
-    microbatch, *_ = split_batch(config.example, num_microbatches * config.num_replicas)
-    spec = pytree.tree_structure(call_arguments(config.example[0]))
-    args, kwargs = pytree.tree_unflatten(microbatch.leaves, spec)
+    microbatch, args, kwargs = to_capture(
+        teacher.net, config.example, num_microbatches * config.num_replicas
+    )
     if world.device.type != "cpu":
         teacher.net.cpu()  # each worker moves its own stages to its device
     names = {path for path, _ in teacher.net.named_modules()}

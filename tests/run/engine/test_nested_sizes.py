@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DataError
-from hocket.run.data.nested_parts import nested_sizes
 from hocket.run.data.reads import even_sizes
+from hocket.run.engine.programs.part_sizes import nested_sizes
 
 few = st.integers(1, 4)
 
