@@ -171,7 +171,9 @@ def _assembled(
     )
     stack.callback(executor.sync.give_up)
     if asked == CAPTURED_STEP:
-        plan = play_captured_steps(executor, plan, config, recorder, stack)
+        plan = play_captured_steps(
+            executor, plan, config, found.known.captured, recorder, stack
+        )
     freezing = None
     if config.freeze is not None:
         captured = found.known.captured

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from hocket.errors import ConfigError
+from hocket.model.capture.captured import Captured
 from hocket.options import CAPTURED_STEP, captured_step_faults
 from hocket.run.data.loss import WholeBatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -47,6 +48,7 @@ def play_captured_steps(
     executor: Executor,
     plan: Plan,
     config: PipelineConfig,
+    captured: Captured,
     recorder: FlightRecorder,
     stack: ExitStack,
 ) -> Plan:
@@ -56,6 +58,7 @@ def play_captured_steps(
         executor: the executor.
         plan: its plan.
         config: has the example, and the limit of memory.
+        captured: the model.
         recorder: notes each step.
         stack: closes the step's lanes.
 
@@ -66,7 +69,14 @@ def play_captured_steps(
         HocketError: see `CapturedStepPlayer`.
     """
     (example,) = (part.on(executor.device) for part in config.microbatches())
-    player = CapturedStepPlayer(executor, example, recorder, config.memory_bytes)
+    player = CapturedStepPlayer(
+        executor,
+        captured,
+        example,
+        recorder,
+        config.memory_bytes,
+        config.training.compute_precision,
+    )
     stack.callback(player.step.close)
     executor.player = player
     predicted = player.step.predicted if player.step.is_captured else plan.predicted

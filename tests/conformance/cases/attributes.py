@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain, still_open
+from tests.conformance.script import Script, batches, case, chain
 
 WHAT: Final = "attributes of modules"
 
@@ -26,7 +26,6 @@ class Warm(nn.Module):
 
 @case(
     "a temperature in the root's forward",
-    {"compile": still_open("ignored: weights 23 % off")},
 )
 def temperature() -> Script:
     """As a schedule anneals it."""
@@ -39,7 +38,6 @@ def temperature() -> Script:
 
 @case(
     "the momentum of a BatchNorm",
-    {"compile": still_open("ignored: statistics 61 % off")},
 )
 def batchnorm_momentum() -> Script:
     """As nets for point clouds schedule it."""

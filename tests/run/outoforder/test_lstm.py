@@ -19,7 +19,7 @@ from hocket.passes.serial import serial
 from hocket.run.outoforder.capture.captured_step import capture_variants
 from hocket.run.outoforder.capture.lstm import (
     FUSED_LSTM,
-    LstmTracing,
+    RnnTracing,
     lstm,
     lstm_backward,
 )
@@ -88,9 +88,9 @@ def test_kernels_compute_what_eager_mode_computes(*, batch_first: bool) -> None:
         return [y.detach(), *torch.autograd.grad(value, [x, *net.parameters()])]
 
     expected = gradients()
-    with LstmTracing(fuses=True):
+    with RnnTracing(fuses=True):
         fused = gradients()
-    with LstmTracing(fuses=False):
+    with RnnTracing(fuses=False):
         stepped = gradients()
     for found, other in zip(fused, expected, strict=True):
         torch.testing.assert_close(found, other, rtol=FUSED_ROUNDING, atol=1e-7)
@@ -181,7 +181,7 @@ def test_packed_sequences_are_not_fused() -> None:
     net = nn.LSTM(8, 6)
     packed = nn.utils.rnn.pack_sequence([torch.randn(4, 8), torch.randn(2, 8)])
     expected, _ = net(packed)
-    with LstmTracing(fuses=True):
+    with RnnTracing(fuses=True):
         found, _ = net(packed)
     torch.testing.assert_close(found.data, expected.data)
 
@@ -230,7 +230,7 @@ def test_a_gpu_gets_one_call_for_all_layers_and_directions(
         x = torch.empty(7, 5, 8, device=gpu)
         state = [torch.zeros(4, 5, 6, device=gpu) for _ in range(2)]
         weights = [torch.empty(s, device=gpu) for s in shapes]
-        with LstmTracing(fuses=True):
+        with RnnTracing(fuses=True):
             y, h, c = torch.lstm(
                 x,
                 state,

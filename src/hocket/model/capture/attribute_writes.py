@@ -43,20 +43,20 @@ class AttributeSnapshot:
         return [
             name
             for name in names
-            if not _same(self._before.get(name, _ABSENT), now.get(name, _ABSENT))
+            if not same(self._before.get(name, _ABSENT), now.get(name, _ABSENT))
         ]
 
 
 def _attributes(model: nn.Module) -> dict[str, Any]:
     return {
-        f"{path}.{name}" if path else name: _held(value)
+        f"{path}.{name}" if path else name: held(value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
         if name not in _OWN
     }
 
 
-def _held(value: Any) -> Any:
+def held(value: Any) -> Any:
     """Copy a value such that later changes of containers or tensors do not show."""
     match value:
         case Tensor():
@@ -71,7 +71,8 @@ def _held(value: Any) -> Any:
             return value
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Return whether two values that are held have the same content."""
     match a, b:
         case (Tensor() as x, int(v)), (Tensor() as y, int(w)):
             return x is y and v == w

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from time import perf_counter
+from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError, FitError
 from hocket.run.data.batch import on_device
@@ -22,7 +22,8 @@ from hocket.run.outoforder.capture.captured_step import (
     distinct_bytes,
     preserved,
 )
-from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
+from hocket.run.outoforder.capture.form import Form, StepForms
+from hocket.run.outoforder.capture.trace import WeightChangeError
 from hocket.run.outoforder.capture.update import Optimizer
 from hocket.run.outoforder.order.choose import (
     ChosenOrder,
@@ -30,11 +31,14 @@ from hocket.run.outoforder.order.choose import (
     choose_order,
     faster_kernels,
 )
+from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
 from hocket.run.outoforder.order.inductor import with_inductor
 
-Form: TypeAlias = tuple[Any, ...]
+log = logging.getLogger(__name__)
 
 _MOST_SETTINGS = 3  # values of an optimizer's options that get a graph each
+_MOST_PAUSE = 31  # steps for which nobody asks whether the model still changes
+_MOST_SHARE = 0.05  # of all time, for graphs of a model that has changed often
 
 
 class EagerStepWarning(UserWarning):
@@ -93,6 +97,11 @@ class CapturedOrders:
         self.states = OptimizerStates(optimizer, dict(model.named_parameters()))
         self._by_form: dict[Form, CapturedOrder | None] = {}
         self._last: CapturedOrder | None = None  # what the last step was
+        self._forms = StepForms(model, optimizer)
+        self._num_changes = 0
+        self._begin_s, self._spent_s = perf_counter(), 0.0
+        self._just_changed = self._has_warned = False
+        self._pause = self._num_unasked = 0
 
     def play_next(self, order: CapturedOrder | None) -> None:
         """Finish the last step if the next one is not of the same order.
@@ -113,60 +122,101 @@ class CapturedOrders:
         """Return the captured step for batches of this form; capture it if needed.
 
         Returns:
-            None where the step runs as it is: it cannot be captured, or the optimizer's
-            options have taken too many values.
+            None where the step runs as it is: it cannot be captured, what it is fixed
+            for has just changed, or has changed too often.
         """
-        form = _form_of_step(batch, self._model, self._optimizer)
+        if self._is_changed():
+            return None
+        form = self._forms.of(batch)
         if form not in self._by_form:
             alike = [other for other in self._by_form if other[:-1] == form[:-1]]
             if len(alike) == _MOST_SETTINGS:
-                warnings.warn(
+                self._warn(
                     f"the optimizer's settings took {_MOST_SETTINGS} other values "
                     f"before {form[-1]}: with new ones a step runs as it is, and not "
                     "out of order. Let schedulers change learning rates alone "
-                    "(cycle_momentum=False)",
-                    EagerStepWarning,
-                    stacklevel=3,
+                    "(cycle_momentum=False)"
                 )
                 return None
+            if not self._may_capture():
+                return None
+            begin_s = perf_counter()
             self._by_form[form] = self._compile(batch)
+            self._spent_s += perf_counter() - begin_s
         return self._by_form[form]
+
+    def _is_changed(self) -> bool:
+        """Return whether the model is another one than at the last step."""
+        if self._by_form and not any(self._by_form.values()):
+            return False  # all steps run as they are
+        if self._num_unasked:
+            self._num_unasked -= 1
+            return True
+        changes = self._forms.changes()
+        if changes:
+            self._by_form.clear()
+            self._num_changes += 1
+            log.info("this step runs as it is: %s", "; ".join(changes))
+            if self._just_changed and not self._has_warned:
+                self._has_warned = True
+                self._warn(
+                    f"steps run as they are, and not out of order, as long as each one "
+                    f"has other values: {changes[0]}"
+                )
+            # To run steps as they are, nobody needs to ask.
+            self._pause = min(2 * self._pause + 1, _MOST_PAUSE)
+            self._num_unasked = self._pause if self._just_changed else 0
+        else:
+            self._pause = 0
+        self._just_changed = bool(changes)
+        return self._just_changed
+
+    def _may_capture(self) -> bool:
+        """Return whether captures anew take a small part of the time, or are few."""
+        since_s = perf_counter() - self._begin_s
+        is_cheap = self._spent_s < _MOST_SHARE * since_s
+        return self._num_changes < _MOST_SETTINGS or is_cheap
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, EagerStepWarning, stacklevel=5)
 
     def _compile(self, batch: Any) -> CapturedOrder | None:
         batch = on_device(batch, self._device.torch_device)
         try:
             steps = capture_variants(self._model, self._loss, self._optimizer, batch)
+            self.finish()
+            best = self._fastest(self._right([*steps], batch))
         except WeightChangeError:
             raise
         except CaptureError as error:
-            warnings.warn(
-                f"this step runs as it is, and not out of order: {error}",
-                EagerStepWarning,
-                stacklevel=4,
-            )
+            self._warn(f"this step runs as it is, and not out of order: {error}")
             return None
-        self.finish()
-        best = self._fastest(self._fitting(steps, batch))
         compiled = self._with_inductor(best, batch) if self._inductor else []
         return self._fastest([best, *compiled])
 
-    def _fitting(
-        self, steps: Sequence[CapturedStep], batch: Any
-    ) -> list[CapturedOrder]:
-        """Choose the order with each of the kernels.
+    def _right(self, steps: list[CapturedStep], batch: Any) -> list[CapturedOrder]:
+        """Choose the order with each of the kernels; drop what is not the eager step.
 
         Raises:
             FitError: none fits into memory; of those errors, that of the smallest need.
+            StepDiffersError: the first one computes something else, and so do others.
         """
         orders: list[CapturedOrder] = []
-        errors: list[FitError] = []
+        too_large: list[FitError] = []
+        others: list[StepDiffersError] = []
         for step in steps:
             try:
                 orders.append(self._ordered(step, batch))
             except FitError as error:
-                errors.append(error)
+                too_large.append(error)
+            except StepDiffersError as error:
+                others.append(error)
         if not orders:
-            raise min(errors, key=lambda error: error.needed_bytes)
+            if too_large:
+                raise min(too_large, key=lambda error: error.needed_bytes)
+            raise others[0]
+        for other in others:
+            log.warning("some kernels are not used: %s", other)
         return orders
 
     def _with_inductor(self, best: CapturedOrder, batch: Any) -> list[CapturedOrder]:
@@ -174,11 +224,9 @@ class CapturedOrders:
         given = best.tensors.given(batch)
         with preserved([*best.tensors.state.values()]):
             step = with_inductor(best.step, given, self._device)
-        if step is None:
-            return []
         try:
-            return [self._ordered(step, batch)]
-        except FitError:
+            return [] if step is None else self._right([step], batch)
+        except (FitError, StepDiffersError):
             return []
 
     def _fastest(self, orders: list[CapturedOrder]) -> CapturedOrder:
@@ -212,27 +260,6 @@ class CapturedOrders:
                 self._memory_bytes,
                 across_steps=self._across_steps,
             )
+        own = self._model, self._loss, self._optimizer, self._device
+        StepComparison(*own, step, tensors, chosen.replay).check(batch)
         return CapturedOrder(step, tensors, chosen)
-
-
-def _form_of_step(batch: Any, model: nn.Module, optimizer: Optimizer) -> Form:
-    """Return all that a graph is fixed for: another value of it needs another graph.
-
-    These are the batch's shapes, strides, types and structure, the mode of each module,
-    which parameters are trained, and the optimizer's options but for learning rates.
-    """
-    leaves, spec = pytree.tree_flatten(batch)
-    of_batch = tuple(map(_form_of_leaf, leaves))
-    modes = tuple(module.training for module in model.modules())
-    trained = tuple(x.requires_grad for x in model.parameters())
-    settings = tuple(
-        repr({k: group[k] for k in sorted(optimizer.defaults) if k != "lr"})
-        for group in optimizer.param_groups
-    )
-    return of_batch, spec, modes, trained, settings
-
-
-def _form_of_leaf(leaf: Any) -> Form:
-    if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype
-    return (type(leaf), leaf) if isinstance(leaf, PLAIN_VALUES) else (type(leaf),)

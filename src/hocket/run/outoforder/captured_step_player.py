@@ -1,21 +1,27 @@
 """Plays captured steps for a pipeline on one device: `schedule="ooo-single"`.
 
     Driver ──▶ Executor ──▶ CapturedStepPlayer ──▶ CompiledStep
-                   │        in the place of the player of lanes
+                   │        in the place of the player of lanes: the user's own model
                    └ one stage: the whole model, for evaluation and checkpoints
 
-A step seeds the generator once, and equals the eager step under that seed.
+Both have the same weights and buffers. A step seeds the generator once, and equals the
+eager step under that seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hocket.errors import ConfigError
+from hocket.model.capture.captured import Captured
 from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import LossFunction
 from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.device.open import open_device
 from hocket.run.device.stopwatch import make_stopwatch
@@ -23,8 +29,12 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion
-from hocket.run.outoforder.compile_step import CompiledStep, status_of_captured_step
-from hocket.run.stage.runner import StageRunner
+from hocket.run.outoforder.compile_step import (
+    CompiledStep,
+    ModelAndLoss,
+    status_of_captured_step,
+)
+from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import seed_generators, step_seed
 
 _NUM_LANES: Final = 2
@@ -36,9 +46,11 @@ class CapturedStepPlayer:
 
     Args:
         executor: has one stage, the whole model.
+        captured: the model.
         example: the batch on which orders are measured; nothing is trained.
         recorder: notes each step.
         memory_bytes: the most that the step's tensors may take; None for no limit.
+        precision: the type that forwards compute in.
 
     Raises:
         ConfigError: no weight is trained.
@@ -52,9 +64,11 @@ class CapturedStepPlayer:
     def __init__(
         self,
         executor: Executor,
+        captured: Captured,
         example: Microbatch,
         recorder: FlightRecorder,
         memory_bytes: int | None,
+        precision: Precision,
     ) -> None:
         (self._runner,) = executor.runners.values()
         (self._updater,) = executor.updaters.values()
@@ -66,10 +80,15 @@ class CapturedStepPlayer:
         self._sync, self._recorder = executor.sync, recorder
         self._device = executor.device
         self._runner.loss.values.outcome = "the weights were updated from it"
-        self._runner.train(mode=True)
+        loss, device = self._runner.loss.function, executor.device
+        assert loss is not None
+        whole = _WholeModel(captured, loss, device, precision)
+        self._model = whole.model
+        self._buffers = [*_shared_buffers(self._model, self._runner.module)]
+        self._train()
         self._watch = make_stopwatch(1, executor.device)
         self.step = CompiledStep(
-            _WholeModel(self._runner),
+            whole,
             self._runner.loss.named,
             self._updater.optimizer,
             open_device(executor.device, _NUM_LANES, timeout_s=_TIMEOUT_S),
@@ -100,7 +119,12 @@ class CapturedStepPlayer:
         self._recorder.begin("captured step", number)
         self._watch.start(0)
         seed_generators(self._device, step_seed(self._runner.seed, number))
+        self._train()
         losses = self.step.submit((batch.leaves, batch.targets))
+        for home, name, buffer in self._buffers:
+            if home[name] is not buffer:  # a forward has replaced it
+                buffer.copy_(home[name].detach())
+                home[name] = buffer
         self._watch.end(0)
         self._updater.advance()
         self._sync.take_status(status_of_captured_step(number))
@@ -112,23 +136,49 @@ class CapturedStepPlayer:
             (np.array((start_s, start_s, end_s)),), (np.array((start_s, end_s, end_s)),)
         )
 
+    def _train(self) -> None:
+        """Set training mode, unless the model is in it: its parts may not be."""
+        if not self._model.training:
+            self._model.train()
+
     def busy_s(self, portion: Portion, record: OpTimes) -> float:
         """Return the seconds of a step."""
         return float((record.end_s[0] - record.start_s[0]).sum())
 
 
-class _WholeModel(nn.Module):
-    """Calls a stage that is a whole model, in its precision.
+class _WholeModel(ModelAndLoss):
+    """Calls the user's own model.
 
     Args:
-        runner: the stage's.
+        captured: the model.
+        loss: the user's own loss.
+        device: what it computes on.
+        precision: the type that it computes in.
     """
 
-    def __init__(self, runner: StageRunner) -> None:
-        super().__init__()
-        self.stage = runner.module
-        self._runner = runner
+    def __init__(
+        self,
+        captured: Captured,
+        loss: LossFunction,
+        device: torch.device,
+        precision: Precision,
+    ) -> None:
+        super().__init__(captured.model.to(device), loss)
+        self._spec = captured.example.spec
+        self._device, self._precision = device, precision
 
     def forward(self, *leaves: Any) -> Any:
         """Return the model's output for the leaves of its arguments."""
-        return self._runner.evaluate(Microbatch(leaves, None, 0), ())
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self._precision.computing(self._device, self.model)(*args, **kwargs)
+
+
+def _shared_buffers(
+    model: nn.Module, stage: nn.Module
+) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    """Give a model the buffers of its stage; yield where each one lies."""
+    for path, buffer in stage.named_buffers():
+        place, _, name = path.rpartition(".")
+        home = model.get_submodule(place)._buffers
+        home[name] = buffer
+        yield home, name, buffer

@@ -56,8 +56,10 @@ def compile_step(
     Args:
         model: on the device to train on, in the mode to train in. It is trained in
             place.
-        loss: `loss(output, targets)`; returns a scalar or a dict of named ones.
-        optimizer: makes the optimizer, given the parameters.
+        loss: `loss(output, targets)`; returns a scalar or a dict of named ones. The
+            weights of a module are trained, too.
+        optimizer: makes the optimizer, given the parameters: the model's, then those of
+            the loss.
         example: a batch, a pair `(inputs, targets)`; orders are measured on it, and
             nothing is trained.
         memory_bytes: the most that all tensors of the step may take, weights and
@@ -93,6 +95,7 @@ def compile_step(
             "the model has no parameters, or all are frozen (requires_grad=False): "
             "there is nothing to train"
         )
+    model = ModelAndLoss(model, loss)
     made = _make_optimizer(optimizer, model)
     device = open_device(
         weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize
@@ -315,6 +318,23 @@ class CompiledStep:
                 "of its parts; the warning of compile_step says why"
             )
         return self._first
+
+
+class ModelAndLoss(nn.Module):
+    """Calls a model, and holds its loss: what either has and reads counts.
+
+    Args:
+        model: the model.
+        loss: the loss.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the model's output."""
+        return self.model(*args, **kwargs)
 
 
 def _make_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind
+from hocket.errors import CaptureError
 from hocket.run.data.loss import LossFunction
 from hocket.run.outoforder.capture.code import (
     StepCode,
@@ -30,6 +31,7 @@ from hocket.run.outoforder.capture.update import (
     rate_dtype,
     states_after_first_step,
 )
+from hocket.run.stage.compiled.trial import is_expanded
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ def capture_step(
         loss: see `compile_step`.
         optimizer: has the model's parameters.
         batch: a pair `(inputs, targets)`; its shapes and types count.
-        fuses_lstm: see `LstmTracing`.
+        fuses_lstm: see `RnnTracing`.
 
     Raises:
         CaptureError: the model or the optimizer cannot be captured; it says why.
@@ -120,6 +122,13 @@ def capture_step(
     regions = cut_into_regions(graph)
     own = dict(model.named_parameters())
     trained = {name: own[name] for name in regions.step.gradients}
+    updated = {id(x) for group in optimizer.param_groups for x in group["params"]}
+    for name, weight in trained.items():
+        if id(weight) not in updated:
+            raise CaptureError(
+                f"{name} gets a gradient, and the optimizer has it not: switch it off "
+                "(requires_grad), or give it to the optimizer"
+            )
     states = states_after_first_step(optimizer, trained)
     trace = UpdateTracer(optimizer, states)
     updates = {
@@ -147,7 +156,6 @@ class OptimizerStates:
         self.tensors: dict[str, Tensor] = {}  # by the name of the input
         self._optimizer, self._weights = optimizer, weights
         self._places: dict[str, tuple[str, str]] = {}
-        self._bound: object = None
 
     def add(self, step: CapturedStep) -> None:
         """Make the states of a captured step that are not there yet."""
@@ -161,7 +169,6 @@ class OptimizerStates:
                         like.shape, like.stride(), dtype=like.dtype, device=own.device
                     )
                     self.tensors[name] = made.zero_()
-        self._bound = None
 
     def bind(self) -> bool:
         """Give the optimizer these tensors for its states, with its values.
@@ -171,27 +178,20 @@ class OptimizerStates:
             or was loaded.
         """
         state = self._optimizer.state
-        if state is self._bound and self._is_own(next(iter(self._places), None)):
-            return True
-        places = self._places.values()
-        if not all(key in state.get(self._weights[name], {}) for name, key in places):
+        owned = [
+            (state.get(self._weights[weight], {}).get(key), self.tensors[name])
+            for name, (weight, key) in self._places.items()
+        ]
+        if any(own is None for own, _ in owned):
             return False
-        with torch.no_grad():
-            for name, (weight, key) in self._places.items():
-                own = state[self._weights[weight]]
-                if own[key] is not self.tensors[name]:
-                    self.tensors[name].copy_(own[key])
-                    own[key] = self.tensors[name]
-        self._bound = state
+        for (own, tensor), (weight, key) in zip(
+            owned, self._places.values(), strict=True
+        ):
+            if own is not tensor:
+                with torch.no_grad():
+                    tensor.copy_(own)
+                state[self._weights[weight]][key] = tensor
         return True
-
-    def _is_own(self, name: str | None) -> bool:
-        """Return whether the optimizer has our tensor; loading replaces all of them."""
-        if name is None:
-            return True
-        weight, key = self._places[name]
-        own = self._optimizer.state.get(self._weights[weight], {})
-        return own.get(key) is self.tensors[name]
 
 
 class StepTensors:
@@ -243,7 +243,7 @@ class StepTensors:
     def given(self, batch: Any) -> dict[str, Tensor]:
         """Return all tensors of a step on a batch, with the present rates."""
         for i, rate in self._rates.items():
-            rate.fill_(float(self._optimizer.param_groups[i]["lr"]))
+            rate.fill_(float(self._optimizer.param_groups[i].get("lr", 0.0)))
         leaves = [x for x in pytree.tree_leaves(batch) if isinstance(x, Tensor)]
         names = [node.name for node in self._step.regions.step.batch]
         rates = {rate_name(i): rate for i, rate in self._rates.items()}
@@ -265,6 +265,7 @@ class StepTensors:
 @contextmanager
 def preserved(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Restore tensors in place, and the random state, when the block ends."""
+    tensors = [x for x in tensors if not is_expanded(x)]  # those cannot change
     kept = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     devices = {x.device for x in tensors if x.device.type != "cpu"}
     with torch.random.fork_rng(devices=list(devices)):

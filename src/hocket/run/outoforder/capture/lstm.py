@@ -1,4 +1,4 @@
-"""Traces an LSTM as its steps in time, or as the fused kernels of its device.
+"""Traces recurrent layers as their steps in time, or LSTMs as their device's kernels.
 
     steps in time   F: four products each  I: the same, backwards  W: one product of all
     fused           F: one operator        I: one operator, which makes dW too
@@ -8,6 +8,9 @@ fused kernels are cuDNN's on a GPU, for all layers at once, and oneDNN's on a CP
 float32, for one layer in one direction. They are operators of their own here, since
 torch's have no shapes without memory (cuDNN's backward), or depend on the gradient mode
 of the thread that runs them (oneDNN's).
+
+Steps in time are torch's decomposition, which loses the dropout between layers: so each
+layer is called by itself where there is any.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket import cuda
+from hocket.errors import CaptureError
 
 _aten = torch.ops.aten
+_RECURRENT: Final = torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu
+_WATCHES: Final = Tensor.register_hook, Tensor.retain_grad
 _LSTM: Final = 2  # among cuDNN's and oneDNN's kinds of recurrent layers
 _NUM_GATES: Final = 4
 _CUDNN: Final[dict[str, Any]] = {
@@ -230,16 +236,14 @@ class _Lstm(torch.autograd.Function):
 _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = _Lstm.apply
 
 
-class LstmTracing(TorchFunctionMode):
-    """Decides how LSTMs are traced while it is active.
+class RnnTracing(TorchFunctionMode):
+    """Decides how recurrent layers are traced while it is active; refuses hooks.
 
     Packed sequences, projections and layers without biases are traced as their steps in
-    time; so is dropout between the layers on a GPU, where cuDNN would draw numbers that
-    no generator of torch's knows. Packed sequences have a tensor, the sizes of their
-    batches, where others have the state.
+    time. Packed sequences have the sizes of their batches where others have the state.
 
     Args:
-        fuses: call the fused kernels where the device has them.
+        fuses: call an LSTM's fused kernels where the device has them.
     """
 
     def __init__(self, *, fuses: bool) -> None:
@@ -250,13 +254,54 @@ class LstmTracing(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch's, or what takes its place."""
-        if func is not torch.lstm:
+        if func in _WATCHES:
+            raise CaptureError(
+                f"forward calls {func.__name__} of a tensor, which a graph would lose"
+            )
+        if func not in _RECURRENT or kwargs:
             return func(*args, **(kwargs or {}))
-        is_packed = isinstance(args[1], Tensor)
-        if self._fuses and not is_packed and _is_fusible(*args):
+        is_packed = not isinstance(args[3], bool)
+        num_layers, dropout, is_training = args[4 + is_packed : 7 + is_packed]
+        draws = dropout > 0 and is_training and num_layers > 1
+        if draws and args[0].is_cuda and torch.backends.cudnn.enabled:
+            raise CaptureError(
+                f"cuDNN draws the numbers of the dropout between the {num_layers} "
+                "layers of a recurrent module, and no other kernel draws the same: use "
+                "modules of one layer, with nn.Dropout between them"
+            )
+        if self._fuses and func is torch.lstm and not is_packed and _is_fusible(*args):
             return _fused(*args)
         with _without_onednn():
-            return func(*args, **(kwargs or {}))
+            return _by_layer(func, is_packed, *args) if draws else func(*args)
+
+
+def _by_layer(func: Any, is_packed: bool, x: Tensor, *args: Any) -> tuple[Any, ...]:
+    """Run each layer by itself, with dropout between them.
+
+    Args:
+        func: the function of the recurrent layers.
+        is_packed: whether the samples' numbers of steps differ.
+        x: the inputs.
+        args: what else the function takes.
+    """
+    sizes = args[:is_packed]
+    state, weights, has_biases, num, dropout, is_training, both, *rest = args[
+        is_packed:
+    ]
+    batch_first = any(rest)
+    x = x.transpose(0, 1) if batch_first else x
+    states = [state] if isinstance(state, Tensor) else state
+    layers = zip(*(one.chunk(num) for one in states), strict=True)
+    made: list[tuple[Tensor, ...]] = []
+    for own, given in zip(_groups(weights, len(weights) // num), layers, strict=True):
+        if made and is_training:
+            x = torch.dropout(x, dropout, train=True)
+        first = given[0] if isinstance(state, Tensor) else given
+        more = *sizes, first, own, has_biases, 1, 0.0, is_training, both
+        x, *new = func(x, *more, *(False for _ in rest))
+        made.append(tuple(new))
+    new = [torch.cat(one) for one in zip(*made, strict=True)]
+    return (x.transpose(0, 1) if batch_first else x), *new
 
 
 def is_fused(graph: fx.Graph) -> bool:
@@ -285,44 +330,25 @@ def _is_fusible(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    is_training: bool,
-    *_: bool,
+    *_: Any,
 ) -> bool:
     if not has_biases or state[0].shape[2] != state[1].shape[2] or not x.numel():
         return False
     if x.device.type == "cuda":
-        draws = dropout > 0 and is_training and num_layers > 1
-        return not draws and torch.backends.cudnn.enabled
+        return torch.backends.cudnn.enabled
     dtypes = {tensor.dtype for tensor in (x, *state, *weights)}
     on_cpu = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
     return on_cpu and dtypes == {torch.float32} and torch._C._get_mkldnn_enabled()
 
 
-def _fused(
-    x: Tensor,
-    state: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    is_training: bool,
-    is_bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fused(x: Tensor, state: Sequence[Tensor], *args: Any) -> tuple[Any, ...]:
     """Call the fused kernels in the place of `torch.lstm`."""
+    if not x.is_cuda:
+        return _by_layer(_onednn_layer, False, x, state, *args)
+    weights, is_bidirectional, batch_first = args[0], *args[-2:]
     x = x.transpose(0, 1) if batch_first else x
-    if x.device.type == "cuda":
-        y, hy, cy = _on_gpu(x, state, weights, is_bidirectional)
-    else:
-        drop = _dropout(dropout) if is_training and dropout else None
-        y, hy, cy = _layer_by_layer(x, state, weights, is_bidirectional, drop)
+    y, hy, cy = _on_gpu(x, state, weights, is_bidirectional)
     return (y.transpose(0, 1) if batch_first else y), hy, cy
-
-
-def _dropout(probability: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.dropout(x, probability, train=True)
 
 
 def _on_gpu(
@@ -337,27 +363,18 @@ def _on_gpu(
     return y, hy, cy
 
 
-def _layer_by_layer(
-    x: Tensor,
-    state: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    is_bidirectional: bool,
-    drop: Callable[[Tensor], Tensor] | None,
+def _onednn_layer(
+    x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run each layer and direction by itself, as torch does with oneDNN."""
-    states: list[tuple[Tensor, Tensor]] = []
-    for layer in _groups(weights, _NUM_GATES * (1 + is_bidirectional)):
-        if states and drop is not None:
-            x = drop(x)
-        outputs: list[Tensor] = []
-        for is_reverse, own in enumerate(_groups(layer, _NUM_GATES)):
-            i = len(states)
-            hx, cx = (one[i : i + 1].contiguous() for one in state)
-            y, hy, cy = _apply(False, x.flip(0) if is_reverse else x, hx, cx, *own)
-            outputs.append(y.flip(0) if is_reverse else y)
-            states.append((hy, cy))
-        x = torch.cat(outputs, 2) if is_bidirectional else outputs[0]
-    return x, torch.cat([h for h, _ in states]), torch.cat([c for _, c in states])
+    """Run each direction of one layer by itself, as torch does with oneDNN."""
+    made: list[tuple[Tensor, Tensor, Tensor]] = []
+    for i, own in enumerate(_groups(weights, _NUM_GATES)):
+        hx, cx = (one[i : i + 1].contiguous() for one in state)
+        y, hy, cy = _apply(False, x.flip(0) if i else x, hx, cx, *own)
+        made.append((y.flip(0) if i else y, hy, cy))
+    ys, hys, cys = zip(*made, strict=True)
+    y = torch.cat(ys, 2) if len(ys) > 1 else ys[0]
+    return y, torch.cat(hys), torch.cat(cys)
 
 
 def _groups(tensors: Sequence[Tensor], size: int) -> Iterator[Sequence[Tensor]]:

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import CaptureError
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.outoforder.capture.lstm import LstmTracing
+from hocket.run.outoforder.capture.lstm import RnnTracing
 from hocket.run.outoforder.capture.rewrite import rewrite
 from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
@@ -63,6 +63,11 @@ class StepGraph:
         return self.module.graph
 
 
+def has_tensor_hooks(tensor: Tensor) -> bool:
+    """Return whether something is called with a weight's gradient."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
 class WeightChangeError(CaptureError):
     """The model changes its weights or its batch in forward."""
 
@@ -76,7 +81,7 @@ def trace_step(
         model: the model, in the mode (train or eval) to train in.
         loss: `loss(output, targets)`, a scalar or a dict of named ones.
         batch: a pair `(inputs, targets)`, of which only shapes and types count.
-        fuses_lstm: see `LstmTracing`.
+        fuses_lstm: see `RnnTracing`.
 
     Raises:
         CaptureError: the step's operators depend on values of tensors, the model
@@ -93,12 +98,7 @@ def trace_step(
     _check_leaves(leaves)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     names, num_state = list(tensors), len(tensors)
-    wanted = [name for name in names if tensors[name].requires_grad]
-    if not wanted:
-        raise CaptureError(
-            "no parameter of the model wants a gradient (requires_grad): there is "
-            "nothing to train"
-        )
+    wanted = _wanted(tensors)
     loss_names: list[str] = []
     found: list[str] = []
 
@@ -114,7 +114,7 @@ def trace_step(
             own[place] = tensor
         inputs, targets = pytree.tree_unflatten(own, spec)
         args, kwargs = call_arguments(inputs)
-        with LstmTracing(fuses=fuses_lstm):
+        with RnnTracing(fuses=fuses_lstm):
             return losses_of(loss, model(*args, **kwargs), targets)
 
     def both(*flat: Tensor) -> list[Tensor]:
@@ -145,6 +145,24 @@ def trace_step(
         start = empty(mode, (), total.dtype, total.device)
         module = _traced(both, [*fakes, start], mode)
     return _described(module, names, len(places), loss_names, found, tensors)
+
+
+def _wanted(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the weights that want a gradient.
+
+    Raises:
+        CaptureError: there are none, or something is called with a gradient.
+    """
+    wanted = [name for name, x in tensors.items() if x.requires_grad]
+    if not wanted:
+        raise CaptureError(
+            "no parameter of the model wants a gradient (requires_grad): there is "
+            "nothing to train"
+        )
+    for name in wanted:
+        if has_tensor_hooks(tensors[name]):
+            raise CaptureError(f"{name} has a hook on its gradient")
+    return wanted
 
 
 def _check_leaves(leaves: Sequence[Any]) -> None:
@@ -204,6 +222,17 @@ def _described(
             raise CaptureError(
                 "a weight is read in a way that tracing does not see, as through a "
                 "reference that was kept outside of the module"
+            )
+        if not isinstance(held, Tensor):
+            raise CaptureError(
+                f"the step reads a {type(held).__name__} of the user's own, as draws "
+                "from a torch.Generator do: use torch's own generator"
+            )
+        if held.requires_grad:
+            raise CaptureError(
+                f"a tensor of shape {tuple(held.shape)} outside of the model wants a "
+                "gradient, which the step does not make: give loss= as a module that "
+                "has it"
             )
     inputs = inputs_of_graph(graph)
     assigned = _assignments(graph, dict(zip(inputs, names, strict=False)), tensors)

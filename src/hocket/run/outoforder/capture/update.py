@@ -7,22 +7,25 @@ they compute with it as with a number.
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias, TypeVar
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, fx, nn
+from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import CaptureError
+from hocket.model.capture.attribute_writes import COLLECTIONS, held, same
 from hocket.run.stage.compiled.trace import make_mode
 
 _RATE: Final = "lr"
 _COUNT: Final = "step"
 _FUSED_ON_GPU: Final = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+_TENSORS: Final = "state", "param_groups", "step"  # what does not count as a number
 _TRACED_WITH: Final = {"capturable": True, "foreach": True}
 
 Optimizer: TypeAlias = torch.optim.Optimizer
@@ -80,14 +83,21 @@ def states_after_first_step(optimizer: Optimizer, weights: Weights) -> dict[str,
     Raises:
         CaptureError: the optimizer reads values of tensors.
     """
+    if fault := hook_fault(optimizer):
+        raise CaptureError(fault)
     mode = make_mode()
     with mode:
         fakes = {name: _like(weight) for name, weight in weights.items()}
         for fake in fakes.values():
             fake.grad = _like(fake)
-    none: dict[str, State] = {name: {} for name in weights}
-    clone = _clone(optimizer, weights, fakes, none, None)
-    _run_on_fakes(optimizer, lambda: type(optimizer).step(clone), mode)
+
+    def stepped() -> Optimizer:
+        none: dict[str, State] = {name: {} for name in weights}
+        clone = _clone(optimizer, weights, fakes, none, None)
+        clone.step()
+        return clone
+
+    clone = _run_on_fakes(optimizer, stepped, mode)
     for group in clone.param_groups:
         for fake in group["params"]:
             _convert_count(clone.state[fake], group, fake.device)
@@ -187,9 +197,11 @@ def trace_update(
         before = {name: dict(state) for name, state in own.items()}
         rates = flat[2 * num + len(names) :]
         clone = _clone(optimizer, weights, new, own, rates)
-        type(optimizer).step(clone)
+        plain = _plain_values(clone)
+        clone.step()
         for name, weight in new.items():
             _check_in_place(optimizer, before[name], clone.state[weight])
+        _check_plain_values(optimizer, plain, _plain_values(clone))
         return ()
 
     module = _run_on_fakes(optimizer, lambda: make_fx(run)(*flat), mode)
@@ -247,7 +259,11 @@ def _clone(
         states: the states of these.
         rates: the learning rates of the weights' groups; the optimizer's if None.
     """
-    clone = copy.copy(optimizer)
+    clone = object.__new__(type(optimizer))
+    own = {k: x for k, x in vars(optimizer).items() if k != "step"}
+    vars(clone).update(
+        {k: copy(x) if isinstance(x, COLLECTIONS) else x for k, x in own.items()}
+    )
     by_id = {id(weights[name]): x for name, x in new.items()}
     groups = [optimizer.param_groups[i] for i in _groups_of(optimizer, weights)]
     clone.param_groups = [
@@ -259,7 +275,8 @@ def _clone(
         for group in groups
     ]
     for group, rate in zip(clone.param_groups, rates or (), strict=False):
-        group[_RATE] = rate
+        if _RATE in group:
+            group[_RATE] = rate
     clone.state = defaultdict(dict, {new[name]: own for name, own in states.items()})
     return clone
 
@@ -287,3 +304,43 @@ def _check_in_place(optimizer: Optimizer, old: State, new: State) -> None:
             f"the optimizer {type(optimizer).__name__} assigns a new value to its "
             f"state {min(changed)!r}: change it in place, as a tensor"
         )
+
+
+def _plain_values(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the values that an optimizer keeps beside its states, by name."""
+    own = {k: x for k, x in vars(optimizer).items() if k not in _TENSORS}
+    for i, group in enumerate(optimizer.param_groups):
+        options = {k: x for k, x in group.items() if k != "params"}
+        own |= {f"param_groups[{i}][{k!r}]": x for k, x in options.items()}
+    return {k: held(x) for k, x in own.items()}
+
+
+def _check_plain_values(
+    optimizer: Optimizer, old: Mapping[str, Any], new: Mapping[str, Any]
+) -> None:
+    """Refuse a step that changes numbers: a graph would repeat the first one's."""
+    changed = [k for k in old.keys() | new.keys() if not same(old.get(k), new.get(k))]
+    if changed:
+        name = min(changed)
+        raise CaptureError(
+            f"a step of the optimizer {type(optimizer).__name__} changes its {name} "
+            f"from {old.get(name)} to {new.get(name)}: keep what changes in tensors of "
+            "its state, changed in place"
+        )
+
+
+def hook_fault(optimizer: Optimizer) -> str:
+    """Return why an optimizer's own step does not run alone; empty if it does."""
+    hooks = (
+        *(torch_optimizer._global_optimizer_pre_hooks.values()),
+        *(torch_optimizer._global_optimizer_post_hooks.values()),
+        *(optimizer._optimizer_step_pre_hooks.values()),
+        *(optimizer._optimizer_step_post_hooks.values()),
+    )
+    kind = type(optimizer).__name__
+    if hooks:
+        return f"the optimizer {kind} has a hook on its step: {hooks[0]!r}"
+    step = vars(optimizer).get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        return f"the optimizer {kind} has a step of its own, {step!r}"
+    return ""

@@ -6,10 +6,11 @@ was captured with: a batch is copied into them, and rates are changed in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
+from hocket.core.op import Op
 from hocket.run.device.device import Device, Work
 from hocket.run.outoforder.play.step_player import StepPlayer, StepValues, Tensors
 
@@ -67,6 +68,27 @@ class StepReplay:
         self._device.lanes[0].submit(self._replay, label="step")
         self._device.join()
         return self._results
+
+    def watch(
+        self,
+        given: Tensors,
+        around: Callable[[dict[str, Tensor], Op, Callable[[], None]], None],
+    ) -> Mapping[str, Tensor]:
+        """Play one step op by op, with all its W and U; return its losses.
+
+        Args:
+            given: the tensors of the step.
+            around: runs each op, given what the ops before it have made, by name.
+        """
+        values = StepValues(given, {})
+
+        def run(lane: int, op: Op, play: Callable[[], None]) -> None:
+            around(values.store, op, play)
+
+        results = self._player.play_part(values, None, run)
+        if self._player.carries:
+            self._player.play_part(None, values, run)
+        return results
 
     def finish(self) -> None:
         """Run the W and U that wait for the next step."""

@@ -7,6 +7,8 @@ attributes, or have hooks.
 
 from __future__ import annotations
 
+import gc
+import pickle
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,7 +45,7 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
     before = [
         (module, _attributes_of(module), collections_of(module)) for module in modules
     ]
-    python, numpy = random.getstate(), np.random.get_state()
+    states = [(x, _state_of(x)) for x in _generators()]
     with ExitStack() as stack:
         for module in modules:
             stack.enter_context(preserve_attributes(module))
@@ -54,13 +56,25 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
                 _check(before)  # may be why
                 raise
             _check(before)
-            if random.getstate() != python or _differ(np.random.get_state(), numpy):
+            if any(_state_of(x) != state for x, state in states):
                 raise CannotCompileError(
                     "its modules draw random numbers that are not torch's"
                 )
         finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+            for x, state in states:
+                x.__setstate__(pickle.loads(state))
+
+
+def _generators() -> list[Any]:
+    """Return all random generators of Python and NumPy, whoever holds them."""
+    kinds = random.Random, np.random.RandomState, np.random.BitGenerator
+    found = [x for x in gc.get_objects() if issubclass(type(x), kinds)]
+    found += [random._inst, np.random.mtrand._rand]
+    return [x for x in found if not isinstance(x, random.SystemRandom)]
+
+
+def _state_of(generator: Any) -> bytes:
+    return pickle.dumps(generator.__getstate__())
 
 
 def _attributes_of(module: nn.Module) -> dict[str, Any]:
@@ -87,10 +101,6 @@ def _is_same(a: Any, b: Any) -> bool:
         return len(a) == len(b) and all(map(_is_same, a, b))
     are_values = isinstance(a, _VALUES) and isinstance(b, _VALUES)
     return a is b or (are_values and a == b)
-
-
-def _differ(a: Any, b: Any) -> bool:
-    return a[2] != b[2] or not np.array_equal(a[1], b[1])
 
 
 def _kind(module: nn.Module) -> str:

@@ -25,8 +25,8 @@ from hocket.run.stage.compiled.trace import FakeRun
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
 # Far more than rounding, far less than another random number makes.
-_TOLERANCES: Final = {torch.float64: 1e-8, torch.float32: 1e-3}
-_TOLERANCE: Final = 0.1  # for shorter floating-point types
+TOLERANCES: Final = {torch.float64: 1e-8, torch.float32: 1e-3}
+TOLERANCE: Final = 0.1  # for shorter floating-point types
 
 
 def check_compiled(capture: CompiledCapture, fake_run: FakeRun) -> CompiledCapture:
@@ -107,14 +107,14 @@ def _tensors(
         if i in capture.values:
             tensors.append(_drawn(fake))
         else:
-            may_change = not (isinstance(tensor, nn.Parameter) or _is_expanded(tensor))
+            may_change = not (isinstance(tensor, nn.Parameter) or is_expanded(tensor))
             tensors.append(
                 _zeros(fake).copy_(tensor) if may_change else tensor.to(fake.device)
             )
     return tensors
 
 
-def _is_expanded(tensor: Tensor) -> bool:
+def is_expanded(tensor: Tensor) -> bool:
     """Return whether elements share memory, so that it cannot be written."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return any(size > 1 and stride == 0 for size, stride in pairs)
@@ -167,7 +167,7 @@ def check_close(actual: Tensor, expected: Tensor) -> None:
                 f"{expected.numel()} values differ"
             )
         return
-    tolerance = _TOLERANCES.get(expected.dtype, _TOLERANCE)
+    tolerance = TOLERANCES.get(expected.dtype, TOLERANCE)
     a, b = (torch.nan_to_num(x.double()) for x in (actual, expected))
     if not a.numel():
         return
