@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from hocket.run.engine.emulator.emulate import emulate as emulate
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
-    from hocket.run.engine.tracing.profile_steps import ProfileSteps as ProfileSteps
     from hocket.run.fill.settings import Fill as Fill
     from hocket.run.fit import fit as fit
     from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
@@ -168,7 +167,6 @@ _HOMES = {
     "Plan": "hocket.run.engine.plan",
     "PlanConfig": "hocket.planner.rank",
     "PlanError": "hocket.errors",
-    "ProfileSteps": "hocket.run.engine.tracing.profile_steps",
     "Program": "hocket.core.program",
     "Proof": "hocket.core.check",
     "RaceError": "hocket.errors",

@@ -8,7 +8,6 @@ only where there are CUDA devices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -69,21 +68,6 @@ def peak_bytes(device: torch.device) -> int:
 def reset_peak(device: torch.device) -> None:
     """Let `peak_bytes` start again at what tensors hold now."""
     torch.cuda.reset_peak_memory_stats(device)
-
-
-def record_memory_history() -> None:
-    """Begin to note all that torch's allocator does, on all devices."""
-    torch.cuda.memory._record_memory_history()
-
-
-def write_memory_history(path: Path) -> None:
-    """Write what was noted, for https://pytorch.org/memory_viz."""
-    torch.cuda.memory._dump_snapshot(str(path))
-
-
-def stop_memory_history() -> None:
-    """Note no more of what the allocator does, and forget what was noted."""
-    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def limit_bytes(device: torch.device, num_bytes: int) -> None:

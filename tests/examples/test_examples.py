@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,7 @@ from tests.run.support.forked_python import run_forked_python
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted([*FOLDER.rglob("*.py"), *FOLDER.rglob("*.toml")])
 PROFILES = ["--set", "run.profile_folder=profiles"]
-PIPELINES: Final = ("train_your_model.py", "train_and_save.py")
+PIPELINES: Final = ("train_your_model.py", "train_and_save.py", "trace_steps.py")
 END: Final = "=== end\n"
 IN_TURN: Final = f"""
 import os, runpy, sys
@@ -108,10 +109,12 @@ class Runs:
     Args:
         reported: what each example printed, by its name.
         saved: checkpoints that were there after the runs in one process.
+        traces: the names of what each worker has traced, by the name of its file.
     """
 
     reported: Mapping[str, Reported]
     saved: Sequence[str]
+    traces: Mapping[str, Sequence[str]]
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     both = run_forked([*torchrun, *scripts], folder).split(END)
     assert len(alone) == len(both) == len(PIPELINES) + 1
     reported = map(Reported, alone, both)
-    return Runs(dict(zip(PIPELINES, reported, strict=False)), saved)
+    traces = {
+        path.name: [x["name"] for x in json.loads(path.read_text())["traceEvents"]]
+        for path in (folder / "traces").iterdir()
+    }
+    return Runs(dict(zip(PIPELINES, reported, strict=False)), saved, traces)
 
 
 @pipelines
@@ -154,6 +161,21 @@ def test_train_and_save_goes_on_where_it_was(runs: Runs) -> None:
     assert f"step {last - 1}: " in reported.alone
     if reported.both:  # the first may have come to the end
         assert reported.both.startswith(f"step {last + 49}: ")
+
+
+@pipelines
+def test_trace_steps_traces_the_chosen_steps_of_each_worker(runs: Runs) -> None:
+    """And no others: both forwards and updates of two steps are in each file."""
+    reported = runs.reported["trace_steps.py"]
+
+    assert reported.alone == "written: traces/steps-3-4-rank-0.json\n"
+    assert reported.both == reported.alone
+    assert {*runs.traces} == {f"steps-3-4-rank-{rank}.json" for rank in (0, 1)}
+    for names in runs.traces.values():
+        steps = {name for name in names if name.startswith("ProfilerStep#")}
+        assert steps == {"ProfilerStep#3", "ProfilerStep#4"}
+        assert names.count("aten::addmm") == 2 * 4  # four microbatches, one layer each
+        assert names.count("Optimizer.step#AdamW.step") == 2
 
 
 def test_a_recipe_of_own_functions(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ def test_what_watches_ends_nothing(tmp_path: Path) -> None:
     """
     outcome = run_forked(
         f"{WORKERS}:watch",
-        str(tmp_path),
         num_workers=2,
         folder=tmp_path,
         timeout_s=20.0,
@@ -41,7 +40,6 @@ def test_what_watches_ends_nothing(tmp_path: Path) -> None:
     callback, fewer, metrics, empty, none, logger = first["raised"]
     assert logger[0] == "CallbackError"
     assert "rank 0: FullLogger.log failed after step 5: OSError: no space" in logger[1]
-    assert first["traces"] == ["steps-1-1-rank-0.json", "steps-1-1-rank-1.json"]
     assert callback[0] == "CallbackError"
     assert "rank 0: watch.<locals>.full_disk failed after step 1: OSErr" in callback[1]
     assert fewer[0] == "DataError"

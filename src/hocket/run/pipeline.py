@@ -140,9 +140,9 @@ class Pipeline(StagedRun):
                 or a list that is empty on the others.
 
         Raises:
-            CallbackError: a logger or `profile` has failed: raised by every worker when
-                the loader has ended, and by a worker alone at once. The pipeline can be
-                used as before.
+            CallbackError: a logger has failed: raised by every worker when the loader
+                has ended, and by a worker alone at once. The pipeline can be used as
+                before.
             DataError: a batch has fewer samples than microbatches; raised before the
                 first step if the loader's sizes are known. Or drain_every is not
                 positive; or, with `cache`, the loader does not name its samples, or
@@ -176,7 +176,7 @@ class Pipeline(StagedRun):
             (),
             log_callbacks(loggers, self.world, overlaps=overlaps),
             self.world,
-            is_watched=loggers is not None or self._profiler is not None,
+            is_watched=loggers is not None,
         )
         for result in self._driver.train(steps, drains):
             described = self._described(result)
@@ -187,9 +187,6 @@ class Pipeline(StagedRun):
         if overlaps and not is_sized:
             with self._reported("train()"):
                 self._batch_counts.agree()
-        if self._profiler is not None:
-            for error in self._profiler.take_errors():
-                called.note("the trace of chosen steps failed", error)
         called.raise_failures()
 
     def step(self, batch: Any, *more: Any) -> StepResult:

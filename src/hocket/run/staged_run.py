@@ -45,7 +45,6 @@ from hocket.run.engine.executor import PlayedLayout
 from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.engine.tracing.step_profiler import StepProfiler
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
 from hocket.run.tune.config import PipelineConfig
@@ -67,10 +66,6 @@ class StagedRun(WorkerRun, ABC):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             config.refuse_meta()
-            self._profiler: StepProfiler | None = None
-            if config.profile is not None:
-                self._profiler = StepProfiler(config.profile, world.rank, world.device)
-                self._stack.callback(self._profiler.close)
             layout = self._layout = make_layout(world, config.num_replicas)
             with StartupReporter(
                 config.progress,
@@ -116,7 +111,7 @@ class StagedRun(WorkerRun, ABC):
             self._followers = tuple(f"{name}." for name in followers)
             packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
-            self._driver = Driver(executor, recorder, self._playing, self._profiler)
+            self._driver = Driver(executor, recorder, self._playing)
             self._checkpoints = PipelineCheckpoints(
                 self._outline,
                 PlayedLayout(plan, executor, layout),

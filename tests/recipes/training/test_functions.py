@@ -161,12 +161,11 @@ def test_own_loggers_get_numbers_where_tensorboard_does(
     """Of every second step; it is made with the run's folder, and closed."""
     source = write_own(free_dir, "own_logger", code=LOGGER)
     names = 'run.loggers=["tensorboard", "own_logger:Lines"]'
-    settings = (names, "run.log_every_steps=2", "run.profile_steps=[1]")
+    settings = (names, "run.log_every_steps=2")
     train(source, monkeypatch, *settings, "training.max_steps=4")
 
     run_dir = free_dir / "run"
     assert (run_dir / "tensorboard").is_dir()
-    assert (run_dir / "traces" / "steps-1-1-rank-0.json").exists()
     logged = [line.split() for line in (run_dir / "own.txt").read_text().splitlines()]
     assert [step for step, *_ in logged] == ["0", "2", "4", "4", "closed"]
     assert "train/loss" in logged[0]
@@ -177,8 +176,6 @@ def test_own_loggers_get_numbers_where_tensorboard_does(
         train(source, monkeypatch, 'run.loggers=["own_logger:make_nothing"]')
     with pytest.raises(RecipeError, match="should be 'tensorboard', or name a funct"):
         resolve(source, ['run.loggers=["board"]'])
-    with pytest.raises(RecipeError, match="profile_memory has no effect without"):
-        resolve(source, ["run.profile_memory=true"])
 
 
 LOGGER = """

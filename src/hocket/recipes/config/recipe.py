@@ -171,9 +171,6 @@ class RunSettings(Settings):
             folder, or the user's `module:function`s, each of which is called with the
             folder and returns a logger (`hocket.Logger`), as for W&B.
         profile_folder: where profiles of models are kept, and found again.
-        profile_steps: the steps of which each worker writes a trace into the run's
-            folder (`hocket.ProfileSteps`).
-        profile_memory: also write what the GPUs' allocators did in these steps.
     """
 
     name: str
@@ -182,8 +179,6 @@ class RunSettings(Settings):
     callbacks: Annotated[tuple[FunctionName, ...], Field(strict=False)] = ()
     loggers: Annotated[tuple[LoggerName, ...], Field(strict=False)] = ("tensorboard",)
     profile_folder: str = ".profiles"
-    profile_steps: Annotated[tuple[NaturalNumber, ...], Field(strict=False)] = ()
-    profile_memory: bool = False
 
     @field_validator("name")
     @classmethod
@@ -193,12 +188,6 @@ class RunSettings(Settings):
                 f"{name!r} should name a folder: letters, digits, '_', '.' and '-' only"
             )
         return name
-
-    @model_validator(mode="after")
-    def _says_which_steps(self) -> RunSettings:
-        if self.profile_memory and not self.profile_steps:
-            raise ValueError("profile_memory has no effect without profile_steps")
-        return self
 
 
 class Recipe(Settings):

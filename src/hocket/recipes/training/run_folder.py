@@ -4,7 +4,6 @@
         recipe.toml      the recipe as resolved; the run that creates it owns the folder
         metrics.jsonl    (hocket.recipes.training.metrics_log)
         tensorboard/
-        traces/          torch's profiler over `run.profile_steps`
         report.html      predicted and measured timeline
         sample.txt       text that a language model has generated
         checkpoints/     (hocket.recipes.training.saving)

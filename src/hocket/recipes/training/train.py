@@ -26,7 +26,7 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.freezing import freezing_options
 from hocket.recipes.models.gpt import Gpt, generate
-from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME, TRACES_NAME
+from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
@@ -42,7 +42,6 @@ from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.startup import StartupProgress
 from hocket.run.elastic.cache.cache_refusals import refuse_random
-from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
@@ -269,11 +268,6 @@ def make_pipeline(
     loader = layout.loader()
     if (cache := options.get("cache")) is not None:  # before the model is captured
         refuse_random(loader, cache, _DRAW_ONCE)
-    run = recipe.run
-    if run.profile_steps:
-        options["profile"] = ProfileSteps(
-            run.profile_steps, run_dir / TRACES_NAME, memory=run.profile_memory
-        )
     return Pipeline(
         task.make_model(),  # the only reference: only our stages stay in memory
         task.loss,

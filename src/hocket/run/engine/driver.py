@@ -29,7 +29,6 @@ from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.engine.tracing.step_profiler import StepProfiler
 
 _MOST_OPS: Final = 200_000  # whose times are kept: some megabytes
 
@@ -77,7 +76,6 @@ class Driver:
         executor: this worker's.
         recorder: notes each wait.
         guard: is entered around what is played.
-        profiler: traces chosen steps, if any.
 
     Attributes:
         data_waits_s: begin and end of the waits for batches that are not played yet;
@@ -85,13 +83,8 @@ class Driver:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        recorder: FlightRecorder,
-        guard: Guard,
-        profiler: StepProfiler | None = None,
+        self, executor: Executor, recorder: FlightRecorder, guard: Guard
     ) -> None:
-        self._profiler = profiler
         self._executor = executor
         self._plan = executor.plan
         self._recorder = recorder
@@ -239,8 +232,6 @@ class Driver:
         self, segment: _Segment, portion: Portion, *, num_begun: int, num_ended: int
     ) -> None:
         begun = [self._waiting.popleft() for _ in range(num_begun)]
-        if self._profiler is not None:
-            self._profiler.before([*self._open_steps().values(), *_numbers_of(begun)])
         begin_s = perf_counter()
         sync = self._executor.sync
         first = segment.first + segment.offset
@@ -250,9 +241,6 @@ class Driver:
             self._works |= dict(enumerate(batches, self._num_begun))
             record = self._executor.play(portion, first, self._works, batches)
             busy_s += self._executor.player.busy_s(portion, record)
-            if self._profiler is not None:
-                steps, device = self._open_steps(), self._executor.device_in_plan
-                self._profiler.add(self._plan, portion, device, steps, first, record)
         self._num_begun += num_begun
         segment.keep(record)
         segment.data_waits_s += self.data_waits_s
@@ -280,12 +268,6 @@ class Driver:
             )
             self._results.append(result)
             self.last_result = result
-        if self._profiler is not None:
-            self._profiler.after(self._open_steps().values())
-
-    def _open_steps(self) -> dict[int, int]:
-        """Return the steps' numbers of what was begun and is not over, by its own."""
-        return {i: first_of(nets).step.number for i, nets in self._works.items()}
 
     def _order_of(self, num_steps: int) -> Schedule:
         schedule = self._plan.schedule
@@ -296,10 +278,6 @@ class Driver:
         alone = one_step(schedule).with_num_steps(num_steps)
         program = replace(schedule.program, num_steps=num_steps)
         return replace(alone, program=program)
-
-
-def _numbers_of(begun: Iterable[list[NetBatches]]) -> Iterator[int]:
-    return (first_of(works[0]).step.number for works in begun)
 
 
 def added_up(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

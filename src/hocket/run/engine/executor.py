@@ -100,11 +100,6 @@ class Executor:
         """The loss scale's state, where there is one; equal on all workers."""
         return None if self.scale is None else self.scale.scaler
 
-    @property
-    def device_in_plan(self) -> int:
-        """This worker's device in the plan."""
-        return self.plan.program.stages[min(self.runners)].device
-
     def play(
         self,
         portion: Portion,

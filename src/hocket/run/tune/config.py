@@ -29,7 +29,6 @@ from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
 from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.startup import StartupHook, StartupProgress
-from hocket.run.engine.tracing.profile_steps import ProfileSteps
 from hocket.run.fill.settings import Fill, fill_faults
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
@@ -94,8 +93,6 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             stream of lower priority on a GPU. For one device, whose only lane never
             waits.
         world: the job, if it is joined already (several pipelines in one job).
-        profile: traces of chosen steps by torch.profiler, such as
-            `hocket.ProfileSteps(steps=range(3, 5), folder="traces/")`.
         progress: called on rank 0 with a `hocket.StartupProgress` while the pipeline is
             made, if that takes longer than two seconds: at each new activity, and every
             few seconds, from another thread. The logger `hocket` gets the same lines
@@ -123,7 +120,6 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     fill: Fill | None = None
     teacher_lane: bool = False
     world: World | None = None
-    profile: ProfileSteps | None = None
     progress: StartupHook | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
