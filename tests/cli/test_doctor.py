@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.run.cluster.doctor.space import DiskSpace
+from hocket.run.cluster.doctor.limits import DiskSpace
 from tests.run.support.forked_command import hocket_forked
 from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.errors import RunError
 from hocket.run.cluster.group import new_group
-from hocket.run.comm.dist.transport import TorchTransport
-from hocket.run.comm.dist.wire import wire_number
+from hocket.run.comm.dist.transport import TorchTransport, wire_number
 from hocket.run.comm.schema import message_tag
 from tests.run.support.transport_pair import (
     BACK,

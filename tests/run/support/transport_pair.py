@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import Store
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.schema import Schema, message_tag
 from hocket.run.comm.shm.transport import SharedMemoryTransport
-from hocket.run.comm.staged.transport import StagedTransport
+from hocket.run.comm.staged import StagedTransport
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from tests.run.support.delayed_copies import DelayedCopies
 from tests.run.support.fork_server import fork_server

@@ -25,7 +25,7 @@ from hocket.run.comm.dist.ordered import OrderedTransport
 from hocket.run.comm.dist.pair_wires import NcclWires, PairWires
 from hocket.run.comm.dist.transport import TorchTransport
 from hocket.run.comm.shm.transport import SharedMemoryTransport, memory_domain
-from hocket.run.comm.staged.transport import StagedTransport
+from hocket.run.comm.staged import StagedTransport
 from hocket.run.comm.transport import NUM_BUFFERS, Channel, Receiver, Sender, Transport
 from hocket.run.device.copies import copies_of
 from hocket.run.diagnostics.flight_recorder import FlightRecorder, OnWait

@@ -18,29 +18,29 @@ import hocket
 from hocket.run.cluster.doctor.examine import (
     DEFAULT_PORT,
     Cores,
+    Naming,
     Ports,
     judge_cores,
     judge_default_port,
     judge_free_ports,
     judge_load,
+    judge_name,
     probe_cores,
+    probe_name,
     probe_ports,
 )
 from hocket.run.cluster.doctor.finding import Finding, Severity, worst
-from hocket.run.cluster.doctor.host_name import Naming, judge_name, probe_name
 from hocket.run.cluster.doctor.limits import (
-    Limits,
-    judge_locked_memory,
-    judge_open_files,
-    probe_limits,
-)
-from hocket.run.cluster.doctor.space import (
     DiskSpace,
     HostMemory,
+    Limits,
     judge_disk,
+    judge_locked_memory,
     judge_memory,
+    judge_open_files,
     judge_shared_memory,
     probe_disk,
+    probe_limits,
     probe_memory,
     probe_shared_memory,
 )

@@ -10,11 +10,13 @@ import pytest
 from hocket.errors import WaitError
 from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.job import (
+    MeasuredLink,
     judge_clocks,
     judge_failed_rendezvous,
+    judge_links,
     judge_rendezvous,
+    pairs_of,
 )
-from hocket.run.cluster.doctor.links import MeasuredLink, judge_links, pairs_of
 from tests.run.cluster.doctor.test_host_checks import check
 from tests.run.support.forked import run_forked
 

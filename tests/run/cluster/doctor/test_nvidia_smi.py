@@ -9,12 +9,12 @@ from typing import Final
 
 import pytest
 
-from hocket.run.cluster.doctor.cuda_settings import (
+from hocket.run.cluster.doctor.finding import Severity
+from hocket.run.cluster.doctor.gpu import (
     CudaSettings,
     judge_cuda_settings,
     probe_cuda_settings,
 )
-from hocket.run.cluster.doctor.finding import Severity
 from hocket.run.cluster.doctor.gpu_state import judge_clocks, judge_gpu_memory
 from hocket.run.cluster.doctor.nvidia_smi import (
     ClockLimit,

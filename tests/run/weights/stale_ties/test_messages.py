@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hocket.run.stage.versions import WeightVersions
-from hocket.run.weights.stale_ties.owner import TieOwner
-from hocket.run.weights.stale_ties.replica import TieReplica
+from hocket.run.weights.stale_ties.ends import TieOwner, TieReplica
 from tests.run.support.transport_pair import (
     SHARED,
     Settings,

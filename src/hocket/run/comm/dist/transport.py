@@ -3,35 +3,37 @@
     send: pack into a buffer, isend ═══════▶ irecv, posted num_buffers messages early,
     the buffer is kept until it has left     into buffers of a pool
 
-gloo pairs messages by number (wire.py). One that is not expected waits for ever: so
-both ends must have agreed on the schema (schema_exchange.py). NCCL has a transport of
-its own (ordered.py).
+All channels of a job share one gloo group, in which messages are paired by number. The
+31 bits that gloo has for one are
+
+    channel (10) | message on the channel (10) | tag mod 2039 (11)
+
+which no two messages in flight share. The last part makes a disagreement about step,
+microbatch or schema a wait that ends, not a wrong message. One that is not expected
+waits for ever: so both ends must have agreed on the schema (schema_exchange.py). NCCL
+has a transport of its own (ordered.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from hocket.errors import RunError
+from hocket.errors import RunError, WaitError
 from hocket.run.comm.buffers import Buffer, Pool
-from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.schema import Schema
-from hocket.run.comm.dist.wire import (
-    MAX_CHANNELS,
-    BackgroundWait,
-    Wire,
-    wire_number,
-)
-from hocket.run.diagnostics.flight_recorder import OnWait
+from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.transport import (
     NUM_BUFFERS,
     Channel,
@@ -41,6 +43,138 @@ from hocket.run.comm.transport import (
     check_tensors,
     ignore_wait,
 )
+from hocket.run.diagnostics.flight_recorder import OnWait
+
+_MAX_CHANNELS: Final = 1 << 10
+_MAX_ON_THEIR_WAY: Final = 1 << 10
+_CHECK: Final = 2039  # the largest prime below 2 ** 11
+
+
+def wire_number(channel: int, message: int, tag: int) -> int:
+    """Return the number under which gloo pairs a message.
+
+    Args:
+        channel: the channel's number, below 1024.
+        message: how many messages the channel carried before.
+        tag: the message's tag (`message_tag`).
+    """
+    order = channel * _MAX_ON_THEIR_WAY + message % _MAX_ON_THEIR_WAY
+    return order << _CHECK.bit_length() | tag % _CHECK
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """One end of a channel in a process group.
+
+    Args:
+        group: the group of both ends; None for the job's.
+        timeout_s: how long a wait may take.
+        on_wait: called before each wait.
+        channel: the channel.
+        peer: the rank at the other end.
+    """
+
+    group: dist.ProcessGroup | None
+    timeout_s: float
+    on_wait: OnWait
+    channel: Channel
+    peer: int
+
+    def start(
+        self,
+        transfer: Callable[..., dist.Work | None],
+        flat: Tensor,
+        number: int,
+        tag: int,
+    ) -> dist.Work:
+        """Start to send or receive a message.
+
+        Args:
+            transfer: `dist.isend` or `dist.irecv`.
+            flat: the message's bytes.
+            number: the number under which both ends pair it.
+            tag: the message's tag.
+        """
+        try:
+            work = transfer(flat, self.peer, group=self.group, tag=number)
+        except RuntimeError as error:
+            raise self._lost(tag, 0.0, error) from error
+        assert work is not None, "this rank is a member of the group"
+        return work
+
+    def wait(self, work: dist.Work, tag: int, timeout_s: float) -> None:
+        """Wait until a message has left or arrived.
+
+        Args:
+            work: the operation to wait for.
+            tag: the message's tag.
+            timeout_s: how long to wait.
+
+        Raises:
+            WaitError: the time is up, or the other end is gone.
+        """
+        self.on_wait(self.channel.name, self.peer)
+        begin_s = time.monotonic()
+        try:
+            work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            waited_s = time.monotonic() - begin_s
+            raise self._lost(tag, waited_s, error) from error
+
+    def _lost(self, tag: int, waited_s: float, error: RuntimeError) -> WaitError:
+        """Translate an error of the backend."""
+        message = self.channel.message(tag)
+        reason = str(error).strip().split("\n", 1)[0]
+        if "imed out" in reason:
+            return WaitError(
+                f"{message}: waited {waited_s:.1f} s for rank {self.peer}: it is "
+                "stopped, stuck, slower than the timeout allows, or its messages are "
+                f"others than those expected here ({reason})"
+            )
+        return WaitError(
+            f"{message}: rank {self.peer} is gone after a wait of {waited_s:.1f} s "
+            f"({reason})"
+        )
+
+
+class _BackgroundWait:
+    """Waits for a message in a thread of its own, for a caller that must not block.
+
+    A message of gloo can be waited for once: afterwards only `end` may be called.
+
+    Args:
+        wire: the end of the channel.
+        work: the operation to wait for.
+        tag: the message's tag.
+    """
+
+    def __init__(self, wire: _Wire, work: dist.Work, tag: int) -> None:
+        self._error: WaitError | None = None
+        self._thread = threading.Thread(
+            target=self._wait, args=(wire, work, tag), daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the message has come, or will not."""
+        return not self._thread.is_alive()
+
+    def end(self) -> None:
+        """Wait for the thread.
+
+        Raises:
+            WaitError: the time was up, or the other end is gone.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _wait(self, wire: _Wire, work: dist.Work, tag: int) -> None:
+        try:
+            wire.wait(work, tag, wire.timeout_s)
+        except WaitError as error:
+            self._error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +190,7 @@ class TorchSender(Sender):
     """Packs messages and hands them to the backend; see `Sender`."""
 
     def __init__(
-        self, number: int, wire: Wire, pool: Pool, *, num_buffers: int
+        self, number: int, wire: _Wire, pool: Pool, *, num_buffers: int
     ) -> None:
         self._number = number
         self._wire = wire
@@ -99,7 +233,7 @@ class TorchReceiver(Receiver):
     """Posts receives before their messages are sent; see `Receiver`."""
 
     def __init__(
-        self, store: Store, wire: Wire, pool: Pool, *, num_buffers: int
+        self, store: Store, wire: _Wire, pool: Pool, *, num_buffers: int
     ) -> None:
         self._store = store
         self._wire = wire
@@ -109,7 +243,7 @@ class TorchReceiver(Receiver):
         self._num_posted = 0
         self._expected: deque[tuple[int, Schema]] = deque()
         self._posted: dict[int, _InFlight] = {}
-        self._awaited: dict[int, BackgroundWait] = {}  # that `poll` began
+        self._awaited: dict[int, _BackgroundWait] = {}  # that `poll` began
         self._held: dict[int, Buffer] = {}
 
     def expect(self, tags: Sequence[int], schema: Schema) -> None:
@@ -127,7 +261,7 @@ class TorchReceiver(Receiver):
         """See `Receiver.poll`; a thread waits, as gloo knows only what is waited for."""
         if tag not in self._awaited:
             work = self._posted_for(tag).work
-            self._awaited[tag] = BackgroundWait(self._wire, work, tag)
+            self._awaited[tag] = _BackgroundWait(self._wire, work, tag)
         return self._awaited[tag].is_over
 
     def receive(self, tag: int) -> tuple[Tensor, ...]:
@@ -176,9 +310,7 @@ class TorchReceiver(Receiver):
         wire = self._wire
         what = f"rank {wire.peer} to make its end of the channel"
         key = _number_key(wire.channel)
-        return int(
-            wait_for_value(self._store, wire.channel, key, what, wire.timeout_s)
-        )
+        return int(wait_for_value(self._store, wire.channel, key, what, wire.timeout_s))
 
 
 class TorchTransport(Transport):
@@ -216,9 +348,9 @@ class TorchTransport(Transport):
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
         number = self._store.add("num channels", 1) - 1
-        if number >= MAX_CHANNELS:
+        if number >= _MAX_CHANNELS:
             raise RunError(
-                f"{channel}: a job can have {MAX_CHANNELS} channels, no more"
+                f"{channel}: a job can have {_MAX_CHANNELS} channels, no more"
             )
         self._store.set(_number_key(channel), str(number))
         wire = self._wire(channel, channel.to_rank)
@@ -247,11 +379,13 @@ class TorchTransport(Transport):
         for end in self._ends:
             end.close()
         while self._own_groups:
-            with contextlib.suppress(ValueError):  # a process that left the job has left it, too
+            with contextlib.suppress(
+                ValueError
+            ):  # a process that left the job has left it, too
                 dist.destroy_process_group(self._own_groups.pop())
 
-    def _wire(self, channel: Channel, peer: int) -> Wire:
-        return Wire(self._group, self._timeout_s, self._on_wait, channel, peer)
+    def _wire(self, channel: Channel, peer: int) -> _Wire:
+        return _Wire(self._group, self._timeout_s, self._on_wait, channel, peer)
 
 
 def _number_key(channel: Channel) -> str:

@@ -1,5 +1,5 @@
 """Messages between processes of one host, through memory that both map.
 
-Begin with `transport.py`, which draws a channel; `sender.py` and `receiver.py` are its
-ends. Imports `run.comm` and what is before it.
+Begin with `transport.py`, which draws a channel and receives; `sender.py` sends.
+Imports `run.comm` and what is before it.
 """

@@ -13,8 +13,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.versions import VersionSource, WeightVersions
-from hocket.run.weights.stale_ties.owner import TieOwner
-from hocket.run.weights.stale_ties.replica import TieReplica
+from hocket.run.weights.stale_ties.ends import TieOwner, TieReplica
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 

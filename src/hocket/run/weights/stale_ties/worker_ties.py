@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from hocket.run.weights.stale_ties.owner import TieOwner
-from hocket.run.weights.stale_ties.replica import TieReplica
+from hocket.run.weights.stale_ties.ends import TieOwner, TieReplica
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
