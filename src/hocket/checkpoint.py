@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "export",
-    "import_weights",
     "newest",
     "read_weights",
     "saved",
@@ -36,7 +35,7 @@ def export(
     max_file_bytes: int = 5 * 10**9,
 ) -> list[Path]:
     """Write a checkpoint's weights for other programs (`run.checkpoint.export`)."""
-    from hocket.run.checkpoint.exchange import export as exporting
+    from hocket.run.checkpoint import export as exporting
 
     return exporting.export(
         checkpoint,
@@ -48,13 +47,6 @@ def export(
     )
 
 
-def import_weights(source: str | Path, folder: str | Path, *, prefix: str = "") -> Path:
-    """Make a checkpoint of another program's weights (`run.checkpoint.imports`)."""
-    from hocket.run.checkpoint.exchange import imports
-
-    return imports.import_weights(source, folder, prefix=prefix)
-
-
 def read_weights(
     checkpoint: str | Path,
     *,
@@ -62,6 +54,6 @@ def read_weights(
     averaged: bool = False,
 ) -> dict[str, Tensor]:
     """A checkpoint's weights and buffers as a state dict, tied ones under all names."""
-    from hocket.run.checkpoint.exchange import export as exporting
+    from hocket.run.checkpoint import export as exporting
 
     return exporting.read_weights(checkpoint, step=step, averaged=averaged)

@@ -1,4 +1,4 @@
-"""`hocket checkpoint`: what there is, whether it is whole, weights out and in."""
+"""`hocket checkpoint`: what there is, whether it is whole, weights out."""
 
 from __future__ import annotations
 
@@ -62,13 +62,10 @@ def test_verify_reads_every_byte(run: Path) -> None:
     assert path.name in done.output
 
 
-def test_weights_go_out_and_in(run: Path, tmp_path: Path) -> None:
-    """Into a safetensors file, and from there into a new run."""
+def test_weights_go_out(run: Path, tmp_path: Path) -> None:
+    """Into a safetensors file."""
     target = tmp_path / "m.safetensors"
     done = checkpoint("export", run, target, "--step", "1")
     assert done.output.strip() == f"wrote {target}"
     assert {float(x.flatten()[0]) for x in load_file(target).values()} == {1.0}
-    done = checkpoint("import", target, tmp_path / "new")
-    assert done.output.strip() == f"made {tmp_path / 'new' / 'step-00000000'}"
-    assert checkpoint("verify", tmp_path / "new").exit_code == 0
     assert checkpoint("export", run).exit_code == ExitCode.USAGE

@@ -147,13 +147,11 @@ def _order_of_torch(folder: Path) -> None:
 
 
 def _checkpoints(folder: Path) -> None:
-    """A checkpoint, and a file of weights."""
-    import numpy as np
-    from safetensors.numpy import save_file
+    """A run's checkpoint."""
+    from tests.run.checkpoint.made import save
 
-    weights = {"weight": np.ones((2, 3), np.float32)}
-    save_file(weights, folder / "first.safetensors")
-    run(["checkpoint", "import", "first.safetensors", "runs/mine/checkpoints"])
+    (folder / "runs/mine").mkdir(parents=True)
+    save(folder / "runs/mine/checkpoints", step=1)
 
 
 # What the pages call data, and where real data are.

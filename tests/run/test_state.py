@@ -67,7 +67,7 @@ def test_extra_state_is_saved_and_loaded(
             .replace("['t", "[t")
             .replace(")']", ")]")
         )
-        for name in ("run", "from-pt", "from-dcp"):
+        for name in ("run", "weights.pt", "weights.dcp"):
             difference, extra, num_loads = found[name]
             assert difference == 0.0
             assert extra == expected

@@ -1,4 +1,4 @@
-"""`hocket checkpoint`: shows, verifies, exports and imports checkpoints."""
+"""`hocket checkpoint`: shows, verifies and exports checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class Action(StrEnum):
     SHOW = "show"
     VERIFY = "verify"
     EXPORT = "export"
-    IMPORT = "import"
 
 
 class Target(StrEnum):
@@ -34,12 +33,10 @@ class Target(StrEnum):
 def checkpoint_command(
     action: Annotated[Action, typer.Argument(help="What to do.")],
     folder: Annotated[
-        Path,
-        typer.Argument(help="A run's checkpoints, or one of them; import: the source."),
+        Path, typer.Argument(help="A run's checkpoints, or one of them.")
     ],
     target: Annotated[
-        Path | None,
-        typer.Argument(help="export: the new file or folder; import: the checkpoints."),
+        Path | None, typer.Argument(help="export: the new file or folder.")
     ] = None,
     step: Annotated[
         str, typer.Option(metavar="N", help="Which, where there are several.")
@@ -48,17 +45,13 @@ def checkpoint_command(
     averaged: Annotated[
         bool, typer.Option("--averaged", help="export: the averaged weights.")
     ] = False,
-    prefix: Annotated[
-        str, typer.Option(help="import: take only names that begin so, without it.")
-    ] = "",
 ) -> None:
-    """Look at checkpoints, verify every byte of them, export or import weights.
+    """Look at checkpoints, verify every byte of them, export weights.
 
     hocket checkpoint show run/checkpoints;
     hocket checkpoint verify run/checkpoints;
     hocket checkpoint export run/checkpoints model.safetensors;
-    hocket checkpoint export run/checkpoints my-bert --to hf;
-    hocket checkpoint import model.safetensors run/checkpoints
+    hocket checkpoint export run/checkpoints my-bert --to hf
     """
     match action:
         case Action.SHOW:
@@ -67,11 +60,6 @@ def checkpoint_command(
             _verify(folder, step)
         case Action.EXPORT:
             _export(folder, _given(target), step, to, averaged=averaged)
-        case Action.IMPORT:
-            from hocket.checkpoint import import_weights
-
-            path = import_weights(folder, _given(target), prefix=prefix)
-            typer.echo(f"made {path}")
         case _:
             assert_never(action)
 
@@ -126,7 +114,7 @@ def _verify(folder: Path, step: str) -> None:
 def _export(
     folder: Path, target: Path, step: str, to: Target, *, averaged: bool
 ) -> None:
-    from hocket.run.checkpoint.exchange.export import WeightFormat, export
+    from hocket.run.checkpoint.export import WeightFormat, export
 
     files = export(
         folder, target, WeightFormat(to.value), step=_step(step), averaged=averaged

@@ -15,7 +15,7 @@ from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import ResumePoint, resume_point
 from hocket.recipes.training.train import train_recipe
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.folder import LATEST, saved
 from tests.recipes.support.interrupted import (
     SMALL,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import hocket
 from hocket.errors import CheckpointError
@@ -42,12 +43,14 @@ def make_scheduler(
     return lr.SequentialLR(optimizer, parts, milestones=[2])
 
 
-def make_pipeline(world: World | None, case: dict[str, Any]) -> hocket.Pipeline:
-    """The case's pipeline; its weights begin as they do everywhere."""
+def make_pipeline(
+    world: World | None, case: dict[str, Any], model: nn.Module | None = None
+) -> hocket.Pipeline:
+    """The case's pipeline; its weights begin as they do everywhere, or are given."""
     name = case["model"]
     with captured_once() as shelf:
         return hocket.Pipeline(
-            shelf.model(name, partial(make_model, name)),
+            model or shelf.model(name, partial(make_model, name)),
             ZOO[name].loss,
             optimizer=make_optimizer,
             scheduler=make_scheduler,

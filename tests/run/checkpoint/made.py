@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.commit import SaveJob, commit
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import (
     ParameterGroup,
     RunRecord,

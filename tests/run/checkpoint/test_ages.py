@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.errors import DamagedError
 from hocket.run.checkpoint.commit import SaveJob, commit
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import read_tensors
 from hocket.run.checkpoint.stale_weights import (

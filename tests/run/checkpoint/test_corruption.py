@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.opened import verify
 from tests.run.checkpoint.made import save, save_by_two
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import hocket
 from hocket.errors import DamagedError
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import read_tensors, verify
 from tests.run.checkpoint.delayed import (

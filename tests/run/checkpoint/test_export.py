@@ -1,11 +1,8 @@
-"""Weights go out and come in, in each form; what could run code never comes in."""
+"""Weights go out in each form, and come in by the model."""
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +16,12 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.exchange.dcp import read_dcp
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.collect import WorkerShare
+from hocket.run.checkpoint.commit import SaveJob, commit
+from hocket.run.checkpoint.export import open_one
+from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from tests.run.checkpoint.jobs import data_of, make_pipeline
+from tests.run.checkpoint.made import alone
 from tests.run.support.small_models import make_model
 
 
@@ -152,12 +152,6 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
     automatic = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2")
     assert type(automatic) is type(model)
 
-    found.save_pretrained(tmp_path / "theirs")
-    imported = hocket.checkpoint.import_weights(tmp_path / "theirs", tmp_path / "in")
-    hocket.checkpoint.export(imported, tmp_path / "again", "hf")
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again")
-    assert same(dict(again.state_dict()), state)
-
 
 def test_a_model_without_config_becomes_no_such_folder(
     run: Path, tmp_path: Path
@@ -168,126 +162,67 @@ def test_a_model_without_config_becomes_no_such_folder(
     assert not (tmp_path / "x").exists()
 
 
-def as_safetensors(state: dict[str, Tensor], folder: Path) -> Path:
+def into(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """The state dict alone, with a tied weight under one name or under both."""
+    missing = model.load_state_dict(state, strict=False)
+    assert not missing.unexpected_keys
+    assert set(missing.missing_keys) <= {"head.weight"}
+
+
+def from_safetensors(state: dict[str, Tensor], model: nn.Module, folder: Path) -> None:
     """Without the tied name, as safetensors wants it."""
     path = folder / "m.safetensors"
     save_file({k: v for k, v in state.items() if k != "head.weight"}, path)
-    return path
+    into(model, load_file(path))
 
 
-def as_torch(state: dict[str, Tensor], folder: Path) -> Path:
-    """The state dict alone."""
-    torch.save(state, folder / "m.pt")
-    return folder / "m.pt"
+def from_torch(state: dict[str, Tensor], model: nn.Module, folder: Path) -> None:
+    """The state dict beside other things."""
+    torch.save({"model": state, "epoch": 3}, folder / "m.pt")
+    into(model, torch.load(folder / "m.pt", weights_only=True)["model"])
 
 
-def save_dcp(state: dict[str, Tensor], folder: Path) -> None:
-    """As torch does it, which warns that one process is all there is."""
+def from_distributed(state: dict[str, Tensor], model: nn.Module, folder: Path) -> None:
+    """By torch.distributed.checkpoint, which fills the tensors of the model itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        dcp.save(dict(state), checkpoint_id=folder, no_dist=True)
+        dcp.save(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
+        dcp.load(model.state_dict(), checkpoint_id=folder / "dcp", no_dist=True)
 
 
-def as_distributed(state: dict[str, Tensor], folder: Path) -> Path:
-    """By torch.distributed.checkpoint."""
-    save_dcp(state, folder / "dcp")
-    return folder / "dcp"
-
-
-@pytest.mark.parametrize("write", [as_safetensors, as_torch, as_distributed])
+@pytest.mark.parametrize("load", [from_safetensors, from_torch, from_distributed])
 def test_weights_of_other_programs(
-    write: Callable[[dict[str, Tensor], Path], Path], run: Path, tmp_path: Path
+    load: Callable[[dict[str, Tensor], nn.Module, Path], None],
+    run: Path,
+    tmp_path: Path,
 ) -> None:
-    """They come in as a checkpoint of step 0; a pipeline trains from there."""
-    state = expected(run)
-    folder = tmp_path / "run"
-    path = hocket.checkpoint.import_weights(write(state, tmp_path), folder)
-    hocket.checkpoint.verify(path)
-    assert path == hocket.checkpoint.newest(folder)
+    """They are put into the plain model; a pipeline made of it trains from there."""
+    model = make_model("tied")
+    load(expected(run), model, tmp_path)
+    case = {"model": "tied"}
+    with make_pipeline(None, case, model) as pipeline:
+        assert same(pipeline.state_dict(), expected(run))
+        assert pipeline.step(data_of(case)[0]).step == 0
+        pipeline.save(tmp_path / "run")
+    assert [x.name[-1] for x in hocket.checkpoint.saved(tmp_path / "run")] == ["1"]
+
+
+def test_a_checkpoint_with_weights_alone_is_refused(tmp_path: Path) -> None:
+    """Earlier versions made such ones of other programs' files; the way out is named.
+
+    Its weights are read as those of any other.
+    """
     case = {"model": "tied"}
     with make_pipeline(None, case) as pipeline:
-        assert pipeline.load(folder) is None
-        assert same(pipeline.state_dict(), state)
-        assert pipeline.step(data_of(case)[0]).step == 0
-        pipeline.save(folder)
-    assert [x.name[-1] for x in hocket.checkpoint.saved(folder)] == ["0", "1"]
-
-
-def test_weights_beside_other_things(run: Path, tmp_path: Path) -> None:
-    """A prefix takes what lies below it; without, the error says what there is."""
-    source = tmp_path / "all.pt"
-    torch.save({"model": expected(run), "epoch": 3, "args": {"lr": 0.1}}, source)
-    with pytest.raises(CheckpointError, match=r"more than tensors .*epoch, args\.lr"):
-        hocket.checkpoint.import_weights(source, tmp_path / "run")
-    with pytest.raises(CheckpointError, match=r"no tensors under 'net\.'"):
-        hocket.checkpoint.import_weights(source, tmp_path / "run", prefix="net.")
-    path = hocket.checkpoint.import_weights(source, tmp_path / "run", prefix="model.")
-    found = hocket.checkpoint.read_weights(path)
-    assert same(found, expected(run))
-
-
-class Evil:
-    """Unpickled, it leaves a file behind."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.mkdir, (str(self.mark),))
-
-
-def evil_torch(folder: Path, mark: Path) -> Path:
-    """A call in a torch file."""
-    torch.save({"w": torch.ones(2), "x": Evil(mark)}, folder / "evil.pt")
-    return folder / "evil.pt"
-
-
-def evil_pickle(folder: Path, mark: Path) -> Path:
-    """A bare pickle under torch's name."""
-    (folder / "evil.bin").write_bytes(pickle.dumps(Evil(mark)))
-    return folder / "evil.bin"
-
-
-def evil_metadata(folder: Path, mark: Path) -> Path:
-    """A call in the metadata of DCP."""
-    save_dcp({"w": torch.ones(2)}, folder / "dcp")
-    (folder / "dcp" / ".metadata").write_bytes(pickle.dumps(Evil(mark)))
-    return folder / "dcp"
-
-
-def evil_tensor(folder: Path, mark: Path) -> Path:
-    """A call where DCP's metadata promise a tensor."""
-    save_dcp({"w": torch.ones(2)}, folder / "dcp")
-    [file] = (folder / "dcp").glob("*.distcp")
-    content = io.BytesIO()
-    torch.save(Evil(mark), content)
-    size = file.stat().st_size
-    file.write_bytes(content.getvalue()[:size].ljust(size, b"\0"))
-    return folder / "dcp"
-
-
-@pytest.mark.parametrize("make", [evil_torch, evil_pickle, evil_metadata, evil_tensor])
-def test_nothing_that_is_read_runs_code(
-    make: Callable[[Path, Path], Path], tmp_path: Path
-) -> None:
-    """Refused with our own error, never read in an unsafe way instead."""
-    mark = tmp_path / "ran"
-    source = make(tmp_path, mark)
-    with pytest.raises(CheckpointError):
-        hocket.checkpoint.import_weights(source, tmp_path / "run")
-    assert not mark.exists()
-    assert not list((tmp_path / "run").glob("step-*"))
-
-
-def test_metadata_that_lead_out_of_the_folder_are_refused(tmp_path: Path) -> None:
-    """A file name with a path in it."""
-    save_dcp({"w": torch.ones(2)}, tmp_path / "dcp")
-    metadata = tmp_path / "dcp" / ".metadata"
-    [file] = (tmp_path / "dcp").glob("*.distcp")
-    assert read_dcp(tmp_path / "dcp")["w"].tolist() == [1.0, 1.0]
-    name = file.name.encode()
-    content = metadata.read_bytes()
-    assert content.count(name) >= 1
-    metadata.write_bytes(content.replace(name, b"../" + name[3:]))
-    with pytest.raises(CheckpointError, match="no file of this folder"):
-        read_dcp(tmp_path / "dcp")
+        pipeline.step(data_of(case)[0])
+        state = pipeline.state_dict()
+        pipeline.save(tmp_path)
+    share = WorkerShare(0, 0, {Section.WEIGHTS: dict(state)}, (), {})
+    job = SaveJob(tmp_path, RunRecord(step=0, has_averages=True), None)
+    path = commit(job, lambda: share, alone())
+    with (
+        make_pipeline(None, case) as pipeline,
+        pytest.raises(CheckpointError, match=r"not trained .*read_weights\) into"),
+    ):
+        pipeline.load(tmp_path)
+    assert same(hocket.checkpoint.read_weights(path), state)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hocket.run.checkpoint.exchange.export import open_one
+from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import read_tensors, verify
 from tests.run.checkpoint.jobs import SAVED_AT

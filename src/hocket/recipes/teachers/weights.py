@@ -21,7 +21,7 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.models.make import make_model
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
-from hocket.run.checkpoint.exchange.export import read_weights
+from hocket.run.checkpoint.export import read_weights
 from hocket.run.checkpoint.format.manifest import MANIFEST
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.data.samples import Samples

@@ -143,7 +143,8 @@ class SavedUpdates:
         if home is None:
             raise CheckpointError(
                 f"{name} wants a gradient, but was not trained when the checkpoint was "
-                "saved: freeze the same parameters as then"
+                "saved: freeze the same parameters as then, or load the weights alone "
+                "(hocket.checkpoint.read_weights) into the model first"
             )
         return home
 

@@ -49,8 +49,7 @@ def check_fits(opened: OpenedCheckpoint, outline: Outline, here: RunRecord) -> N
         CheckpointError: it is not.
     """
     match_names(opened, outline)
-    if not opened.manifest.run.weights_only:
-        check_setup(opened.path, opened.manifest.run, here)
+    check_setup(opened.path, opened.manifest.run, here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,32 +91,28 @@ def make_restore_plan(
     """
     weights = opened.locations(Section.WEIGHTS)
     names = match_names(opened, outline)
-    updates: dict[int, RegroupedUpdates] = {}
-    resumed: dict[int, ResumedCorrection] = {}
     locations: dict[Key, TensorLocation] = {
         (Section.WEIGHTS, names[name]): weights[names[name]]
         for name, _ in _stage_tensors(executor)
     }
     run = opened.manifest.run
     num_old = num_wanted(plan, outline, run.step)
-    if not run.weights_only:
-        check_setup(opened.path, run, here)
-        updates = updates_in(opened, names, executor.updaters)
-        resumed = {
-            i: resumed_correction(opened, names, x)
-            for i, x in executor.updaters.items()
-        }
-        locations |= state_places(opened, names, updates, executor.updaters)
-        locations |= _replica_places(opened, layout)
-        locations |= _delay_places(opened, names, num_old, resumed, executor)
-        locations |= _watched_places(opened, names, executor)
+    check_setup(opened.path, run, here)
+    updates = updates_in(opened, names, executor.updaters)
+    resumed = {
+        i: resumed_correction(opened, names, x) for i, x in executor.updaters.items()
+    }
+    locations |= state_places(opened, names, updates, executor.updaters)
+    locations |= _replica_places(opened, layout)
+    locations |= _delay_places(opened, names, num_old, resumed, executor)
+    locations |= _watched_places(opened, names, executor)
     watched = opened.locations(Section.WATCHED)
     used = {
         Section.WATCHED: watched if run.freezing and here.freezing else (),
         Section.OLD: old_places(opened, names, num_old),
         Section.CORRECTION: _of(Section.CORRECTION, locations),
     }
-    spare = _spare(opened, names, outline, run, used)
+    spare = _spare(opened, names, outline, used)
     return RestorePlan(opened, names, num_old, updates, resumed, locations, spare)
 
 
@@ -131,8 +126,6 @@ def restore(
     """Restore weights, optimizers, schedules, averages and generators."""
     run = plan_to_restore.opened.manifest.run
     _put_weights(plan_to_restore, tensors, executor)
-    if run.weights_only:
-        return
     for stage, updater in executor.updaters.items():
         put_averages(updater, plan_to_restore.names, tensors)
         if stage in plan_to_restore.updates:
@@ -168,8 +161,6 @@ def check_states(
         CheckpointError: it is of another kind than this run's.
     """
     run = plan_to_restore.opened.manifest.run
-    if run.weights_only:
-        return
     for stage, new in plan_to_restore.updates.items():
         check_updates(executor.updaters[stage], new, partial(placed, tensors, None))
     if executor.scaler is not None:
@@ -313,7 +304,6 @@ def _spare(
     opened: OpenedCheckpoint,
     names: Mapping[str, str],
     outline: Outline,
-    run: RunRecord,
     used: Mapping[Section, Container[str]],
 ) -> dict[str, TensorLocation]:
     """Return the tensors that no worker takes: of other replicas, or frozen now.
@@ -322,16 +312,14 @@ def _spare(
         opened: the checkpoint.
         names: the names in the checkpoint, by the model's names.
         outline: the uncut model's outline.
-        run: the saved run's record.
         used: the locations that delayed stages take.
     """
     trained = {names[name] for name in outline.state.trained}
     taken: set[str] = set()
-    if not run.weights_only:
-        for part in opened.parts:
-            for updates in part.updates:
-                for name in trained & updates.states.keys():
-                    taken.update(tensor_names(updates.states[name]))
+    for part in opened.parts:
+        for updates in part.updates:
+            for name in trained & updates.states.keys():
+                taken.update(tensor_names(updates.states[name]))
     left = {
         f"{file.name}: {name}": location
         for _, file in opened.files(Section.REPLICA)

@@ -58,7 +58,7 @@ class _Found:
     Args:
         opened: the checkpoint.
         names: maps the model's names to those in the checkpoint.
-        updates: the optimizer's state; empty if the checkpoint has only weights.
+        updates: the optimizer's state.
         tensors: by section and name in the checkpoint.
     """
 
@@ -152,11 +152,9 @@ class WholeModel:
                 for name in self._tensors
             }
             saved, updaters = opened.manifest.run, {_STAGE: self._updater}
-            updates: Mapping[int, RegroupedUpdates] = {}
-            if not saved.weights_only:
-                check_setup(path, saved, self.record())
-                updates = updates_in(opened, names, updaters)
-                places |= state_places(opened, names, updates, updaters)
+            check_setup(path, saved, self.record())
+            updates = updates_in(opened, names, updaters)
+            places |= state_places(opened, names, updates, updaters)
             tensors = read_tensors(places)
             for new in updates.values():
                 check_updates(self._updater, new, partial(placed, tensors, None))

@@ -5,7 +5,7 @@
       test_batch                        test
       batches.meta                      meta
 
-The files are pickles; they are read without running code (`restricted_pickle`). Files
+The files are pickles, which `restricted_pickle.py` reads without running code. Files
 may hold fewer images than the official 10,000.
 
 Source: A. Krizhevsky, "Learning multiple layers of features from tiny images", 2009;

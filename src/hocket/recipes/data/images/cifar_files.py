@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 
 from hocket.errors import DataError
 from hocket.recipes.data.images.image_tensors import Colours
+from hocket.recipes.data.images.restricted_pickle import (
+    PickledArray,
+    PickleError,
+    read_arrays,
+)
 from hocket.recipes.data.origin import DataOrigin
-from hocket.restricted_pickle import PickledArray, PickleError, read_arrays
 
 SIDE: Final = 32  # pixels
 NUM_CHANNELS: Final = 3

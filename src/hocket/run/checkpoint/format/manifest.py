@@ -235,7 +235,6 @@ class RunRecord:
         step: the number of steps trained; the next one has this number.
         seed: the seed of random numbers in the forward.
         num_replicas: the replicas of the pipeline that wrote it.
-        weights_only: whether it holds only weights: they were imported.
         scaler: the state of the gradient scaler.
         has_averages: whether averages of the weights are kept.
         ties: the other names of a weight, by its first.
@@ -249,7 +248,6 @@ class RunRecord:
     step: Count
     seed: int = 0
     num_replicas: int = 1
-    weights_only: bool = False
     scaler: Any = None
     has_averages: bool = False
     ties: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

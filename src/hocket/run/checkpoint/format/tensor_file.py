@@ -60,7 +60,7 @@ class TensorSource:
                 f"{name!r} names a tensor, but safetensors keeps that name for itself: "
                 "rename it"
             )
-        if kind := unknown_kind(tensor):
+        if kind := _unknown_kind(tensor):
             raise CheckpointError(
                 f"{name} is a {kind} tensor, which safetensors cannot hold"
             )
@@ -129,7 +129,7 @@ def make_header(
     return len(text).to_bytes(8, "little") + text
 
 
-def unknown_kind(tensor: Tensor) -> str:
+def _unknown_kind(tensor: Tensor) -> str:
     """Return why a tensor is no plain array of numbers; "" if it is one."""
     kinds = {
         "nested": tensor.is_nested,

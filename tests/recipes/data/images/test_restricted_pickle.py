@@ -12,7 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.restricted_pickle import PickledArray, PickleError, read_arrays
+from hocket.recipes.data.images.restricted_pickle import (
+    PickledArray,
+    PickleError,
+    read_arrays,
+)
 from tests.recipes.support.pickles_that_run import Runs
 
 plain = st.recursive(

@@ -1,8 +1,7 @@
 """Read a pickle without running anything that it names.
 
-A pickle is a program: it names functions, and has them called. Here the caller gives
-what each name stands for, a harmless object of ours, and no other name is admitted.
-For numpy's arrays these are:
+A pickle is a program: it names functions, and has them called. Here each name that
+numpy's arrays need stands for a harmless object of ours, and no other is admitted:
 
     name in the file                     what it gets
     numpy...multiarray._reconstruct      _MakeArray: an empty PickledArray
@@ -17,7 +16,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Final, Never
 
 import numpy as np
@@ -42,22 +41,14 @@ class PickleError(ValueError):
     """A pickle that is mutilated, or that holds more than data."""
 
 
-def read_pickle(
-    data: bytes, replacements: Mapping[str, object], *, encoding: str = "ASCII"
-) -> object:
-    """Unpickle plain values, and names that the caller admits.
-
-    Args:
-        data: the pickle.
-        replacements: what the file gets for a name, by "module.name".
-        encoding: the encoding of strings that Python 2 wrote; "bytes" leaves them as
-            bytes.
+def read_arrays(data: bytes) -> object:
+    """Read a pickle; strings of Python 2 as bytes, arrays as PickledArray.
 
     Raises:
-        PickleError: it is mutilated, or names anything else.
+        PickleError: it is mutilated, or names anything beside what arrays need.
     """
     try:
-        return _Unpickler(data, replacements, encoding).load()
+        return _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except PickleError:
         raise
     except _MUTILATED as error:
@@ -65,18 +56,12 @@ def read_pickle(
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(
-        self, data: bytes, replacements: Mapping[str, object], encoding: str
-    ) -> None:
-        super().__init__(io.BytesIO(data), encoding=encoding)
-        self._replacements = replacements
-
     def find_class(self, module_name: str, global_name: str) -> object:
-        """Return the caller's object for a name."""
+        """Return our object for a name."""
         name = f"{module_name}.{global_name}"
-        if name not in self._replacements:
+        if name not in _REPLACEMENTS:
             raise PickleError(f"it names {name}, which could run code")
-        return self._replacements[name]
+        return _REPLACEMENTS[name]
 
     def persistent_load(self, pid: object) -> Never:
         """Refuse what is not in the pickle itself."""
@@ -186,12 +171,3 @@ _REPLACEMENTS: Final[dict[str, object]] = {
     "_codecs.encode": _Encode(),
     "__builtin__.bytes": _Empty(),
 }
-
-
-def read_arrays(data: bytes) -> object:
-    """Read a pickle; strings of Python 2 as bytes, arrays as PickledArray.
-
-    Raises:
-        PickleError: it is mutilated, or names anything beside what arrays need.
-    """
-    return read_pickle(data, _REPLACEMENTS, encoding="bytes")
