@@ -319,6 +319,16 @@ def seen_calls(
 
 
 def _run(model: nn.Module, example: Example, state: State) -> SeenCalls:
+    """Run the model; with a graph, if a forward runs a backward of its own on it."""
+    try:
+        return _run_once(model, example, state, records=False)
+    except RuntimeError:
+        return _run_once(model, example, state, records=True)
+
+
+def _run_once(
+    model: nn.Module, example: Example, state: State, *, records: bool
+) -> SeenCalls:
     found: dict[str, list[SeenCall]] = {}
 
     def note(path: str) -> Callable[..., None]:
@@ -336,7 +346,7 @@ def _run(model: nn.Module, example: Example, state: State) -> SeenCalls:
     with ExitStack() as stack:
         stack.enter_context(preserve_attributes(model))
         stack.enter_context(preserve_state(state))
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.set_grad_enabled(records))
         for path, module in model.named_modules():
             module.register_forward_hook(note(path), with_kwargs=True)
         model(*args, **kwargs)

@@ -38,6 +38,7 @@ from hocket.model.capture.lost_in_graph import (
 from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.trace.example import Example
+from hocket.model.trace.observe import noticed_backwards
 from hocket.model.trace.per_sample import PerSample
 
 # Unlikely to be a number that the model itself compares the batch size with.
@@ -173,11 +174,21 @@ def _watched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_no_custom_functions())
         stack.enter_context(NoCheckpointing(_LOST, LostInGraphError))
         stack.enter_context(constants_shown())
+        stack.enter_context(noticed_backwards(_refuse_backward))
         stack.enter_context(_preserve_buffer_hooks())
         torch.nn.modules.module.register_module_buffer_registration_hook(
             _Assignments(model).note
         )
         yield
+
+
+def _refuse_backward() -> None:
+    """Refuse a backward in a forward: no graph has the backward of that."""
+    raise CaptureError(
+        "the model cannot be captured: its forward runs a backward of its own "
+        f"(torch.autograd.grad, torch.func), which must be in a submodule\n"
+        f"{source_line_of(traceback.extract_stack())}\n{OTHER_WAY}"
+    )
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,8 @@ def kept_bytes(
 ) -> tuple[list[KeptBytes], Given]:
     """Measure the bytes that each layer's forward keeps for its backward.
 
-    Each storage is counted once, for the first layer that keeps it.
+    Each storage is counted once, for the first layer that keeps it. Of a layer whose
+    forward runs a backward of its own nothing is counted: torch.func takes no hooks.
 
     Args:
         pieces: the layers, in order.
@@ -56,7 +57,8 @@ def kept_bytes(
         received = detached(received, piece)
         from_before = {x.untyped_storage().data_ptr() for x in received}
         found = KeptBytes()
-        with _found_in(found, seen, from_before, alive):
+        watched = _found_in(found, seen, from_before, alive)
+        with nullcontext() if piece.runs_backward else watched:
             out = piece(*received, *(given.inputs[i] for i in piece.batch_inputs))
             if piece is pieces[-1] and given.finish is not None:
                 out = (given.finish(out),)

@@ -328,12 +328,18 @@ def _work_bytes(
 ) -> list[tuple[int, int]]:
     """Return the most that each layer's forward and backward allocate."""
     num = len(pieces)
-    with allocations(device) as forward, discard_saved_tensors():
+    discarded = discard_saved_tensors(runs_backward=_any_runs_backward(pieces))
+    with allocations(device) as forward, discarded:
         forwards(pieces, given, [forward.span] * num)
     with allocations(device) as backward:
         live = forwards(pieces, given, [nullcontext] * num)
         _backwards(live, backward.span)
     return list(zip(forward.peaks, backward.peaks[::-1], strict=True))
+
+
+def _any_runs_backward(pieces: Sequence[StageModule]) -> bool:
+    """Return whether the forward of any piece runs a backward of its own."""
+    return any(piece.runs_backward for piece in pieces)
 
 
 def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:

@@ -263,6 +263,11 @@ def _stage(
         size_at=size_at,
         rebuild=_rebuild(captured) if is_last else {},
         changed_buffers=captured.training.changed,
+        runs_backward=any(
+            facts.runs_backward
+            for node, facts in captured.training.facts.items()
+            if node in parts[True].body
+        ),
     )
     stage.layer_seeds.draws_numbers = bool(drawing)
     code = {}

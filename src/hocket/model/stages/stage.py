@@ -48,6 +48,8 @@ class StageModule(nn.Module):
             training), where the model returns one in that mode.
         changed_buffers: the first names of the model's buffers that training may
             change, also of those in other stages.
+        runs_backward: whether its forward in training runs a backward of its own, as
+            forces do, which are gradients of an energy.
 
     Attributes:
         inputs: all values that it receives: those of the first stage in `received`,
@@ -69,6 +71,7 @@ class StageModule(nn.Module):
         size_at: tuple[int, int] | None,
         rebuild: Mapping[bool, Callable[[Any], Any]],
         changed_buffers: frozenset[str],
+        runs_backward: bool,
     ) -> None:
         super().__init__()
         self.index = index
@@ -83,6 +86,7 @@ class StageModule(nn.Module):
         self.fixed_samples = fixed_samples
         self.size_at = size_at
         self.changed_buffers = changed_buffers
+        self.runs_backward = runs_backward
         self._rebuild = rebuild
         # The mode of each module in training, while the stage evaluates; in tuples,
         # for nn.Module registers what is assigned by itself.

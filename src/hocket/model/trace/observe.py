@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch import eager_transforms
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +24,13 @@ from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import State, overwrite
 from hocket.model.trace.trace import Trace
 from hocket.model.trace.value import order_of
+
+# What begins a backward, or what is like one, from Python.
+_BACKWARDS: Final = (
+    (torch.autograd, "_engine_run_backward"),
+    (eager_transforms, "_grad_increment_nesting"),
+    (eager_transforms, "_jvp_increment_nesting"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class NodeFacts:
         touches: the same, and the memory of its inputs.
         writes: the part of it that the node changed.
         is_random: whether it drew random numbers.
+        runs_backward: whether it ran a backward of its own.
     """
 
     structure: Any
@@ -60,6 +69,7 @@ class NodeFacts:
     touches: frozenset[int]
     writes: frozenset[int]
     is_random: bool
+    runs_backward: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +133,15 @@ class _TraceRun:
         self.state = state
         self.real = real
         self.random = _RandomWatch()
+        self.backwards: list[bool] = []  # that the call under way has run
         self.values: dict[fx.Node, Any] = {trace.num_samples: example.num_samples}
         for node, position in trace.leaf_of.items():
             self.values[node] = example.leaves[position]
 
     def all(self) -> Observation:
         facts = {}
-        with torch.enable_grad(), self.random:
+        noticed = noticed_backwards(lambda: self.backwards.append(True))
+        with torch.enable_grad(), self.random, noticed:
             for node in self.trace.graph.nodes:
                 if node.op == "get_attr":
                     self.values[node] = self._attribute(str(node.target))
@@ -153,6 +165,7 @@ class _TraceRun:
         inputs = tensors_in((args, kwargs))
         versions = [x._version for x in inputs]
         self.random.seen = False
+        self.backwards.clear()
         out = self._function(node)(*args, **kwargs)
         self.values[node] = out
         outputs = tensors_in(out)
@@ -165,6 +178,7 @@ class _TraceRun:
             frozenset(map(storage_of, [*inputs, *outputs])),
             frozenset(map(storage_of, written)),
             self.random.seen,
+            bool(self.backwards),
         )
 
     def _function(self, node: fx.Node) -> Callable[..., Any]:
@@ -196,6 +210,30 @@ class _RandomWatch(TorchDispatchMode):
     ) -> Any:
         self.seen |= is_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def noticed_backwards(notice: Callable[[], object]) -> Iterator[None]:
+    """Call a function where Python code begins a backward, or a transform of it.
+
+    That is `torch.autograd.grad`, `Tensor.backward`, `torch.func.grad`, `jvp` and such.
+    """
+    places = [(vars(module), name, vars(module)[name]) for module, name in _BACKWARDS]
+
+    def noticed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            notice()
+            return function(*args, **kwargs)
+
+        return run
+
+    for own, name, function in places:
+        own[name] = noticed(function)
+    try:
+        yield
+    finally:
+        for own, name, function in places:
+            own[name] = function
 
 
 def is_random(func: Any, args: Any, kwargs: Any) -> bool:

@@ -360,7 +360,7 @@ class StageRunner:
         assert self._replayer is not None
         inputs = ForwardInputs(microbatch, tuple(received), weight)
         replay = self._replayer.keep(inputs)
-        with discard_saved_tensors():
+        with discard_saved_tensors(runs_backward=self.module.runs_backward):
             return replay, self._run(*inputs, now)[1]
 
     def _run(

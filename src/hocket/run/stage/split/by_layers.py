@@ -27,7 +27,9 @@ class ByLayers:
         self._deferral = Deferral()
         routes = make_routes(self._deferral)
         self._watch: AbstractContextManager[object] = nullcontext()
-        if runs_modules(stage):
+        if stage.runs_backward:  # which would be taken for I
+            self.module = stage
+        elif runs_modules(stage):
             self.module = stage
             self._watch = ModuleRoutes(routes, stage)
         else:

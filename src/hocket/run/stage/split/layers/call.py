@@ -97,9 +97,13 @@ class DeferredCall:
 
 
 def defers(weight: Tensor) -> bool:
-    """Return whether a weight's gradient can be deferred: a leaf that wants one."""
+    """Return whether a weight's gradient can be deferred: a leaf that wants one.
+
+    Not inside `torch.func.grad`, `jvp` and the like: they derive by the weight's uses.
+    """
     wanted = weight.requires_grad and torch.is_grad_enabled()
-    return wanted and weight.is_leaf and weight.is_floating_point()
+    is_plain = torch._C._functorch.maybe_current_level() is None
+    return wanted and is_plain and weight.is_leaf and weight.is_floating_point()
 
 
 def detached_weight(parameter: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
