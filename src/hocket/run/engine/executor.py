@@ -6,7 +6,7 @@ Detects changes of `requires_grad` after construction.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
@@ -152,7 +152,10 @@ class Executor:
             ConfigError: there are none.
         """
         if not is_used:
-            yield
+            with ExitStack() as stack:
+                for updater in self.updaters.values():
+                    stack.enter_context(updater.evaluating())
+                yield
             return
         if any(updater.ema is None for updater in self.updaters.values()):
             raise ConfigError(

@@ -8,7 +8,7 @@ from torch import nn
 
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import ModelError
+from hocket.errors import ConfigError, ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
@@ -33,7 +33,7 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import TrainingConfig
+from hocket.run.weights.settings import TrainingConfig, has_modes
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.step_check import refuse_joint_steps
@@ -129,6 +129,7 @@ def make_executor(
             reducer=_reducer(stage, own, groups_of.reduces(stage)),
             delay=program.stages[stage].delay,
         )
+    _refuse_modes(program, updaters)
     stale_names = {tie.name for tie in stale_ties}
     # These are equal by now.
     ties = [tie for tie in ties if tie.name not in stale_names]
@@ -198,6 +199,22 @@ def _reducer(
         return None
     what = f"gradients of stage {stage}"
     return Reducer(list(parameters.values()), group, what)
+
+
+def _refuse_modes(program: Program, updaters: Mapping[int, Updater]) -> None:
+    """Refuse optimizers with other weights to evaluate, where old ones are kept.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    is_stale = any(x.trainable and x.delay for x in program.stages)
+    made = (x.optimizer for x in updaters.values())
+    if is_stale and any(x is not None and has_modes(x) for x in made):
+        raise ConfigError(
+            "the optimizer has weights to train and others to evaluate (train(), "
+            "eval()), and old weights are kept of the first alone: take a schedule "
+            "without delays, or another optimizer"
+        )
 
 
 def _trained(

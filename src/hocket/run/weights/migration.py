@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,13 @@ from hocket.run.weights.updater import Updater
 
 _STATE = "state."  # before the names of what an optimizer keeps
 _AVERAGE = "ema"
+# What a schedule changes in a group; other numbers that change count something.
+_SCHEDULED: Final = frozenset(
+    {
+        *("lr", "initial_lr", "max_lr", "min_lr", "weight_decay"),
+        *("momentum", "max_momentum", "base_momentum"),
+    }
+)
 
 
 def bundle_of(
@@ -155,12 +162,35 @@ def _restore_optimizer(
                     "different options on the workers that they come from: let the "
                     "optimizer group parameters by name, not by stage"
                 )
+        fresh = [x for x in names if x not in known and parameters[x].requires_grad]
+        kept = options[0] if options else before[number] if has_same_groups else {}
+        if fresh:
+            _refuse_counted(group, kept, fresh[0])
         for name in known:
             state = _state_in(bundles[name])
             if state:
                 optimizer.state[parameters[name]] = state
-        if options or has_same_groups:
-            _set_options(group, options[0] if options else before[number])
+        _set_options(group, kept)
+
+
+def _refuse_counted(
+    group: Mapping[str, Any], kept: Mapping[str, Any], name: str
+) -> None:
+    """Refuse to train a layer again in a group that counts its steps for all.
+
+    Raises:
+        ConfigError: the group's count corrects moments that begin with zeros.
+    """
+    for key, value in kept.items():
+        is_count = isinstance(value, int | float) and key not in _SCHEDULED
+        if is_count and value != _number(group.get(key)):
+            raise ConfigError(
+                f"{name} trains again, with moments of nothing, and its optimizer "
+                f"counts in the group ({key!r} is {value}, and {group.get(key)} in a "
+                "new one): its first updates would be many times too long. Take an "
+                "optimizer that counts for each parameter, or a policy that only "
+                "freezes"
+            )
 
 
 def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:

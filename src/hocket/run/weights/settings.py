@@ -120,6 +120,8 @@ class TrainingConfig(UpdateOptions, StaleOptions):
                 f"(its step() needs {needed}), a pipeline computes it once: take an "
                 "optimizer whose step() needs no closure"
             )
+        if has_modes(optimizer):
+            optimizer.train()  # type: ignore[attr-defined]
         return optimizer
 
     def state_bytes(self, parameters: Mapping[str, Tensor]) -> dict[str, int]:
@@ -153,6 +155,11 @@ _NO_PLATEAU: Final = (
     "worker gets the same metrics): scheduler=lambda o: LambdaLR(o, lambda step: "
     "share[0])"
 )
+
+
+def has_modes(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether it has weights to train and others to evaluate (schedule-free)."""
+    return all(callable(getattr(optimizer, x, None)) for x in ("train", "eval"))
 
 
 def _needed_to_step(optimizer: torch.optim.Optimizer) -> str:

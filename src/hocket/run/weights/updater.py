@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Final, assert_never, final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, assert_never, final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from hocket.options import CorrectionName
 from hocket.run.weights.correction.correction import Correction, CorrectionState
 from hocket.run.weights.correction.weight_prediction import WeightPrediction, moved_by
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import Parameters, TrainingConfig
+from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
 
 # How long training will be is not known here: this is far beyond the beginning of any,
 # where curvature changes fast, and little of all but the shortest.
@@ -133,6 +134,25 @@ class Updater:
         """Clear all gradients, also those that the optimizer does not update."""
         for parameter in self._trained.values():
             parameter.grad = None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Let an optimizer with modes (schedule-free) show its weights for evaluation.
+
+        Afterwards the weights are bit for bit those of before.
+        """
+        if self.optimizer is None or not has_modes(self.optimizer):
+            yield
+            return
+        modes: Any = self.optimizer
+        before = [p.detach().clone() for p in self._trained.values()]
+        modes.eval()
+        try:
+            yield
+        finally:
+            modes.train()
+            for p, value in zip(self._trained.values(), before, strict=True):
+                p.data.copy_(value)
 
     def swap(self) -> None:
         """Exchange the weights and their averages; a second call undoes it.

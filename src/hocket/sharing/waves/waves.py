@@ -323,7 +323,8 @@ class Waves(WorkerRun):
         updater = self.waves[_TICK].updater
         assert updater is not None
         if not is_used:
-            yield
+            with updater.evaluating():
+                yield
             return
         if updater.ema is None:
             raise ConfigError(
