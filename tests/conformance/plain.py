@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -86,9 +87,13 @@ class Plain:
         return Trained(losses, state, loss_state, self._evaluated(), seen)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
+        return chain(self.net.parameters(), *(x.parameters() for x in self._losses()))
+
+    def _losses(self) -> Iterator[nn.Module]:
+        """The modules that the loss is made of."""
         loss = self.script.loss
-        own = loss.parameters() if isinstance(loss, nn.Module) else ()
-        return chain(self.net.parameters(), own)
+        given = loss.args if isinstance(loss, partial) else (loss,)
+        return (x for x in given if isinstance(x, nn.Module) and x is not self.net)
 
     def _between(self, step: int) -> None:
         if self.freezes and step == 2:
@@ -128,7 +133,8 @@ class Plain:
     def _evaluated(self) -> float | None:
         if not self.script.evaluates:
             return None
-        self.net.eval()
+        for module in (self.net, *self._losses()):
+            module.eval()
         if self.teacher is not None:
             self.teacher.net.eval()
         with torch.no_grad():

@@ -43,11 +43,24 @@ from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
 from hocket.run.engine.executor import PlayedLayout
 from hocket.run.engine.gather import packed_extra
+from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
+from hocket.run.stage.loss_checks.own_state import loss_name, loss_part
 from hocket.run.tune.config import PipelineConfig
+
+
+def _outline(config: PipelineConfig, plan: Plan) -> Outline:
+    """Return the model's outline, with what else is trained: teachers, a loss."""
+    teachers = {name: teacher.net for name, teacher in config.teachers.items()}
+    beside = {n: net for n, net in teachers.items() if config.teachers[n].moves}
+    name = loss_name([config.model], teachers)
+    if any(x.startswith(f"{name}.") for names in plan.state_names for x in names):
+        beside[name] = loss_part(config.loss, [config.model, *teachers.values()])
+    others = {name: Outline.of(net) for name, net in beside.items()}
+    return Outline.of(config.model).joined(others)
 
 
 class StagedRun(WorkerRun, ABC):
@@ -102,13 +115,9 @@ class StagedRun(WorkerRun, ABC):
             if self._cache is not None:
                 self._stack.callback(self._cache.close)
             self._sizes_of = part_sizes(plan.schedule.program)
-            followers = {
-                name: Outline.of(teacher.net)
-                for name, teacher in config.teachers.items()
-                if teacher.moves
-            }
-            self._outline = Outline.of(config.model).joined(followers)
-            self._followers = tuple(f"{name}." for name in followers)
+            self._outline = _outline(config, plan)
+            beside = [*config.teachers, loss_name([config.model], config.teachers)]
+            self._followers = tuple(f"{name}." for name in beside)
             packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
             self._driver = Driver(executor, recorder, self._playing)

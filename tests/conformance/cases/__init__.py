@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.conformance.cases import attributes, inner_backwards
+from tests.conformance.cases import attributes, inner_backwards, losses
 from tests.conformance.script import Case
 
 # In the order of the page.
-FILES: Final = (attributes, inner_backwards)
+FILES: Final = (attributes, inner_backwards, losses)
 CASES: Final = {
     found.name: found
     for module in FILES

@@ -64,6 +64,8 @@ class Captured:
         trained: the parameters that wanted a gradient.
         as_is: the paths of modules that run as they are in stages that have all of
             them, in place of their captured calls; may grow.
+        beside: modules that are called on the outputs, by the name that comes before
+            theirs in the state: what belongs to a loss.
     """
 
     model: nn.Module
@@ -80,6 +82,7 @@ class Captured:
     fixed_batch: str
     trained: frozenset[str]
     as_is: set[str] = field(default_factory=set)
+    beside: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property
     def any_batch(self) -> bool:
@@ -224,6 +227,41 @@ def with_starts(captured: Captured, like: Captured) -> Captured | None:
     layers = _layers(captured.training, captured.evaluation, like.starts, values)
     return replace(
         captured, starts=like.starts, own_starts=like.own_starts, layers=layers
+    )
+
+
+def with_module(captured: Captured, name: str, module: nn.Module) -> Captured:
+    """Return the same model, whose last layer also has the state of another module.
+
+    Args:
+        captured: the model, in its final layers.
+        name: comes before the names of the module's state.
+        module: is called on the outputs, by a loss.
+    """
+    own, state = State.of(module), captured.state.joined(name, State.of(module))
+    names = {True: list[str](), False: list[str]()}
+    for first in own.tensors:
+        names[own.is_parameter(first)].append(f"{name}.{first}")
+    *before, last = captured.layers
+
+    def moved(flow: TraceFlow) -> TraceFlow:
+        trace = replace(flow.trace, state=state)
+        return replace(flow, trace=trace, changed=flow.changed.union(names[False]))
+
+    last = replace(
+        last,
+        parameters=(*last.parameters, *names[True]),
+        buffers=(*last.buffers, *names[False]),
+        weight_bytes=last.weight_bytes + sum(x.nbytes for x in module.parameters()),
+    )
+    return replace(
+        captured,
+        state=state,
+        layers=(*before, last),
+        training=moved(captured.training),
+        evaluation=moved(captured.evaluation),
+        trained=_trained(state),
+        beside={name: module},
     )
 
 

@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.capture import Captured
@@ -369,7 +369,8 @@ def restored_model(
     trained = [(t, t.data, t.grad) for t in tensors if t.requires_grad]
     others = [(t, t.data, t.detach().clone()) for t in tensors if not t.requires_grad]
     drawing = [device] if device.type == "cuda" else []
-    with preserve_attributes(captured.model), torch.random.fork_rng(drawing):
+    modules = nn.ModuleList([captured.model, *captured.beside.values()])
+    with preserve_attributes(modules), torch.random.fork_rng(drawing):
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.capture.sequential import has_hooks, prefixes
 from hocket.model.stages.emit import emit
 from hocket.model.stages.layer_seeds import drawing_seeds
-from hocket.model.stages.parameter_paths import give_homes
+from hocket.model.stages.parameter_paths import give_homes, take_tensors
 from hocket.model.stages.part import Part, part_of
 from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
@@ -249,6 +249,7 @@ def _stage(
         leaves = sorted({*leaves, captured.example.batched.index(True)})
         size_at = _size_at(captured, inputs, leaves)
     modules = _modules(captured, parts)
+    modules |= captured.beside if is_last else {}
     draws = _draws(captured, parts[True])
     drawing = _drawing(parts[True])
     stage = StageModule(
@@ -284,7 +285,10 @@ def _stage(
             captured.model,
         )
     names = _names(captured, parts, begin, end)
-    stage.set_code(code, give_homes(stage, captured.state, names, modules))
+    homes = give_homes(stage, captured.state, names, modules)
+    for path in captured.beside if is_last else ():
+        take_tensors(stage, path, captured.state)
+    stage.set_code(code, homes)
     stage.training = captured.model.training
     return stage
 

@@ -59,24 +59,12 @@ class Outline:
         Args:
             others: by the name that comes before theirs, and a dot.
         """
-        tensors, names = dict(self.state.tensors), dict(self.state.names)
-        first_name, persistent = dict(self.state.first_name), set(self.state.persistent)
-        every = [*self.names]
+        state, names = self.state, self.names
         for name, other in others.items():
-            state = other.state
-            tensors |= {f"{name}.{key}": x for key, x in state.tensors.items()}
-            names |= {
-                f"{name}.{key}": tuple(f"{name}.{x}" for x in same)
-                for key, same in state.names.items()
-            }
-            first_name |= {
-                f"{name}.{key}": f"{name}.{x}" for key, x in state.first_name.items()
-            }
-            persistent |= {f"{name}.{x}" for x in state.persistent}
-            every += (f"{name}.{x}" for x in other.names)
-        state = State(tensors, names, first_name, frozenset(persistent))
+            state = state.joined(name, other.state)
+            names += tuple(f"{name}.{x}" for x in other.names)
         modules = self.modules.joined({key: x.modules for key, x in others.items()})
-        return replace(self, state=state, names=tuple(every), modules=modules)
+        return replace(self, state=state, names=names, modules=modules)
 
     @property
     def parameter_bytes(self) -> int:

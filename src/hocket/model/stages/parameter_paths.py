@@ -53,6 +53,16 @@ def give_homes(
     return homes
 
 
+def take_tensors(stage: nn.Module, path: str, state: State) -> None:
+    """Let a stage's module that others call, too, have tensors that were sent here."""
+    for name, first in state.first_name.items():
+        if name.startswith(f"{path}.") and not state.tensors[first].is_meta:
+            owner_path, _, key = name.rpartition(".")
+            owner = stage.get_submodule(owner_path)
+            own: Any = owner._parameters if key in owner._parameters else owner._buffers
+            own[key] = state.tensors[first]
+
+
 def _put_tensor(stage: nn.Module, state: State, name: str) -> Home:
     path, _, key = name.rpartition(".")
     container = _container(stage, path)

@@ -110,6 +110,11 @@ class StageModule(nn.Module):
             )
 
     @property
+    def is_last(self) -> bool:
+        """Whether it is the model's last stage, whose output goes to a loss."""
+        return self.index == self.num_stages - 1
+
+    @property
     def training_code(self) -> Code:
         """The code that `forward` runs in training."""
         return self.code_in(training=True)

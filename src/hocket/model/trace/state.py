@@ -52,10 +52,27 @@ class State:
         persistent = frozenset(every) - _left_out_of_state_dict(model)
         return cls(tensors, names, first_name, persistent)
 
+    def joined(self, name: str, other: State) -> State:
+        """Return it with another module's state, under `name` and a dot."""
+        begin = f"{name}.".__add__
+        names = {begin(x): tuple(map(begin, same)) for x, same in other.names.items()}
+        firsts = {begin(x): begin(first) for x, first in other.first_name.items()}
+        return State(
+            {**self.tensors, **{begin(x): y for x, y in other.tensors.items()}},
+            {**self.names, **names},
+            {**self.first_name, **firsts},
+            self.persistent.union(map(begin, other.persistent)),
+        )
+
     @property
     def trained(self) -> dict[str, Tensor]:
         """The tensors that want a gradient, by name."""
         return {name: x for name, x in self.tensors.items() if x.requires_grad}
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """The first names of all parameters, in their order."""
+        return tuple(filter(self.is_parameter, self.tensors))
 
     def is_parameter(self, name: str) -> bool:
         """Return whether a name is a parameter's rather than a buffer's."""

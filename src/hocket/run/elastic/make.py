@@ -22,6 +22,7 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.nets.net import NetOnWorker
+from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
 from hocket.run.weights.step_check import refuse_joint_steps
@@ -64,9 +65,10 @@ def make_freezing(
         config.loss,
         config.training,
         config.seed,
-        tuple(name for name, _ in config.model.named_parameters()),
+        captured.state.parameter_names,
         config.balance,
         config.recut,
+        ModelTensors(config.model),
     )
     options = FreezingOptions(
         config.freeze,

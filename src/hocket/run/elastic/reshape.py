@@ -49,6 +49,7 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.moves import Holders, Move, holders_of, plan_moves
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.nets.transfer import Bundle, transfer
+from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.order import make_order
 from hocket.run.weights.migration import (
     CommonState,
@@ -74,6 +75,7 @@ class SameSettings:
         parameter_names: the uncut model's names, in its order.
         balance: how stages are cut: see `hocket.PipelineConfig`.
         recut: whether layers change their devices when others freeze.
+        tensors: the uncut model's, which the loss must not read.
     """
 
     schedule: str
@@ -84,6 +86,7 @@ class SameSettings:
     parameter_names: tuple[str, ...]
     balance: Balance = "exact"
     recut: bool = True
+    tensors: ModelTensors | None = None
 
 
 class Reshaper:
@@ -332,6 +335,7 @@ class Reshaper:
             job.loss,
             job.training,
             num_frozen=sum(not x.trainable for x in plan.schedule.program.stages),
+            tensors=job.tensors,
         )
         watch = MemoryWatch(
             plan.schedule, plan.costs, context.world, context.layout.device

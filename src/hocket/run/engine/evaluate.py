@@ -113,6 +113,9 @@ class Evaluator:
             ModelError: a batch differs from the example in more than the samples.
             SchemaError: the replicas did not evaluate on the same batches.
         """
+        runner = self._executor.runners.get(self._program.num_stages - 1)
+        if runner is not None and runner.loss.reads is not None:
+            metrics = runner.loss.reads.metrics(metrics)
         self._sums = DeviceSums(metrics)
         self._run(loader)
         return EvaluationSums(self._gathered(self._sums.read()), self._sums.error)

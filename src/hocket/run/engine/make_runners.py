@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from hocket.core.program import Program
 from hocket.model.stages.stage import StageModule
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.programs.net_setup import NetSetup, modules_of, nets_of_batch
 from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.stage.loss_checks.reads import LossReads, PlayedStage
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.saved_forward import StageGradients
 from hocket.run.weights.settings import TrainingConfig
@@ -39,7 +41,7 @@ def make_runners(
             samples, if there are several microbatches.
     """
     modules, by_net = modules_of(program, nets), {net.name: net for net in nets}
-    return {
+    runners = {
         stage: _runner(
             stage,
             modules[stage],
@@ -54,6 +56,23 @@ def make_runners(
         )
         for stage in program.stages_on[context.layout.device]
     }
+    for stage, runner in runners.items():
+        net = by_net[program.stages[stage].net]
+        if net.loss and net.tensors and runner.module.is_last:
+            played = partial(_played, program, net.name, runners)
+            runner.loss.reads = LossReads(net.loss, net.tensors, played)
+    return runners
+
+
+def _played(
+    program: Program, net: str, runners: Mapping[int, StageRunner]
+) -> list[PlayedStage]:
+    """Return this worker's stages of a net, with the delays of their weights."""
+    return [
+        PlayedStage(x.module, 0 if x.versions is None else x.versions.delay)
+        for stage, x in runners.items()
+        if program.stages[stage].net == net
+    ]
 
 
 def _runner(
@@ -75,7 +94,7 @@ def _runner(
     each = sum(counts[name] for name in nets)
     before = sum(counts[name] for name in nets[: nets.index(net.name)])
     num_parts = each * layout.num_replicas * settings.accumulate
-    loss = net.loss if module.index == module.num_stages - 1 else None
+    loss = net.loss if module.is_last else None
     is_whole = program.net_of(stage).batch_loss
     gradients = None
     if stage in wiring.takes_grad:

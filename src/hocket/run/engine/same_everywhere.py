@@ -7,6 +7,7 @@ computes them in training.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -15,14 +16,17 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from hocket.errors import SchemaError
+from hocket.errors import ModelError, SchemaError
 from hocket.model.capture.captured import Captured
 from hocket.model.trace.observe import TensorInfo
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import on_device
 from hocket.run.data.loss import losses_of
+from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.trial import restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
+
+log = logging.getLogger(__name__)
 
 _REMEDY: Final = (
     "Weights are the same where every worker seeds before it makes the model, or loads "
@@ -121,6 +125,37 @@ def losses_of_random_outputs(
     with preserve_generators(device), restored_attributes(loss):
         found = once()
         return found if repr(found) == repr(once()) else {}
+
+
+def refuse_reads(
+    reads: LossReads,
+    loss: Callable[..., Any],
+    captured: Captured,
+    targets: Any,
+    others: Sequence[Any],
+    device: torch.device,
+) -> None:
+    """Refuse a loss by what it reads of the model, if it runs on random outputs.
+
+    Args:
+        reads: looks at the loss.
+        loss: the user's loss function.
+        captured: the model.
+        targets: the targets of its example.
+        others: the outputs of other nets that the loss reads.
+        device: where to compute.
+
+    Raises:
+        ModelError: it reads what the worker of the last stage does not have.
+    """
+    with preserve_generators(device), restored_attributes(loss):
+        given = on_device((_random_outputs(captured), targets, *others), device)
+        try:
+            reads.losses(losses_of, loss, *given)
+        except ModelError:
+            raise
+        except Exception as error:
+            log.debug("the loss does not run on random outputs: %s", error)
 
 
 def _random_outputs(captured: Captured) -> Any:

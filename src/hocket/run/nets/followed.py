@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hocket.errors import HocketError, ModelError
 from hocket.model.capture.capture import capture
-from hocket.model.capture.captured import Captured, with_starts
+from hocket.model.capture.captured import Captured, with_module, with_starts
 from hocket.model.guards.guards import Change, Guards
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.on_tensors import on_meta, on_tensors
@@ -234,6 +234,8 @@ class FollowedNet:
         found = with_starts(capture(copy, args, kwargs), old)
         if found is None:
             return None
+        for name, part in old.beside.items():
+            found = with_module(found, name, part)
         old.as_is.update(found.as_is)
         return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
 

@@ -28,9 +28,11 @@ from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
 from hocket.run.device.open import open_device
 from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.outoforder.capture.trace import buffers_in_place
 from hocket.run.outoforder.capture.update import Optimizer
 from hocket.run.outoforder.captured_orders import CapturedOrder, CapturedOrders
 from hocket.run.outoforder.order.choose import OrderCandidate
+from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import GradientStatus
 
@@ -56,10 +58,8 @@ def compile_step(
     Args:
         model: on the device to train on, in the mode to train in. It is trained in
             place.
-        loss: `loss(output, targets)`; returns a scalar or a dict of named ones. The
-            weights of a module are trained, too.
-        optimizer: makes the optimizer, given the parameters: the model's, then those of
-            the loss.
+        loss: `loss(output, targets)`; returns a scalar or a dict of named ones.
+        optimizer: makes the optimizer, given the parameters of the model and the loss.
         example: a batch, a pair `(inputs, targets)`; orders are measured on it, and
             nothing is trained.
         memory_bytes: the most that all tensors of the step may take, weights and
@@ -305,7 +305,8 @@ class CompiledStep:
         """Train one step as torch does; it also makes the optimizer's states."""
         inputs, targets = batch
         args, kwargs = call_arguments(inputs)
-        losses = losses_of(self._loss, self._model(*args, **kwargs), targets)
+        with buffers_in_place(self._model):
+            losses = losses_of(self._loss, self._model(*args, **kwargs), targets)
         losses[TOTAL].backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -331,6 +332,10 @@ class ModelAndLoss(nn.Module):
     def __init__(self, model: nn.Module, loss: LossFunction) -> None:
         super().__init__()
         self.model, self.loss = model, loss
+        part = loss_part(loss, [model])
+        if any(True for _ in (*part.parameters(), *part.buffers())):
+            self.part = part  # of a loss that is no module itself
+        self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's output."""

@@ -122,7 +122,7 @@ class StageRunner:
         self._others = others
         # Of the inputs, those of this net come first; without others, all are.
         self._num_own = len(module.inputs) if others else len(self._takes_grad)
-        self._ends_net = loss is None and module.index == module.num_stages - 1
+        self._ends_net = loss is None and module.is_last
         self.training = training
         # Nothing has to be put in place around its forward, except for old weights.
         self._is_plain = trainable and not module.random_layers

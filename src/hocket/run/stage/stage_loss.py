@@ -27,6 +27,7 @@ from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
 from hocket.run.stage.loss_checks.batch_loss_check import check_mean
+from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.precision import Precision
@@ -48,6 +49,7 @@ class StageLoss:
         batch_function: the loss over the whole batch, on a net's last stage.
         others: the outputs of other nets that either loss reads.
         values: the losses of the forwards since they were last read.
+        reads: looks at what the losses read, where the uncut model is known.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class StageLoss:
         self.batch_function: LossFunction | None = None
         self.others: Sequence[NetOutput] = ()
         self.values = LossValues(stage, copies_of(device))
+        self.reads: LossReads | None = None
         self._device = device
         self._losses_of = precision.computing(device, losses_of)
         self._checks = checks  # until one was checked
@@ -82,7 +85,10 @@ class StageLoss:
         """
         function = self.function or self.batch_function
         assert function is not None
-        return self._losses_of(function, output, targets, *others)
+        given = (function, output, targets, *others)
+        if self.reads is None or not self.reads.is_on:
+            return self._losses_of(*given)
+        return self.reads.losses(self._losses_of, *given)
 
     def total(
         self,

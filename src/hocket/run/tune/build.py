@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hocket.core.costs import Costs
 from hocket.core.formats import costs_json
@@ -31,11 +32,10 @@ from hocket.run.engine.lanes.wiring import Wiring, wire, wire_one_net
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.programs.net_setup import NetSetup, example_output
 from hocket.run.engine.programs.part_sizes import part_sizes
-from hocket.run.engine.same_everywhere import (
-    refuse_differences,
-)
+from hocket.run.engine.same_everywhere import refuse_differences, refuse_reads
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.followed import FollowedNet
+from hocket.run.stage.loss_checks.reads import LossReads, ModelTensors, PlayedStage
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
@@ -78,6 +78,7 @@ def build_plan(
     captured, modules = found.known.captured, found.modules
     if not found.teachers:  # with some, it is frozen before they are added
         order = freeze_stages(order, num_frozen_stages(modules))
+    _refuse_reads(config, order.program, found, world)
     costs = _recomputing(found.costs, order, config, world)
     if config.compile:
         config.report("compiling the stages")
@@ -185,15 +186,42 @@ def _to_compile(
             parts,
         )
         first += len(teacher.modules)
-    read = (
-        teacher.known.output_for_loss(
-            microbatches[0], count_samples(example), over_batch=config.whole_batch
-        )
+    own, loss = found.modules[first:], config.loss
+    read = _read_of_teachers(config, found)
+    work = CompileConfig(own, loss, device, precision, first, read=read)
+    yield work, microbatches
+
+
+def _read_of_teachers(config: PipelineConfig, found: CutModel) -> tuple[Any, ...]:
+    """Return what the loss of the first microbatch reads of the teachers."""
+    size, first = count_samples(config.example), config.microbatches()[0]
+    return tuple(
+        teacher.known.output_for_loss(first, size, over_batch=config.whole_batch)
         for teacher in found.teachers
     )
-    own, loss = found.modules[first:], config.loss
-    work = CompileConfig(own, loss, device, precision, first, read=tuple(read))
-    yield work, microbatches
+
+
+def _refuse_reads(
+    config: PipelineConfig, program: Program, found: CutModel, world: World
+) -> None:
+    """Refuse a loss that reads weights of other workers' stages, on all workers.
+
+    It is tried on random outputs; the first step looks again, on the last worker.
+
+    Raises:
+        ModelError: it does.
+    """
+    last = program.stages[-1]
+    pairs = zip(program.stages, found.modules, strict=True)
+    here = [
+        PlayedStage(module, stage.delay if stage.trainable else 0)
+        for stage, module in pairs
+        if (stage.net, stage.device) == (last.net, last.device)
+    ]
+    reads = LossReads(config.loss, ModelTensors(config.model), lambda: here)
+    read = _read_of_teachers(config, found)
+    captured, targets = found.known.captured, config.microbatches()[0].targets
+    refuse_reads(reads, config.loss, captured, targets, read, world.device)
 
 
 def _nets(
@@ -212,11 +240,12 @@ def _nets(
     student = NetSetup(
         name,
         found.modules[len(found.modules) - num_own :],
-        [name for name, _ in config.model.named_parameters()],
+        found.known.captured.state.parameter_names,
         config.loss,
         config.training,
         others={last: read} if read else {},
         output=output,
+        tensors=ModelTensors(config.model),
     )
     nets = (*(teacher.setup for teacher in found.teachers), student)
     if not found.teachers:

@@ -55,7 +55,12 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             over targets that count (`ignore_index`, class weights) is exact as
             `hocket.TokenMean(loss)`. One that compares samples is refused where batches
             are cut, unless it is given as `hocket.WholeBatch(loss)`, which computes it
-            over the batch, or as `hocket.PerMicrobatch(loss)`.
+            over the batch, or as `hocket.PerMicrobatch(loss)`. Weights of its own that
+            want a gradient (of a loss that is a module, or of modules that a function
+            reaches) are trained as a part of the last stage, and saved with the buffers
+            that it changes, named `loss.` and their name in it. What it reads beside
+            the output and its own weights is refused where it would be another value
+            than in a plain loop.
         example: a batch `(inputs, targets)` as the loader will give them. The inputs
             are a tensor, a tuple of positional or a dict of keyword arguments.
         profile_dir: the folder in which profiles are kept and found again.

@@ -110,7 +110,8 @@ class Step:
         others = [self._read(name, rows, x) for x in self.nets[name].plan.loss_inputs]
         targets = joined([part.targets for part in parts])
         loss = self.losses[name]
-        named = losses_of(loss, output, targets, *others)
+        with self.nets[name].around_loss(rows[0]):
+            named = losses_of(loss, output, targets, *others)
         total = sum(count_of(loss, part) for part in self.parts[name])
         weight = sum(count_of(loss, part) for part in parts) / (total or 1.0)
         if not weight:

@@ -183,7 +183,7 @@ def emulate(
                 for name in names
             }
             if updates is None:
-                nets = _make_nets(program, plans, model_of, pairs, parts)
+                nets = _make_nets(program, plans, model_of, loss_of, pairs, parts)
                 updates = Updates(program, nets, optimizer_of, settings, clip_norm)
             for net in nets.values():
                 updates.forget_moments(net.begin(number))
@@ -199,6 +199,7 @@ def _make_nets(
     program: Program,
     plans: Sequence[EmulatedStages],
     models: Mapping[str, nn.Module],
+    losses: Mapping[str, Callable[..., Any]],
     pairs: Mapping[str, Any],
     parts: Mapping[str, Sequence[Microbatch]],
 ) -> dict[str, EmulatedNet]:
@@ -220,7 +221,8 @@ def _make_nets(
             {sum(sizes): sizes}.__getitem__,
             pytree.tree_leaves(given),
         )
-        net = make_net(plan, program, models[plan.name], args, kwargs)
+        loss, model = losses.get(plan.name), models[plan.name]
+        net = make_net(plan, program, model, args, kwargs, loss, first.targets)
         nets[plan.name] = net
         if any(plan.name in other.inputs for other in plans):
             outputs[plan.name] = example_output(net, leaves_of(given, first))

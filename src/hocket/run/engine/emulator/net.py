@@ -24,8 +24,11 @@ from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.state import overwrite
 from hocket.run.data.batch import Microbatch
+from hocket.run.data.loss import LossFunction
 from hocket.run.engine.emulator.stage import Segment, Weight
+from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
+from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import layers_seeded
 
@@ -128,6 +131,19 @@ class EmulatedNet:
                     values = segment(*values, *own)
         return values
 
+    @contextmanager
+    def around_loss(self, number: int) -> Iterator[None]:
+        """Let a loss with weights of its own read those that the last stage reads.
+
+        Args:
+            number: the microbatch, counted over all copies and replicas.
+        """
+        last = self.segments[-1]
+        old = {name: w.old[0] for name, w in last.weights.items() if w.old}
+        slots = ParameterSlots(last.module, {n: last.weights[n].parameter for n in old})
+        with self._buffers_of(self.plan.buffer_set(number)), slots.filled(old):
+            yield
+
     def begin(self, step: int) -> list[nn.Parameter]:
         """Freeze the layers that `freeze_at` names for this step.
 
@@ -184,6 +200,8 @@ def make_net(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    loss: LossFunction | None,
+    targets: Any,
 ) -> EmulatedNet:
     """Capture a model and cut it.
 
@@ -193,6 +211,8 @@ def make_net(
         model: trained in place.
         args: the positional arguments of one microbatch.
         kwargs: its keyword arguments.
+        loss: the net's loss, if it ends in one.
+        targets: those of the microbatch.
 
     Raises:
         ModelError: the model cannot be captured, or cut so.
@@ -209,6 +229,8 @@ def make_net(
     if any(not isinstance(first, str) for first in plan.freeze_at.values()):
         modules = freezable_modules(model, None)
     captured = capture(model, args, kwargs, cut=(*plan.cut_at, *modules[1:]))
+    if loss is not None:
+        captured = with_loss(captured, loss, targets)
     boundaries = boundaries_from_names(captured, plan.cut_at)
     places = {stage: i for i, stage in enumerate(plan.stages)}
     flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]

@@ -8,7 +8,7 @@ keeps the gradient of its own rows, which op R adds up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,11 +82,13 @@ class BatchLoss:
             [_as_leaf(x, one.wants_grad) for x in values]
             for one, values in zip(self._inputs, taken, strict=True)
         ]
+        if (versions := self._runner.versions) is not None:
+            versions.put(batch[self._inputs[0].net].step.number)
         with torch.enable_grad():
             total = self._total(batch, leaves)
         wanted = [x for values in leaves for x in values if x.requires_grad]
         if wanted:
-            found = iter(torch.autograd.grad(total, wanted, materialize_grads=True))
+            found = self._gradients_of(total, wanted, batch)
             grads = [
                 [next(found) if x.requires_grad else None for x in values]
                 for values in leaves
@@ -95,6 +97,33 @@ class BatchLoss:
         timer.end()
         for one in self._inputs:
             self._release(one, batch)
+
+    def _gradients_of(
+        self, total: Tensor, outputs: Sequence[Tensor], batch: NetBatches
+    ) -> Iterator[Tensor]:
+        """Return the outputs' gradients; accumulate those of the loss's own weights.
+
+        Each replica has the whole gradient of a loss over all of them: op R adds its
+        share by samples.
+        """
+        own = [p for p in self._runner.module.parameters() if p.requires_grad]
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            total, [*outputs, *own], allow_unused=True
+        )
+        share = 1.0 if self._replica is None else self._share(batch)
+        for p, grad in zip(own, found[len(outputs) :], strict=True):
+            if grad is not None:
+                p.grad = grad * share if p.grad is None else p.grad + grad * share
+        return (
+            torch.zeros_like(x) if dx is None else dx
+            for x, dx in zip(outputs, found, strict=False)
+        )
+
+    def _share(self, batch: NetBatches) -> float:
+        """Return the share of this replica's samples in the step."""
+        work = batch[self._inputs[0].net]
+        own = sum(part.num_samples for part in work.microbatches)
+        return own / work.step.num_samples
 
     def gradients_of_others(self, batch: NetBatches, microbatch: int) -> Values:
         """Return the gradients of other nets' outputs, which B or I sends on."""
@@ -128,10 +157,9 @@ class BatchLoss:
         ]
         targets = joined([part.targets for part in parts])
         named = self._runner.loss.named(outputs[0], targets, *outputs[1:])
-        share = sum(part.num_samples for part in work.microbatches)
-        share_here = share / work.step.num_samples
         self._runner.loss.values.take(work.step.number, 0, named)
-        return named[TOTAL] * ((1.0 if everywhere else share_here) * work.loss_scale)
+        share = 1.0 if everywhere else self._share(batch)
+        return named[TOTAL] * (share * work.loss_scale)
 
     def _keep(
         self, batch: NetBatches, grads: Sequence[Sequence[Tensor | None]]

@@ -14,6 +14,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.profile.measure import restored_model
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.loss import LossFunction
+from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import TrainingConfig
@@ -38,6 +39,7 @@ class NetSetup:
         saved_prefix: as for `StageRunner`.
         num_frozen: its first stages that run in evaluation mode all the same: they were
             frozen while training ran.
+        tensors: the uncut model's, which its loss must not read; None: not looked at.
     """
 
     name: str
@@ -52,6 +54,7 @@ class NetSetup:
     output: NetOutput | None = None
     saved_prefix: str | None = ""
     num_frozen: int = 0
+    tensors: ModelTensors | None = None
 
 
 def stages_of(program: Program, net: str) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ from hocket.run.engine.programs.by_net import (
     nets_in_order,
 )
 from hocket.run.engine.programs.copies import without_copies
+from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
     example_output,
@@ -227,7 +228,10 @@ class ProgramNets:
             for x in pytree.tree_leaves(self._example(net, part.num_samples))
         ]
         part, args, kwargs = to_capture(model, example, num_parts, sizes_of, leaves)
+        read = [self._example(net, part.num_samples) for net in loss_inputs]
         captured = capture(model, args, kwargs, cut=cut_at)
+        if loss is not None:
+            captured = with_loss(captured, loss, part.targets, read)
         if name == seed_name:
             self._add_digests(captured, name, settings, follows)
         numbers = stages_of(program, name)
@@ -250,17 +254,14 @@ class ProgramNets:
                 for net in loss_inputs
             )
         if loss is not None and name == seed_name:
-            read = [
-                _as_read(self._example(net, part.num_samples), form)
-                for net, form in zip(loss_inputs, others.get(last, ()), strict=True)
-            ]
+            read = list(map(_as_read, read, others.get(last, ())))
             cpu = torch.device("cpu")
             found = losses_of_random_outputs(loss, captured, part.targets, read, cpu)
             self.losses[f"loss of net {name}"] = found
         return NetSetup(
             name,
             modules,
-            [parameter for parameter, _ in model.named_parameters()],
+            captured.state.parameter_names,
             loss,
             settings,
             follows,

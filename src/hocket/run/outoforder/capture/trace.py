@@ -184,7 +184,21 @@ class _Scope(nn.Module):
 
     def forward(self, run: Callable[[], Any]) -> Any:
         """Run the function."""
-        return run()
+        with buffers_in_place(self.model):
+            return run()
+
+
+@contextmanager
+def buffers_in_place(model: nn.Module) -> Iterator[None]:
+    """Change buffers in place that modules assign again: a graph has one of each."""
+    modules = [module._buffers for module in model.modules()]
+    before = [(own, key, x) for own in modules for key, x in own.items()]
+    yield
+    for own, key, x in before:
+        new = own[key]
+        if new is not x and isinstance(new, Tensor) and isinstance(x, Tensor):
+            with torch.no_grad():
+                own[key] = x.copy_(new)
 
 
 def _traced(

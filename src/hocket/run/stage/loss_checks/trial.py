@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.model.capture.attribute_writes import preserve_attributes
@@ -16,19 +16,16 @@ from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.model.trace.state import overwrite
 from hocket.run.data.loss import TOTAL, LossFunction
 from hocket.run.stage.loss_checks.loss_parts import LossOfRows
-from hocket.run.stage.teacher_outputs import user_loss
+from hocket.run.stage.loss_checks.own_state import loss_part
 
 
 @contextmanager
 def restored_attributes(loss: LossFunction) -> Iterator[None]:
-    """Restore the attributes of a loss that is a module."""
-    loss = user_loss(loss)
-    if not isinstance(loss, nn.Module):
-        yield
-        return
-    before = [(buffer, buffer.detach().clone()) for buffer in loss.buffers()]
+    """Restore the attributes of the modules that a loss is made of."""
+    part = loss_part(loss)
+    before = [(buffer, buffer.detach().clone()) for buffer in part.buffers()]
     try:
-        with preserve_attributes(loss):
+        with preserve_attributes(part):
             yield
     finally:
         for buffer, value in before:

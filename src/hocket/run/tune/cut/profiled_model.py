@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, ModelError
+from hocket.model.capture.attribute_writes import (
+    AttributeSnapshot,
+    preserve_attributes,
+)
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
+from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import unshared
+from hocket.model.trace.state import State
 from hocket.planner.cluster import MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
@@ -25,15 +32,17 @@ from hocket.run.data.batch import (
     to_capture,
 )
 from hocket.run.data.batch_output import BatchOutput
-from hocket.run.data.loss import LossFunction
+from hocket.run.data.loss import named_losses
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.plan import short_hash
+from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.engine.same_everywhere import (
     losses_of_random_outputs,
     refuse_differences,
     refuse_different_losses,
 )
 from hocket.run.nets.freezable import freezable_modules
+from hocket.run.stage.loss_checks.reads import ModelTensors, refuse_kept
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.kept import code_digest, keep, read_kept
 from hocket.run.tune.profile_workers import measured_together, profile_layers
@@ -84,9 +93,13 @@ def profile_model(
     microbatch, args, kwargs = to_capture(
         config.model, config.example, config.num_parts
     )
-    captured = capture(config.model, args, kwargs, cut=_places_to_cut(config))
+    with _keepers_named(config.model, args, kwargs):
+        captured = capture(config.model, args, kwargs, cut=_places_to_cut(config))
     if config.cut is None:
         captured = enough_layers(captured, num_stages or world.world_size)
+    nets = {name: teacher.net for name, teacher in config.teachers.items()}
+    targets = microbatch.targets
+    captured = with_loss(captured, config.loss, targets, teacher_outputs, nets)
     digests = {
         "settings": short_hash(config.text),
         "model": captured.digest,
@@ -97,7 +110,6 @@ def profile_model(
     }
     refuse_differences(world, digests)
     if world.world_size > 1:
-        targets = microbatch.targets
         losses = losses_of_random_outputs(
             config.loss, captured, targets, teacher_outputs, world.device
         )
@@ -106,16 +118,17 @@ def profile_model(
         profile_layers,
         captured,
         microbatch,
-        partial(_loss_with, config.loss, tuple(teacher_outputs)),
+        partial(_loss_with, config, tuple(teacher_outputs)),
         config.compute_precision,
         world,
     )
     depends_on = {
-        "targets": _shapes(microbatch.targets),
+        "targets": _shapes(targets),
         "teacher_outputs": _shapes(tuple(teacher_outputs)),
     }
     loss = (config.loss,)
-    profile = load_or_measure(captured, config, world, measure, depends_on, loss)
+    with _keepers_named(config.model, args, kwargs):
+        profile = load_or_measure(captured, config, world, measure, depends_on, loss)
     updates = digests["updates"]
     code = (config.optimizer, *loss, *_run_as_they_are(captured))
     if config.freeze is None:
@@ -131,6 +144,35 @@ def profile_model(
     return ProfiledModel(captured, profile, updates, code, frozen_s)
 
 
+@contextmanager
+def _keepers_named(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Name the modules that keep tensors for their next forward, if torch fails.
+
+    Raises:
+        ModelError: torch failed, and there are some.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        with preserve_attributes(model), preserve_state(State.of(model)):
+            before = AttributeSnapshot(model)
+            with suppress(RuntimeError), torch.no_grad():
+                model(*args, **kwargs)
+            kept = before.changed()
+        if not kept:
+            raise
+        raise ModelError(
+            f"the model failed with {type(error).__name__}: {error}. It keeps "
+            f"{', '.join(kept[:3])} from one forward to the next, and microbatches "
+            "have graphs and sizes of their own: make it again, or detach it, at the "
+            "beginning of each forward"
+        ) from error
+
+
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
     if config.freeze is None:
         return config.cut or ()
@@ -139,15 +181,18 @@ def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
 
 
 def _loss_with(
-    loss: LossFunction, teacher_outputs: Sequence[Any], output: Any, targets: Any
+    config: PipelineConfig, teacher_outputs: Sequence[Any], output: Any, targets: Any
 ) -> Any:
     """Compute the loss of an output, with what it reads of teachers.
 
     Raises:
-        ModelError: it fails with the outputs of teachers; gives all shapes.
+        ModelError: it fails with the outputs of teachers; gives all shapes. Or it
+            reads a tensor that a module has kept.
     """
+    tensors, begin = ModelTensors(config.model), torch.autograd._get_sequence_nr()
     try:
-        return loss(output, unshared(targets), *teacher_outputs)
+        with tensors.missing_named():
+            found = config.loss(output, unshared(targets), *teacher_outputs)
     except (HocketError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -160,6 +205,9 @@ def _loss_with(
             f"{shapes}: let the nets return outputs that the loss can compare, or "
             "convert them in the loss"
         ) from error
+    for value in named_losses(found).values():
+        refuse_kept(value, (output, teacher_outputs), begin, tensors)
+    return found
 
 
 def _shapes(output: Any) -> str:
