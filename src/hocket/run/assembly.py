@@ -178,7 +178,9 @@ def _assembled(
     if config.freeze is not None:
         captured = found.known.captured
         freezing = make_freezing(config, captured, plan, executor, context)
-    return plan, executor, freezing, followed_nets(found)
+    # Captured steps follow changes by themselves.
+    followed = () if asked == CAPTURED_STEP else followed_nets(found)
+    return plan, executor, freezing, followed
 
 
 def _prepared(config: PipelineConfig, world: World) -> PipelineConfig:

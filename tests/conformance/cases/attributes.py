@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain
+from tests.conformance.script import Script, batches, case, chain, refused
 
 WHAT: Final = "attributes of modules"
 
@@ -26,6 +26,8 @@ class Warm(nn.Module):
 
 @case(
     "a temperature in the root's forward",
+    # Frozen layers become a stage of their own: the forward is cut apart.
+    {"freeze": refused("the model's own forward")},
 )
 def temperature() -> Script:
     """As a schedule anneals it."""

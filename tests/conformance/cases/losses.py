@@ -18,8 +18,6 @@ from tests.conformance.script import (
     chain,
     mse,
     refused,
-    still_open,
-    unsuited,
 )
 
 WHAT: Final = "what the loss keeps and reads"
@@ -154,7 +152,6 @@ def learned_scale() -> Script:
     {
         "own-2 seq-2": refused("rank 1"),
         "wpipe": refused("the loss reads"),
-        "compile": still_open("what the first step did: 2 % off"),
     },
 )
 def late_penalty() -> Script:
@@ -200,8 +197,7 @@ def hooked_feature() -> Script:
 @case(
     "a loss with weights, while the loop changes a temperature in the model",
     {
-        "compile": still_open("the temperature is ignored"),
-        "freeze": unsuited("as a temperature alone"),
+        "freeze": refused("the model's own forward"),
     },
 )
 def weights_and_temperature() -> Script:

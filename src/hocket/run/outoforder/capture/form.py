@@ -75,7 +75,7 @@ class StepForms:
         found = [str(change) for change in changes]
         if self._places_now() != self._places:
             found.append("a weight or a buffer is another tensor")
-        if len(found) > len(changes) or any(x.is_module for x in changes):
+        if len(found) > len(changes) or any(x.kind for x in changes):
             self._read()
         return found
 
