@@ -91,11 +91,6 @@ def available_bytes(device: torch.device) -> int:
     return free + torch.cuda.memory_reserved(device)
 
 
-def can_access_peer(device: int, peer: int) -> bool:
-    """Return whether one device can read another's memory."""
-    return torch.cuda.can_device_access_peer(device, peer)
-
-
 def nccl_version() -> tuple[int, ...]:
     """Return the version of NCCL that torch was built with."""
     return tuple(torch.cuda.nccl.version())

@@ -160,9 +160,6 @@ CUDA_MODULE_LOADING: Final = Variable(
 CUDA_DEVICE_MAX_CONNECTIONS: Final = Variable(
     "CUDA_DEVICE_MAX_CONNECTIONS", "number of hardware queues of a GPU, 1 to 32"
 )
-CUDA_LAUNCH_BLOCKING: Final = Variable(
-    "CUDA_LAUNCH_BLOCKING", "whether each launch of a kernel waits for its end"
-)
 
 CUDA_ALLOCATOR: Final = Variable(
     "PYTORCH_CUDA_ALLOC_CONF",

@@ -11,25 +11,18 @@ from typer.testing import CliRunner
 
 from hocket.cli.main import app
 from hocket.env import ExitCode
-from hocket.run.cluster.doctor.limits import DiskSpace
+from hocket.run.cluster.doctor.examine import DiskSpace
 from tests.run.support.forked_command import hocket_forked
 from tests.run.support.network import ADDRESSES, PORT, codes_of, outputs, two_hosts
 
 CHECKS: Final = {
     "versions",
-    "encoding",
     "GPU",
-    "cores",
-    "load",
-    "memory",
     "shared memory",
     "disk",
-    "open files",
-    "locked memory",
-    "host name",
     "free ports",
 }
-TOGETHER: Final = {"rendezvous", "same versions", "clocks", "all-reduce, gloo"}
+TOGETHER: Final = {"rendezvous", "same versions", "all-reduce, gloo"}
 WHOLE_S: Final = 150.0  # for two Pythons to import torch on a busy machine
 PORT_CHECK: Final = "port 29500"
 
@@ -77,7 +70,6 @@ def test_with_workers(tmp_path: Path) -> None:
     done = hocket_forked(*command, cwd=tmp_path, timeout_s=WHOLE_S)
     report = reported_as_json(done.stdout)
     assert set(report["findings"]) >= CHECKS | TOGETHER, done.stderr
-    assert report["findings"]["cores"]["numbers"]["num_workers"] == 2
     assert done.returncode == (4 if report["severity"] == "fail" else 0)
     assert list(tmp_path.iterdir()) == []
 
@@ -85,7 +77,7 @@ def test_with_workers(tmp_path: Path) -> None:
 @pytest.mark.network
 @pytest.mark.timeout(300)
 def test_on_all_hosts_of_a_job(tmp_path: Path) -> None:
-    """Rank 0 reports for both; a name of the loopback is found on each."""
+    """Rank 0 reports for both."""
     with two_hosts() as hosts:
         meet = ["--master-addr", ADDRESSES[0], "--master-port", str(PORT)]
         script = ["-m", "hocket", "doctor", "--json"]
@@ -99,11 +91,8 @@ def test_on_all_hosts_of_a_job(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "out-0.txt").read_text())
     assert (tmp_path / "out-1.txt").read_text() == "", outputs(tmp_path)
     assert codes == [int(report["severity"] == "fail"), 0], outputs(tmp_path)
-    names = [one for one in report["findings"] if one["check"] == "host name"]
-    assert [one["severity"] for one in names] == ["warn", "warn"]
-    for one, address in zip(names, ADDRESSES, strict=True):
-        assert "look for this one on themselves" in one["found"]
-        assert f"--local-addr {address}" in one["mend"]
+    disks = [one for one in report["findings"] if one["check"] == "disk"]
+    for one, address in zip(disks, ADDRESSES, strict=True):
         assert one["host"].endswith(f"({address})")
     together = {one["check"]: one for one in report["findings"] if not one["host"]}
     assert set(together) >= TOGETHER

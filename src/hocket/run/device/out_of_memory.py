@@ -17,7 +17,7 @@ from hocket.core.timelines.peak import PeakBytes, peak_parts
 from hocket.draw.quantity import byte_size
 from hocket.errors import NoMemoryError
 from hocket.planner.recompute import recomputing
-from hocket.run.cluster.doctor.gpu_state import judge_gpu_memory
+from hocket.run.cluster.doctor.gpu import judge_gpu_memory
 from hocket.run.cluster.doctor.nvidia_smi import GpuState
 from hocket.run.cluster.world import World
 from hocket.run.device.memory import peak_bytes

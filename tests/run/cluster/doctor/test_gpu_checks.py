@@ -16,21 +16,19 @@ from hocket.run.cluster.doctor.gpu import (
     driver_version,
     judge_gpus,
     judge_nccl,
-    judge_peer_access,
     probe_gpus,
 )
 from tests.run.cluster.doctor.test_host_checks import check
 
 A100: Final = Gpu("NVIDIA A100-SXM4-80GB", 80 * 2**30)
-NONE: Final = HostGpus("", "2.13.0+cpu", "", "", (), ())
-TWO: Final = HostGpus("550.54", "2.13.0", "12.6", "", (A100, A100), ())
+NONE: Final = HostGpus("", "2.13.0+cpu", "", "", ())
+TWO: Final = HostGpus("550.54", "2.13.0", "12.6", "", (A100, A100))
 
 
 def test_no_gpu_is_said_plainly() -> None:
     """Nothing is wrong with it, whatever torch was built for."""
     check(judge_gpus(NONE, 2), Severity.OK, "no GPU", "runs on the CPU")
     check(judge_gpus(replace(NONE, cuda="12.6"), 2), Severity.OK, "no GPU")
-    check(judge_peer_access(NONE), Severity.OK, "no two GPUs")
 
 
 def test_a_driver_and_a_torch_that_do_not_fit() -> None:
@@ -51,13 +49,6 @@ def test_gpus_for_all_workers() -> None:
     reported = ["3 workers", "--nproc-per-node 2"]
     check(judge_gpus(TWO, 3), Severity.FAIL, *reported, "HOCKET_BACKEND=gloo")
     check(judge_gpus(TWO, 3, "gloo"), Severity.WARN, *reported, "share a GPU")
-
-
-def test_peer_access() -> None:
-    """Each pair that has none is named."""
-    check(judge_peer_access(TWO), Severity.OK, "each of 2 GPUs")
-    apart = replace(TWO, apart=((0, 1), (1, 0)))
-    check(judge_peer_access(apart), Severity.WARN, "0 of 1, 1 of 0", "nvidia-smi topo")
 
 
 def test_nccl() -> None:

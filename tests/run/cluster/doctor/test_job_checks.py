@@ -1,4 +1,4 @@
-"""The doctor on several workers: links, clocks, and how they met."""
+"""The doctor on several workers: links, and how they met."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hocket.errors import WaitError
 from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.job import (
     MeasuredLink,
-    judge_clocks,
     judge_failed_rendezvous,
     judge_links,
     judge_rendezvous,
@@ -20,7 +19,6 @@ from hocket.run.cluster.doctor.job import (
 from tests.run.cluster.doctor.test_host_checks import check
 from tests.run.support.forked import run_forked
 
-ONE: Final = ("a", "a")
 TWO: Final = ("a", "a", "b", "b")
 
 
@@ -74,14 +72,6 @@ def test_pairs(num_hosts: int, per_host: int) -> None:
         assert len(pairs) == len(hosts) * (len(hosts) - 1) // 2
     if 1 < len(hosts) <= 64:
         assert {rank for pair in pairs for rank in pair} == set(range(len(hosts)))
-
-
-def test_clocks() -> None:
-    """The one that is behind is named."""
-    check(judge_clocks(ONE, [0.0, 0.0]), Severity.OK, "one clock")
-    check(judge_clocks(TWO, [0.0, 0.0, 0.01, 0.012]), Severity.OK, "12 ms apart")
-    behind = judge_clocks(TWO, [0.0, 0.0, 3.5, 3.4])
-    check(behind, Severity.WARN, "3.5 s apart (rank 2 is the last)", "chrony")
 
 
 def test_rendezvous() -> None:

@@ -5,8 +5,7 @@
     torchrun          host ─┤  rank 0 gathers and reports
                       host ─┘
 
-On each host one worker checks the host, its name too: torchrun gives it to the other
-hosts as an address.
+On each host one worker checks the host.
 """
 
 from __future__ import annotations
@@ -14,44 +13,27 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import torch
-
 from hocket import env
+from hocket.draw.quantity import byte_size
 from hocket.errors import RunError
 from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.gpu import (
+    judge_clocks,
     judge_cuda_settings,
+    judge_gpu_memory,
     judge_gpus,
     judge_nccl,
-    judge_peer_access,
-    probe_cuda_settings,
     probe_gpus,
 )
-from hocket.run.cluster.doctor.gpu_state import judge_clocks, judge_gpu_memory
 from hocket.run.cluster.doctor.job import examine_job, judge_failed_rendezvous
-from hocket.run.cluster.doctor.limits import (
-    judge_disk,
-    judge_locked_memory,
-    judge_memory,
-    judge_open_files,
-    judge_shared_memory,
-    probe_disk,
-    probe_limits,
-    probe_memory,
-    probe_shared_memory,
-)
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
-from hocket.run.cluster.doctor.versions import (
-    judge_encoding,
-    judge_versions,
-    probe_versions,
-)
-from hocket.run.cluster.host import address_towards, interfaces, is_loopback
+from hocket.run.cluster.doctor.versions import judge_versions, probe_versions
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.job_folder import Json
 
@@ -59,30 +41,25 @@ DEFAULT_PORT: Final = 29500  # of torchrun
 _LISTENS: Final = "0A"  # as /proc/net/tcp writes the state
 _FEW_FREE: Final = 256
 _ENOUGH_FREE_SHARE: Final = 0.2
+_MIB: Final = 2**20
+_GIB: Final = 2**30
+_SHARED: Final = Path("/dev/shm")
+_FEW_SHARED_BYTES: Final = 16 * _MIB
+_ENOUGH_SHARED_BYTES: Final = _GIB  # docker gives 64 MiB
+_FEW_DISK_BYTES: Final = 256 * _MIB
+_ENOUGH_DISK_BYTES: Final = 10 * _GIB  # some checkpoints
 
 
-def examine_host(folder: Path, world: World | None = None) -> Iterator[Finding]:
+def examine_host(folder: Path) -> Iterator[Finding]:
     """Run every check of one host.
 
     Args:
         folder: the folder that runs write to.
-        world: the job, if this process is a worker of one.
     """
-    num_workers = env.LOCAL_WORLD_SIZE.integer()
-    versions = probe_versions()
-    yield judge_versions(versions)
-    yield judge_encoding(versions)
-    yield from _examine_gpus(num_workers)
-    cores = probe_cores()
-    yield judge_cores(cores)
-    yield judge_load(cores)
-    yield judge_memory(probe_memory(), num_workers)
+    yield judge_versions(probe_versions())
+    yield from _examine_gpus()
     yield judge_shared_memory(probe_shared_memory())
     yield judge_disk(probe_disk(folder))
-    limits = probe_limits()
-    yield judge_open_files(limits, 1 if world is None else world.world_size)
-    yield judge_locked_memory(limits)
-    yield judge_name(probe_name("" if world is None else world.address))
     ports = probe_ports()
     yield judge_free_ports(ports)
     if not env.MASTER_PORT.is_set:  # else the launcher of this job may have it
@@ -113,10 +90,10 @@ def worker(folder: str) -> Json:
     return [finding.to_json() for finding in examine(Path(folder))]
 
 
-def _examine_gpus(num_workers: int) -> Iterator[Finding]:
+def _examine_gpus() -> Iterator[Finding]:
     """Run the checks of GPUs; only the first where torch has none to use."""
     gpus = probe_gpus()
-    yield judge_gpus(gpus, num_workers, env.BACKEND.text())
+    yield judge_gpus(gpus, env.LOCAL_WORLD_SIZE.integer(), env.BACKEND.text())
     if not gpus.devices:
         return
     usable = {device.uuid for device in gpus.devices}
@@ -124,15 +101,18 @@ def _examine_gpus(num_workers: int) -> Iterator[Finding]:
     states = [state for state in every if state.uuid in usable] or every
     yield judge_gpu_memory(states)
     yield judge_clocks(states)
-    yield judge_peer_access(gpus)
     yield judge_nccl(gpus)
-    yield judge_cuda_settings(probe_cuda_settings(), len(gpus.devices))
+    yield judge_cuda_settings(
+        env.CUDA_MODULE_LOADING.text(),
+        env.CUDA_DEVICE_MAX_CONNECTIONS.text(),
+        len(gpus.devices),
+    )
 
 
 def _examine_together(world: World, folder: Path) -> list[Finding]:
     own: list[Finding] = []
     if world.same_host[0] == world.rank:  # one worker checks each host
-        own = list(examine_host(folder, world))
+        own = list(examine_host(folder))
     if len(set(world.hosts)) > 1:
         name = f"{socket.gethostname()} ({world.address or f'rank {world.rank}'})"
         own = [replace(finding, host=name) for finding in own]
@@ -142,83 +122,6 @@ def _examine_together(world: World, folder: Path) -> list[Finding]:
     if world.rank:
         return []
     return [Finding.from_json(one) for host in gathered for one in host] + together
-
-
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """The cores of one host, and what uses them.
-
-    Args:
-        num_cores: cores that this process may use; a fraction under a container's
-            quota.
-        num_workers: workers on this host.
-        num_threads: threads of each worker.
-        load: processes that wanted to run at a time, mean of the last minute.
-    """
-
-    num_cores: float
-    num_workers: int
-    num_threads: int
-    load: float
-
-
-def probe_cores() -> Cores:
-    """Read the number of cores, threads and the load."""
-    cores = float(len(os.sched_getaffinity(0)))
-    return Cores(
-        num_cores=min(cores, _quota(Path("/sys/fs/cgroup")) or cores),
-        num_workers=env.LOCAL_WORLD_SIZE.integer(),
-        num_threads=torch.get_num_threads(),
-        load=os.getloadavg()[0],
-    )
-
-
-def judge_cores(cores: Cores) -> Finding:
-    """Check that threads do not share cores."""
-    wanted = cores.num_workers * cores.num_threads
-    found = (
-        f"{cores.num_workers} worker{'s' * (cores.num_workers > 1)} x "
-        f"{cores.num_threads} thread{'s' * (cores.num_threads > 1)} on "
-        f"{cores.num_cores:g} cores"
-    )
-    if wanted <= cores.num_cores:
-        return Finding("cores", Severity.OK, found, numbers=asdict(cores))
-    fair = max(1, int(cores.num_cores) // cores.num_workers)
-    few = cores.num_workers > cores.num_cores
-    return Finding(
-        "cores",
-        Severity.WARN,
-        f"{found}: they wait for each other",
-        "start fewer workers" if few else f"OMP_NUM_THREADS={fair}",
-        asdict(cores),
-    )
-
-
-def judge_load(cores: Cores) -> Finding:
-    """Check that other programs leave the cores free."""
-    found = f"a load of {cores.load:.1f} on {cores.num_cores:g} cores"
-    if cores.load <= cores.num_cores:
-        return Finding("load", Severity.OK, found, numbers=asdict(cores))
-    return Finding(
-        "load",
-        Severity.WARN,
-        f"{found}: a profile measured now will be wrong",
-        "end what else runs here (`top` shows it), or wait for it",
-        asdict(cores),
-    )
-
-
-def _quota(root: Path) -> float:
-    """Return the cores that a container may use; 0 if it has no quota."""
-    new, old = root / "cpu.max", root / "cpu" / "cpu.cfs_quota_us"
-    if new.is_file():
-        quota, period = new.read_text().split()
-    elif old.is_file():
-        quota = old.read_text().strip()
-        period = old.with_name("cpu.cfs_period_us").read_text()
-    else:
-        return 0.0
-    return int(quota) / int(period) if quota.isdigit() else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,74 +189,96 @@ def judge_default_port(ports: Ports) -> Finding:
     )
 
 
-_ELSEWHERE: Final = "192.0.2.1"  # kept free for documentation (RFC 5737)
-
-
 @dataclass(frozen=True, slots=True)
-class Naming:
-    """The host's name, and the addresses that it resolves to.
+class DiskSpace:
+    """One file system.
 
     Args:
-        name: the host's name.
-        resolved: the addresses that the name resolves to on this host.
-        error: why it does not resolve; empty if it does.
-        own: this host's addresses.
-        used: the address at which the other hosts of the job reach this one; on a job
-            of one host, and without a job, the one towards the network; empty if there
-            is none.
+        path: a folder in it.
+        total_bytes: the file system's size; 0 if the folder is not there.
+        free_bytes: the bytes that this user may still write.
+        num_free_files: the files that may still be made; -1 if they are not counted.
+        error: why nothing can be written; empty if writing works or was not tried.
     """
 
-    name: str
-    resolved: tuple[str, ...]
-    error: str
-    own: tuple[str, ...]
-    used: str
+    path: str
+    total_bytes: int
+    free_bytes: int
+    num_free_files: int
+    error: str = ""
 
 
-def probe_name(used: str = "") -> Naming:
-    """Resolve the name as other programs do.
+def probe_shared_memory() -> DiskSpace:
+    """Measure the file system of POSIX shared memory."""
+    return _space(_SHARED)
+
+
+def probe_disk(folder: Path) -> DiskSpace:
+    """Measure the disk of a folder, and write a file there.
 
     Args:
-        used: see `Naming`; if not known, the address towards the network.
+        folder: where runs write; its nearest parent if it does not exist yet.
     """
-    name, error = socket.gethostname(), ""
-    resolved: tuple[str, ...] = ()
+    folder = folder.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    error = ""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        resolved = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as refused:
-        error = str(refused)
-    own = tuple(address for _, address in interfaces())
-    return Naming(name, resolved, error, own, used or address_towards(_ELSEWHERE))
+        error = refused.strerror or str(refused)
+    return _space(folder, error)
 
 
-def judge_name(naming: Naming) -> Finding:
-    """Check that other hosts find this one under its name."""
-    fault = _fault(naming)
-    leads_to = f"{naming.name} is {', '.join(naming.resolved) or 'nowhere'}"
-    if not fault:
-        return Finding("host name", Severity.OK, leads_to, numbers=asdict(naming))
-    address = naming.used or "ADDRESS"
+def judge_shared_memory(space: DiskSpace) -> Finding:
+    """Check that data loaders and NCCL have shared memory for their batches."""
+    severity = _severity(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
+    found = f"{byte_size(space.free_bytes)} of {byte_size(space.total_bytes)} free"
+    if severity is Severity.OK:
+        return Finding("shared memory", severity, found, numbers=asdict(space))
     return Finding(
-        "host name",
-        Severity.WARN,
-        f"{leads_to}: {fault}",
-        f"on several hosts, write `{address} {naming.name}` into /etc/hosts of each in "
-        f"place of what is there, or give torchrun --local-addr {address}",
-        asdict(naming),
+        "shared memory",
+        severity,
+        f"{found} in {space.path}; workers of data loaders end with a bus error where "
+        "it is full, NCCL does not start",
+        "`docker run --shm-size=8g`; elsewhere `mount -o remount,size=50% /dev/shm`, "
+        "and remove what lies there",
+        asdict(space),
     )
 
 
-def _fault(naming: Naming) -> str:
-    """Return what is wrong with the name; empty if nothing is."""
-    if naming.error:
-        return f"it does not resolve ({naming.error})"
-    if all(is_loopback(address) for address in naming.own):
-        return ""  # this host has no network, so no other host looks for it
-    if all(is_loopback(address) for address in naming.resolved):
-        return "under it, other hosts look for this one on themselves"
-    if not set(naming.resolved) & set(naming.own):
-        return f"this host has other addresses ({', '.join(naming.own)})"
-    if naming.used and naming.used not in naming.resolved:
-        return f"the other hosts reach it at {naming.used}"
-    return ""
+def judge_disk(space: DiskSpace) -> Finding:
+    """Check that a run can write its files."""
+    severity = _severity(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
+    found = f"{byte_size(space.free_bytes)} free in {space.path}"
+    mend = "delete old checkpoints, keep fewer of them, or choose another folder"
+    if space.error:
+        severity = Severity.FAIL
+        found += f", but nothing can be written: {space.error}"
+        mend = "choose a folder that this user may write to (--folder, --run-dir)"
+    elif space.num_free_files == 0:
+        severity, found = Severity.FAIL, f"{found}, but no file can be made (inodes)"
+    mend = "" if severity is Severity.OK else mend
+    return Finding("disk", severity, found, mend, asdict(space))
+
+
+def _severity(has: int, few: int, enough: int) -> Severity:
+    if has < few:
+        return Severity.FAIL
+    return Severity.WARN if has < enough else Severity.OK
+
+
+def _space(path: Path, error: str = "") -> DiskSpace:
+    if not path.is_dir():
+        return DiskSpace(str(path), 0, 0, 0, "it does not exist")
+    found = os.statvfs(path)
+    return DiskSpace(
+        str(path),
+        found.f_blocks * found.f_frsize,
+        found.f_bavail * found.f_frsize,
+        found.f_favail if found.f_files else -1,
+        error,
+    )

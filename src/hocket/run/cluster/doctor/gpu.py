@@ -1,8 +1,7 @@
-"""Checks GPUs: the driver, torch's access, NCCL, and access to each other's memory.
+"""Checks GPUs: the driver, torch's access, NCCL, free memory and clocks.
 
-And the environment variables that change how CUDA loads and runs kernels. A posted
-receive is a kernel that runs until its message arrives. Whatever waits for it without
-need may wait for ever:
+A posted receive is a kernel that runs until its message arrives. Whatever waits for it
+without need may wait for ever:
 
     stream of messages   │ receive 1B0's gradient ........................
     stream of the lane   │ 1F1, the first use of a kernel ── loading it waits
@@ -11,7 +10,9 @@ need may wait for ever:
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,24 @@ from torch.distributed import is_nccl_available
 from hocket import cuda, env
 from hocket.draw.quantity import byte_size
 from hocket.run.cluster.doctor.finding import Finding, Severity
+from hocket.run.cluster.doctor.nvidia_smi import ClockLimit, GpuState
+from hocket.run.diagnostics.job_folder import Json
+
+_FEW_FREE_BYTES: Final = 2**30  # CUDA's context, cuBLAS and NCCL alone take as much
+_ENOUGH_FREE_SHARE: Final = 0.9
+_REASONS: Final = {
+    ClockLimit.USER: "a user setting of the clocks",
+    ClockLimit.HARDWARE: "heat or a lack of power",
+    ClockLimit.SOFTWARE_HEAT: "heat",
+    ClockLimit.HEAT: "heat",
+    ClockLimit.POWER_BRAKE: "the power supply",
+}
+_NO_STATE: Final = "`nvidia-smi` is missing or reports nothing"
+_GET_STATE: Final = (
+    "install the driver's tools; in a container, NVIDIA_DRIVER_CAPABILITIES="
+    "compute,utility"
+)
+_DEFAULT_CONNECTIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +68,6 @@ class HostGpus:
         cuda: the CUDA version that torch was built for; empty for a CPU build.
         error: torch's error if it was built for GPUs and cannot use them.
         devices: the GPUs that torch can use.
-        apart: pairs of GPUs that cannot read each other's memory.
         nccl: the version of NCCL that torch has; empty if it has none.
     """
 
@@ -58,32 +76,22 @@ class HostGpus:
     cuda: str
     error: str
     devices: tuple[Gpu, ...]
-    apart: tuple[tuple[int, int], ...]
     nccl: str = ""
 
 
 def probe_gpus() -> HostGpus:
     """Query the kernel driver and torch."""
     devices: list[Gpu] = []
-    apart: list[tuple[int, int]] = []
     if cuda.is_available():
-        numbers = range(cuda.num_devices())
-        for number in numbers:
+        for number in range(cuda.num_devices()):
             name, uuid = cuda.device_name(number), cuda.device_uuid(number)
             devices.append(Gpu(name, cuda.total_bytes(number), uuid))
-        apart = [
-            (a, b)
-            for a in numbers
-            for b in numbers
-            if a != b and not cuda.can_access_peer(a, b)
-        ]
     return HostGpus(
         driver=driver_version(Path("/proc/driver/nvidia/version")),
         torch=str(torch.__version__),
         cuda=torch.version.cuda or torch.version.hip or "",
         error="" if devices else _why_not(),
         devices=tuple(devices),
-        apart=tuple(apart),
         nccl=_nccl_version(),
     )
 
@@ -118,26 +126,6 @@ def judge_gpus(gpus: HostGpus, num_workers: int, backend: str = "") -> Finding:
     return Finding("GPU", Severity.FAIL, found, mend, numbers)
 
 
-def judge_peer_access(gpus: HostGpus) -> Finding:
-    """Check that GPUs of one host can read each other's memory."""
-    check = "peer access"
-    if len(gpus.devices) < 2:
-        return Finding(check, Severity.OK, "no two GPUs on this host")
-    if not gpus.apart:
-        found = f"each of {len(gpus.devices)} GPUs reads the others' memory"
-        return Finding(check, Severity.OK, found)
-    pairs = ", ".join(f"{a} of {b}" for a, b in gpus.apart[:6])
-    more = " ..." if len(gpus.apart) > 6 else ""
-    return Finding(
-        check,
-        Severity.WARN,
-        f"these GPUs cannot read the memory of others: {pairs}{more}; their messages "
-        "go through the host's memory",
-        "`nvidia-smi topo -m` shows how they are connected; PCIe access control "
-        "(ACS, IOMMU) in the BIOS often forbids it; put stages that talk side by side",
-    )
-
-
 def judge_nccl(gpus: HostGpus) -> Finding:
     """Check that GPUs can exchange messages."""
     if gpus.nccl:
@@ -150,6 +138,102 @@ def judge_nccl(gpus: HostGpus) -> Finding:
         Severity.FAIL,
         f"{found}: {len(gpus.devices)} GPUs cannot exchange messages",
         "install the build of torch for CUDA on Linux (pytorch.org shows the command)",
+    )
+
+
+def judge_gpu_memory(states: Sequence[GpuState]) -> Finding:
+    """Check that the memory of all GPUs is free, and name the processes that hold it.
+
+    Args:
+        states: the GPUs that torch can use.
+    """
+    check = "GPU memory"
+    if not states:
+        return Finding(check, Severity.WARN, f"unknown: {_NO_STATE}", _GET_STATE)
+    numbers: dict[str, Json] = {
+        str(state.index): [state.free_bytes, state.total_bytes] for state in states
+    }
+    used = [s for s in states if s.free_bytes < _ENOUGH_FREE_SHARE * s.total_bytes]
+    if not used:
+        least_bytes = min(state.free_bytes for state in states)
+        found = f"at least {byte_size(least_bytes)} free on each"
+        return Finding(check, Severity.OK, found, numbers=numbers)
+    full = any(state.free_bytes < _FEW_FREE_BYTES for state in used)
+    return Finding(
+        check,
+        Severity.FAIL if full else Severity.WARN,
+        "; ".join(map(_holders, used)),
+        "end these processes (`kill PID`; `nvidia-smi` shows them), or choose other "
+        "GPUs with CUDA_VISIBLE_DEVICES",
+        numbers,
+    )
+
+
+def judge_clocks(states: Sequence[GpuState]) -> Finding:
+    """Check that neither heat, nor power, nor a setting lowers the clocks.
+
+    Args:
+        states: the GPUs that torch can use.
+    """
+    check = "GPU clocks"
+    if not states:
+        return Finding(check, Severity.WARN, f"unknown: {_NO_STATE}", _GET_STATE)
+    numbers: dict[str, Json] = {
+        str(state.index): [state.sm_mhz, state.max_sm_mhz] for state in states
+    }
+    slow = [state for state in states if state.limits]
+    if not slow:
+        highest = sorted({state.max_sm_mhz for state in states})
+        found = f"nothing lowers them; at most {' or '.join(map(str, highest))} MHz"
+        return Finding(check, Severity.OK, found, numbers=numbers)
+    lowered = "; ".join(
+        f"GPU {state.index} at {state.sm_mhz} of {state.max_sm_mhz} MHz, lowered by "
+        + " and ".join(dict.fromkeys(_REASONS[limit] for limit in state.limits))
+        for state in slow
+    )
+    mend = "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER` shows more; "
+    if any(ClockLimit.USER in state.limits for state in slow):
+        mend += "`nvidia-smi -rgc -rac` (as root) frees clocks that were set"
+    else:
+        mend += "check cooling and power: a stage on a slow GPU slows down all others"
+    return Finding(
+        check,
+        Severity.WARN,
+        f"{lowered}: a profile measured now will be wrong",
+        mend,
+        numbers,
+    )
+
+
+def judge_cuda_settings(loading: str, connections: str, num_gpus: int) -> Finding:
+    """Check that kernels need not wait for messages that wait for them.
+
+    Args:
+        loading: CUDA_MODULE_LOADING; empty if it is not set: workers over NCCL set it.
+        connections: CUDA_DEVICE_MAX_CONNECTIONS, the number of hardware queues; empty
+            if it is not set.
+        num_gpus: GPUs of this host; one alone has no messages.
+    """
+    faults: list[tuple[str, str]] = []
+    if num_gpus > 1 and loading.upper() not in ("", "EAGER"):
+        name = env.CUDA_MODULE_LOADING.name
+        found = (
+            f"{name} is {loading}: the first use of a kernel may wait for the whole "
+            "device, and so for a posted receive"
+        )
+        faults.append((found, f"unset {name}"))
+    if connections.isdigit() and int(connections) < _DEFAULT_CONNECTIONS:
+        name = env.CUDA_DEVICE_MAX_CONNECTIONS.name
+        found = (
+            f"{name}={connections}: with so few hardware queues, lanes wait for each "
+            "other, and for posted receives"
+        )
+        faults.append((found, f"unset {name} (it is {_DEFAULT_CONNECTIONS} then)"))
+    return Finding(
+        "CUDA settings",
+        Severity.WARN if faults else Severity.OK,
+        "; ".join(found for found, _ in faults) or "kernels need not wait for messages",
+        ", ".join(mend for _, mend in faults),
     )
 
 
@@ -203,94 +287,13 @@ def _why_not() -> str:
     return ""
 
 
-_DEFAULT_CONNECTIONS: Final = 8
-_MOST_CONNECTIONS: Final = 32  # CUDA C++ programming guide, "Environment variables"
-
-
-@dataclass(frozen=True, slots=True)
-class CudaSettings:
-    """Environment variables of CUDA; empty if they are not set.
-
-    Args:
-        module_loading: CUDA_MODULE_LOADING.
-        max_connections: CUDA_DEVICE_MAX_CONNECTIONS, the number of hardware queues.
-        launch_blocking: CUDA_LAUNCH_BLOCKING.
-    """
-
-    module_loading: str
-    max_connections: str
-    launch_blocking: str
-
-
-def probe_cuda_settings() -> CudaSettings:
-    """Read the environment."""
-    return CudaSettings(
-        env.CUDA_MODULE_LOADING.text(),
-        env.CUDA_DEVICE_MAX_CONNECTIONS.text(),
-        env.CUDA_LAUNCH_BLOCKING.text(),
-    )
-
-
-def judge_cuda_settings(settings: CudaSettings, num_gpus: int) -> Finding:
-    """Check that kernels need not wait for messages that wait for them.
-
-    Args:
-        settings: the environment.
-        num_gpus: GPUs of this host; one alone has no messages.
-    """
-    faults = [
-        fault
-        for fault in (
-            _module_loading(settings, num_gpus),
-            _connections(settings),
-            _launch_blocking(settings),
-        )
-        if fault is not None
+def _holders(state: GpuState) -> str:
+    """Return how much of a GPU's memory is free, and who holds the rest."""
+    names = [
+        f"{one.name} (process {one.pid}, {byte_size(one.used_bytes)})"
+        for one in state.processes
+        if one.pid != os.getpid()
     ]
-    if not faults:
-        found = "kernels need not wait for messages"
-        return Finding("CUDA settings", Severity.OK, found, numbers=asdict(settings))
-    return Finding(
-        "CUDA settings",
-        Severity.WARN,
-        "; ".join(found for found, _ in faults),
-        ", ".join(mend for _, mend in faults),
-        asdict(settings),
-    )
-
-
-def _module_loading(settings: CudaSettings, num_gpus: int) -> tuple[str, str] | None:
-    name = env.CUDA_MODULE_LOADING.name
-    if num_gpus < 2 or settings.module_loading.upper() in ("", "EAGER"):
-        return None  # where it is not set, workers over NCCL set it
-    return (
-        f"{name} is {settings.module_loading}: the first use of a kernel may wait "
-        "for the whole device, and so for a posted receive",
-        f"unset {name}",
-    )
-
-
-def _connections(settings: CudaSettings) -> tuple[str, str] | None:
-    name, text = env.CUDA_DEVICE_MAX_CONNECTIONS.name, settings.max_connections
-    if not text:
-        return None
-    if not text.isdigit() or not 1 <= int(text) <= _MOST_CONNECTIONS:
-        return f"{name}={text} is not 1 to {_MOST_CONNECTIONS}", f"unset {name}"
-    if int(text) >= _DEFAULT_CONNECTIONS:
-        return None
-    return (
-        f"{name}={text}: with so few hardware queues, lanes wait for each other, and "
-        "for posted receives",
-        f"unset {name} (it is {_DEFAULT_CONNECTIONS} then)",
-    )
-
-
-def _launch_blocking(settings: CudaSettings) -> tuple[str, str] | None:
-    name = env.CUDA_LAUNCH_BLOCKING.name
-    if settings.launch_blocking in ("", "0"):
-        return None
-    return (
-        f"{name}={settings.launch_blocking}: each launch waits for its kernel, which "
-        "only helps to find errors",
-        f"unset {name}",
-    )
+    free, total = byte_size(state.free_bytes), byte_size(state.total_bytes)
+    held = ", ".join(names) or "no process that can be seen from here"
+    return f"GPU {state.index} has {free} of {total} free, the rest is held by {held}"

@@ -1,7 +1,4 @@
-"""Checks that need several workers: rendezvous, clocks, software and links.
-
-A link is measured by all-reduces between two workers, over gloo and over NCCL.
-"""
+"""Checks that need several workers: rendezvous, software and links."""
 
 from __future__ import annotations
 
@@ -18,12 +15,18 @@ import torch.distributed as dist
 
 from hocket import env
 from hocket.draw.quantity import byte_size, seconds
-from hocket.run.cluster.clock import clock_offset_s
 from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.versions import judge_same_versions, probe_versions
 from hocket.run.cluster.world import World
 
-_SKEW_S: Final = 0.1  # reports of failures are put in order by the time of day
+_MAX_PAIRS: Final = 64  # 12 workers, each with each; a pair takes half a second at most
+_SMALL_BYTES: Final = 2**16
+_LARGE_BYTES: Final = 2**24
+_LONG_S: Final = 0.1  # for one all-reduce
+_NUM_TRIES: Final = 3
+_PAIR_TIMEOUT_S: Final = 10.0
+_SLOW_SHARE: Final = 1 / 3  # of the median: another cable, or other traffic
+_SLOW_BYTES_PER_S: Final = 12.5e6  # 100 Mb/s: a model of 100 MB takes 8 s
 
 
 def examine_job(world: World) -> Iterator[Finding]:
@@ -35,12 +38,10 @@ def examine_job(world: World) -> Iterator[Finding]:
     yield judge_rendezvous(world.hosts, world.gather_json(interface_of(world)))
     versions = world.gather_json(asdict(probe_versions()), "versions")
     yield judge_same_versions(versions)
-    skew_s = clock_offset_s(world.rank, world.hosts, time.time)
-    yield judge_clocks(world.hosts, world.gather_json(skew_s, "clocks"))
     devices = {torch.device("cpu"), world.device}
     for device in sorted(devices, key=str):
         backend = "gloo" if device.type == "cpu" else "NCCL"
-        yield judge_links(_measure_links(world, device), backend)
+        yield judge_links(measure_links(world, device), backend)
 
 
 def interface_of(world: World) -> str:
@@ -77,40 +78,6 @@ def judge_failed_rendezvous(error: Exception) -> Finding:
     )
 
 
-def judge_clocks(hosts: Sequence[str], skews_s: Sequence[float]) -> Finding:
-    """Check that the hosts agree on the time of day.
-
-    Args:
-        hosts: the host of each rank.
-        skews_s: how far rank 0's clock is ahead of each rank's.
-    """
-    numbers = {"skews_s": list(skews_s)}
-    if len(set(hosts)) == 1:
-        return Finding("clocks", Severity.OK, "one host has one clock", numbers=numbers)
-    spread_s = max(skews_s) - min(skews_s)
-    found = f"the hosts' clocks are {seconds(spread_s)} apart"
-    if spread_s <= _SKEW_S:
-        return Finding("clocks", Severity.OK, found, numbers=numbers)
-    return Finding(
-        "clocks",
-        Severity.WARN,
-        f"{found} (rank {skews_s.index(max(skews_s))} is the last): the order of "
-        "failures on different hosts will be reported wrong",
-        "run chrony or systemd-timesyncd on every host (`timedatectl` shows whether)",
-        numbers,
-    )
-
-
-_MAX_PAIRS: Final = 64  # 12 workers, each with each; a pair takes half a second at most
-_SMALL_BYTES: Final = 2**16
-_LARGE_BYTES: Final = 2**24
-_LONG_S: Final = 0.1  # for one all-reduce
-_NUM_TRIES: Final = 3
-_PAIR_TIMEOUT_S: Final = 10.0
-_SLOW_SHARE: Final = 1 / 3  # of the median: another cable, or other traffic
-_SLOW_BYTES_PER_S: Final = 12.5e6  # 100 Mb/s: a model of 100 MB takes 8 s
-
-
 @dataclass(frozen=True, slots=True)
 class MeasuredLink:
     """The bandwidth and latency between two workers.
@@ -130,7 +97,7 @@ class MeasuredLink:
     error: str = ""
 
 
-def _measure_links(world: World, device: torch.device) -> list[MeasuredLink]:
+def measure_links(world: World, device: torch.device) -> list[MeasuredLink]:
     """Measure one pair of workers after another. Every worker must call this.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import locale
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -40,14 +39,12 @@ class SoftwareVersions:
         torch: torch's version.
         python: Python's version.
         needed: the packages that hocket needs.
-        encoding: the default encoding of text files.
     """
 
     hocket: str
     torch: str
     python: str
     needed: tuple[RequiredPackage, ...]
-    encoding: str
 
 
 def probe_versions() -> SoftwareVersions:
@@ -57,7 +54,6 @@ def probe_versions() -> SoftwareVersions:
         torch=str(torch.__version__),
         python=platform.python_version(),
         needed=tuple(_needed()),
-        encoding=locale.getpreferredencoding(do_setlocale=False),
     )
 
 
@@ -80,19 +76,6 @@ def judge_versions(versions: SoftwareVersions) -> Finding:
         f"{found}; {', '.join(faults)}",
         "`pip install --upgrade hocket` into the environment that runs",
         asdict(versions),
-    )
-
-
-def judge_encoding(versions: SoftwareVersions) -> Finding:
-    """Check that text is read as UTF-8."""
-    found = f"text files are {versions.encoding}"
-    if versions.encoding.replace("-", "").lower() == "utf8":
-        return Finding("encoding", Severity.OK, found)
-    return Finding(
-        "encoding",
-        Severity.WARN,
-        f"{found}; recipes, data and reports are UTF-8",
-        "PYTHONUTF8=1, or LANG=C.UTF-8",
     )
 
 
