@@ -14,7 +14,7 @@ import hocket
 from hocket.errors import ConfigError
 from hocket.freeze import Plasticity
 from hocket.model.trace.value import SentTensor
-from hocket.run.elastic.activations import sample_dimension
+from hocket.run.elastic.make import sample_dimension
 
 POLICY = Plasticity(every_steps=1, window=2, patience=1, tolerance=0.9)
 NUM_SAMPLES = 4  # of a microbatch

@@ -20,7 +20,7 @@ from hocket.freeze import Alpha
 from hocket.freeze.decide import Decider
 from hocket.run.checkpoint.format.newest import find
 from hocket.run.checkpoint.format.opened import open_checkpoint
-from hocket.run.elastic.activations import distance
+from hocket.run.elastic.make import distance
 from tests.run.support.forked import answers_of, run_forked
 from tests.run.support.freezing_workers import (
     ADAMW,

@@ -1,6 +1,6 @@
 """What policies measure of each layer: nothing, or its gradients.
 
-Activations are measured in `activations.py`.
+Activations are measured in `make.py`.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ is the updater's work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
@@ -36,13 +36,13 @@ from hocket.run.engine.emulator.net import (
     leaves_of,
     make_net,
 )
-from hocket.run.engine.emulator.update import Updates
 from hocket.run.engine.programs.by_net import (
     ByNet,
     arguments_by_net,
     check_buffers,
     check_flows,
     check_losses,
+    check_optimizer,
     configs_by_net,
     cuts_by_net,
     net_inputs,
@@ -53,11 +53,14 @@ from hocket.run.engine.programs.net_setup import stages_of, whole_batch_sources
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.stage.net_output import example_of
 from hocket.run.stage.seed import preserve_generators
+from hocket.run.weights.follower import Follower, Pairs, follow
 from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
     OptimizerFactory,
     SchedulerFactory,
+    TrainingConfig,
 )
+from hocket.run.weights.updater import Updater
 
 Losses = dict[str, float]
 
@@ -167,7 +170,7 @@ def emulate(
     model_of = arguments_by_net(models, names, "models")
     history: list[dict[str, Losses]] = []
     nets: dict[str, EmulatedNet] = {}
-    updates: Updates | None = None
+    updates: _Updates | None = None
     sizes = part_sizes(program)
     facts = {net.name: net for net in program.nets}
     with preserve_generators(CPU):
@@ -183,47 +186,3 @@ def emulate(
                 for name in names
             }
             if updates is None:
-                nets = _make_nets(program, plans, model_of, loss_of, pairs, parts)
-                updates = Updates(program, nets, optimizer_of, settings, clip_norm)
-            for net in nets.values():
-                updates.forget_moments(net.begin(number))
-            step = Step(nets, facts, loss_of, parts, program.num_replicas, seed, number)
-            for group in gradient_groups(program):
-                step.run_group(group)
-            updates.update(number)
-            history.append(step.sums)
-    return [x[names[0]] for x in history] if len(names) == 1 else history
-
-
-def _make_nets(
-    program: Program,
-    plans: Sequence[EmulatedStages],
-    models: Mapping[str, nn.Module],
-    losses: Mapping[str, Callable[..., Any]],
-    pairs: Mapping[str, Any],
-    parts: Mapping[str, Sequence[Microbatch]],
-) -> dict[str, EmulatedNet]:
-    nets: dict[str, EmulatedNet] = {}
-    outputs: dict[str, Any] = {}
-    for plan in plans:
-        if plan.name not in models:
-            raise ConfigError(f"net {plan.name} has no model: give models")
-        (first, *_) = parts[plan.name]
-        given = [
-            example_of(outputs[source], parts[source][0].num_samples, first.num_samples)
-            for source in plan.inputs
-        ]
-        sizes = tuple(part.num_samples for part in parts[plan.name])
-        _, args, kwargs = to_capture(
-            models[plan.name],
-            pairs[plan.name],
-            len(sizes),
-            {sum(sizes): sizes}.__getitem__,
-            pytree.tree_leaves(given),
-        )
-        loss, model = losses.get(plan.name), models[plan.name]
-        net = make_net(plan, program, model, args, kwargs, loss, first.targets)
-        nets[plan.name] = net
-        if any(plan.name in other.inputs for other in plans):
-            outputs[plan.name] = example_output(net, leaves_of(given, first))
-    return nets

@@ -4,27 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hocket.core.check import check
-from hocket.core.costs import Costs
-from hocket.core.program import Program
+from hocket.core.costs import Costs, StageCost
+from hocket.core.program import Net, Program
 from hocket.core.schedule import Schedule
-from hocket.model.stages.cut import num_frozen_stages
+from hocket.errors import ConfigError
+from hocket.model.profile.clock import clock_of
+from hocket.model.stages.cut import boundaries_from_names, num_frozen_stages
+from hocket.model.stages.stage import StageModule
 from hocket.passes.fill_with import fill_with
 from hocket.passes.freeze_stages import freeze_stages
+from hocket.planner.stages import add_layers
+from hocket.planner.teachers.joint_balance import cut_teacher, joint_balance
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.cut_model import CutModel, balanced_boundaries, cut_and_measure
 from hocket.run.tune.cut.profiled_model import ProfiledModel
-from hocket.run.tune.teachers.cuts import cut_teachers, student_boundaries
-from hocket.run.tune.teachers.program import (
-    joint_costs,
-    joint_program,
-    measure_teacher_updates,
+from hocket.run.tune.teachers.stages import (
+    CutTeacher,
+    KnownTeacher,
+    TeacherPlaces,
+    beside_student,
+    on_devices,
 )
-from hocket.run.tune.teachers.stages import CutTeacher, KnownTeacher
 from hocket.run.tune.timed_order import order_for_costs, takes_costs
+from hocket.run.weights.follower import Follower, Pairs
+from hocket.run.weights.momentum import FollowerUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +89,21 @@ class NetCutter:
             ConfigError: a teacher's cut makes more stages than there are devices.
         """
         program, context = order.program, self._context
-        at = student_boundaries(config, program, context, self._student, self._teachers)
+        at = _student_boundaries(
+            config, program, context, self._student, self._teachers
+        )
         key = program, at
         if key not in self._found:
             student = cut_and_measure(config, program, context, self._student, at)
-            cuts = tuple(cut_teachers(self._teachers, student, program))
-            update_s = measure_teacher_updates(cuts, context)
-            costs = joint_costs(cuts, student.costs, update_s)
+            cuts = tuple(_cut_teachers(self._teachers, student, program))
+            update_s = _measure_teacher_updates(cuts, context)
+            costs = _joint_costs(cuts, student.costs, update_s)
             self._found[key] = _Measured(student, cuts, costs)
         found = self._found[key]
         student, cuts = found.student, found.teachers
         own = _frozen(config, order, student).program
         return JointNets(
-            joint_program(own, cuts, whole_batch=config.whole_batch),
+            _joint_program(own, cuts, whole_batch=config.whole_batch),
             replace(
                 student,
                 modules=(*(m for x in cuts for m in x.modules), *student.modules),
@@ -160,3 +174,224 @@ def _most_of_teachers(nets: JointNets) -> int:
         sum(costs[n].weight_bytes for n in own if not stages[n].trainable)
         for own in nets.program.stages_on
     )
+
+
+def _student_boundaries(
+    config: PipelineConfig,
+    program: Program,
+    context: WorkerContext,
+    known: ProfiledModel,
+    teachers: Sequence[KnownTeacher],
+) -> tuple[int, ...]:
+    """Return the layers at which the student's stages begin.
+
+    All nets together balance, where the configuration does not say the cut.
+
+    Args:
+        config: the pipeline's.
+        program: the student's.
+        context: this worker's context.
+        known: the profiled student.
+        teachers: the profiled teachers.
+
+    Raises:
+        ModelError: the student cannot be cut as asked.
+    """
+    heavier = known
+    for teacher in teachers:
+        if teacher.teacher.moves:
+            heavier = _with_forwards_of(teacher, heavier, config.num_microbatches)
+    free = [x for x in teachers if not x.teacher.moves and x.teacher.cut is None]
+    is_single = program.num_stages == context.layout.num_devices
+    is_enough = len(known.captured.layers) >= program.num_stages
+    if config.cut is not None or not (free and is_single and is_enough):
+        return balanced_boundaries(
+            heavier, program, config.cut, context.world, context.layout
+        )
+    student_s = [config.num_microbatches * x for x in heavier.profile.layer_s]
+    return joint_balance(student_s, free[0].layer_s, program.num_stages).student
+
+
+def _with_forwards_of(
+    teacher: KnownTeacher, known: ProfiledModel, num_microbatches: int
+) -> ProfiledModel:
+    """Add the forwards of a teacher to the layers of the student that it follows."""
+    layers = [*known.profile.layers]
+    holder = {
+        name: i
+        for i, layer in reversed([*enumerate(known.captured.layers)])
+        for name in layer.parameters
+    }
+    at = 0
+    for layer, seconds in zip(teacher.captured.layers, teacher.layer_s, strict=True):
+        at = max((holder.get(name, 0) for name in layer.parameters), default=at)
+        more_s = layers[at].forward_s + seconds / num_microbatches
+        layers[at] = replace(layers[at], forward_s=more_s)
+    return replace(known, profile=replace(known.profile, layers=tuple(layers)))
+
+
+def _cut_teachers(
+    teachers: Sequence[KnownTeacher], student: CutModel, program: Program
+) -> list[CutTeacher]:
+    """Cut all teachers, each where it makes up for what the devices have already.
+
+    Args:
+        teachers: the profiled teachers; those that follow the student are cut where it
+            is.
+        student: the student's stages and their costs.
+        program: the student's.
+
+    Raises:
+        ModelError: a teacher that follows the student cannot be cut where it is.
+        ConfigError: a teacher's cut makes more stages than there are devices.
+    """
+    devices = [stage.device for stage in program.stages]
+    device_s = [0.0] * program.num_devices
+    for number, cost in enumerate(student.costs.stages):
+        each_s = cost.forward_s + cost.input_grad_s + cost.weight_grad_s
+        device_s[devices[number]] += program.num_microbatches_of(number) * each_s
+    cuts = {}
+    for known in sorted(teachers, key=lambda x: not x.teacher.moves):
+        if known.teacher.moves:
+            places = beside_student(known, student.modules, devices)
+        else:
+            places = _balanced_places(known, device_s)
+        edges = (0, *places.boundaries, len(known.layer_s))
+        for i, device in enumerate(places.devices):
+            device_s[device] += sum(known.layer_s[edges[i] : edges[i + 1]])
+        cuts[known.name] = CutTeacher.of(known, places)
+    return [cuts[known.name] for known in teachers]
+
+
+def _balanced_places(known: KnownTeacher, device_s: Sequence[float]) -> TeacherPlaces:
+    cut_at = known.teacher.cut
+    if cut_at is None:
+        return on_devices(cut_teacher(device_s, known.layer_s), len(known.layer_s))
+    if len(cut_at) >= len(device_s):
+        raise ConfigError(
+            f"teacher {known.name!r}: {len(cut_at)} cut points make "
+            f"{len(cut_at) + 1} stages, and there are {len(device_s)} devices with one "
+            f"stage of it each: name at most {len(device_s) - 1} modules"
+        )
+    return on_devices(boundaries_from_names(known.captured, cut_at), len(known.layer_s))
+
+
+_NUM_REPEATS: Final = 3  # of a body, to predict a step's time among others
+
+
+def _joint_program(
+    student: Program, cuts: Sequence[CutTeacher], *, whole_batch: bool
+) -> Program:
+    """Return the program of all nets: the teachers' stages come first.
+
+    Args:
+        student: the student's.
+        cuts: the teachers' stages.
+        whole_batch: whether the loss is over the whole batch (op L).
+    """
+    first = sum(len(cut.modules) for cut in cuts)
+    last = first + student.num_stages - 1
+    flows: list[tuple[int, int]] = []
+    read: list[tuple[int, int]] = []
+    whole: list[tuple[int, int]] = []
+    begin = 0
+    for cut in cuts:
+        end = begin + len(cut.modules) - 1
+        flows += [(stage, stage + 1) for stage in range(begin, end)]
+        read.append((end, last))
+        if cut.known.teacher.whole_batch and not whole_batch:
+            whole.append((end, last))
+        begin = end + 1
+    teachers = [cut.known.teacher for cut in cuts]
+    most = max(teacher.num_ahead for teacher in teachers)
+    repeats = most or any(teacher.delay for teacher in teachers)
+    return replace(
+        student,
+        nets=(
+            *(Net(cut.name, cut.known.num_microbatches) for cut in cuts),
+            *student.nets,
+        ),
+        stages=(*(x for cut in cuts for x in cut.stages(first)), *student.stages),
+        flows=(*flows, *((first + a, first + b) for a, b in student.flows), *read),
+        num_steps=most + _NUM_REPEATS if repeats else 1,
+        copies=tuple(tuple(first + x for x in group) for group in student.copies),
+        whole_batch_flows=frozenset(whole),
+    )
+
+
+def _joint_costs(
+    cuts: Sequence[CutTeacher], student: Costs, update_s: Sequence[float]
+) -> Costs:
+    """Put the costs of the teachers' stages before those of the student's.
+
+    Args:
+        cuts: the teachers' stages.
+        student: the student's costs.
+        update_s: the seconds of each teacher stage's update.
+    """
+    teachers = (cost for cut in cuts for cost in _stage_costs(cut))
+    moving = [
+        replace(cost, update_s=seconds)
+        for cost, seconds in zip(teachers, update_s, strict=True)
+    ]
+    return replace(student, stages=(*moving, *student.stages))
+
+
+def _stage_costs(cut: CutTeacher) -> list[StageCost]:
+    layers = [layer.cost() for layer in cut.known.profile.layers]
+    edges = (0, *cut.places.boundaries, len(layers))
+    output = pytree.tree_leaves(cut.known.output)
+    costs = []
+    for i, module in enumerate(cut.modules):
+        following = layers[edges[i + 1]] if i + 1 < len(cut.modules) else None
+        cost = add_layers(layers[edges[i] : edges[i + 1]], following)
+        if following is None:
+            num_bytes = sum(x.nbytes for x in output if isinstance(x, Tensor))
+            cost = replace(cost, output_bytes=num_bytes)
+        state = [*module.parameters(), *module.buffers()]
+        costs.append(replace(cost, weight_bytes=sum(x.nbytes for x in state)))
+    return costs
+
+
+def _measure_teacher_updates(
+    cuts: Sequence[CutTeacher], context: WorkerContext
+) -> list[float]:
+    """Measure the updates of the teachers' stages, each on the worker that holds it.
+
+    Every worker must call this.
+
+    Args:
+        cuts: the teachers' stages.
+        context: this worker's context.
+    """
+    own: dict[str, float] = {}
+    stages = [
+        (cut, place, module)
+        for cut in cuts
+        for place, module in zip(cut.places.devices, cut.modules, strict=True)
+    ]
+    for number, (cut, place, module) in enumerate(stages):
+        if cut.known.teacher.update is not None and place == context.layout.device:
+            device = context.world.device
+            own[str(number)] = _measured_s(cut.known.teacher.update, module, device)
+    found = [0.0] * len(stages)
+    for part in context.world.gather_json(own, "costs of the teachers' updates"):
+        assert isinstance(part, dict)
+        for stage, seconds in part.items():
+            found[int(stage)] = max(found[int(stage)], float(seconds))
+    return found
+
+
+def _measured_s(
+    update: FollowerUpdate, module: StageModule, device: torch.device
+) -> float:
+    """Return the seconds of a second update, of copies of a stage's weights."""
+    copies = {n: x.detach().to(device).clone() for n, x in module.named_parameters()}
+    followed = {name: torch.ones_like(x) for name, x in copies.items()}
+    follower = Follower(update, Pairs(copies, followed))
+    clock, seconds = clock_of(device), 0.0
+    for step in range(2):
+        begin = clock()
+        follower.update(step)
+        seconds = clock() - begin
+    return seconds
