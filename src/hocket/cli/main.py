@@ -35,9 +35,7 @@ COMMANDS: Final = {
     "check": (
         "Check a schedule: prove that it may run, or say everything wrong with it."
     ),
-    "checkpoint": (
-        "Look at checkpoints, verify every byte of them, export or import weights."
-    ),
+    "checkpoint": ("Look at checkpoints, verify every byte of them, export weights."),
     "doctor": "Check this machine, or all hosts of a job, for what stops people.",
 }
 
