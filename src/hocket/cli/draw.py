@@ -16,7 +16,7 @@ from hocket.cli.shared.output import write_output
 from hocket.cli.shared.planning import load_timeline
 
 if TYPE_CHECKING:
-    from hocket.draw.layout import Style, Titled
+    from hocket.draw.layout import Titled
 
 
 class PictureFormat(Enum):
@@ -24,7 +24,6 @@ class PictureFormat(Enum):
 
     TEXT = "text"
     SVG = "svg"
-    PNG = "png"
     HTML = "html"
     PERFETTO = "perfetto"
 
@@ -39,7 +38,6 @@ class Background(Enum):
 _SUFFIXES: Final = {
     ".txt": PictureFormat.TEXT,
     ".svg": PictureFormat.SVG,
-    ".png": PictureFormat.PNG,
     ".html": PictureFormat.HTML,
     ".json": PictureFormat.PERFETTO,
 }
@@ -57,7 +55,7 @@ OutOption = Annotated[
     typer.Option(
         "--out",
         "-o",
-        help="A file; its suffix says the format: .txt .svg .png .html, or .json, a "
+        help="A file; its suffix says the format: .txt .svg .html, or .json, a "
         "trace for ui.perfetto.dev. By default text goes to the terminal.",
     ),
 ]
@@ -83,25 +81,23 @@ def draw_command(
         Background | None,
         typer.Option(
             "--theme",
-            help="Of SVG and PNG, by default light (an SVG follows its reader); of "
-            "text the terminal's, which then gets colours.",
+            help="Of an SVG, by default its reader's; of text the terminal's, which "
+            "then gets colours.",
         ),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Above the picture.")] = None,
     messages: Annotated[
-        bool, typer.Option("--messages", help="Draw a line per message (SVG, PNG).")
+        bool, typer.Option("--messages", help="Draw a line per message (SVG).")
     ] = False,
     memory: Annotated[
-        bool, typer.Option(help="Draw the memory of each device (SVG, PNG).")
+        bool, typer.Option(help="Draw the memory of each device (SVG).")
     ] = True,
 ) -> None:
-    """Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.
+    """Draw schedules, or timelines, as text, SVG, HTML or Perfetto traces.
 
     A schedule is simulated first, with equal devices that take the seconds given.
     """
     format_ = form or _format_of(out)
-    if format_ is PictureFormat.PNG and out is None:
-        raise typer.BadParameter("a PNG needs a file: -o picture.png")
     if format_ is PictureFormat.PERFETTO and len(sources) > 1:
         raise typer.BadParameter("a trace holds one timeline: give one schedule")
     timelines = [
@@ -130,17 +126,13 @@ class _PictureOptions:
     shows_messages: bool
     shows_memory: bool
 
-    def contents(
-        self, format_: PictureFormat, timelines: Sequence[Titled]
-    ) -> str | bytes:
+    def contents(self, format_: PictureFormat, timelines: Sequence[Titled]) -> str:
         """Return what a file of this format holds."""
         match format_:
             case PictureFormat.TEXT:
                 return self.text(timelines, 100, None) + "\n"
             case PictureFormat.SVG:
                 return self._svg(timelines)
-            case PictureFormat.PNG:
-                return self._png(timelines)
             case PictureFormat.HTML:
                 from hocket.draw.html import to_html
 
@@ -169,31 +161,17 @@ class _PictureOptions:
         return "\n\n".join(([self.title] if self.title else []) + pictures)
 
     def _svg(self, timelines: Sequence[Titled]) -> str:
+        from hocket.draw.layout import Style
         from hocket.draw.palette import Theme
         from hocket.draw.svg import to_svg
 
-        theme = None if self.ground is None else Theme(self.ground.value)
-        return to_svg(
-            timelines, title=self.title or "", style=self._style(), theme=theme
-        )
-
-    def _png(self, timelines: Sequence[Titled]) -> bytes:
-        from hocket.draw.palette import Theme
-        from hocket.draw.png import to_png
-
-        theme = Theme.LIGHT if self.ground is None else Theme(self.ground.value)
-        return to_png(
-            timelines, title=self.title or "", style=self._style(), theme=theme
-        )
-
-    def _style(self) -> Style:
-        from hocket.draw.layout import Style
-
-        return Style(
+        style = Style(
             width=float(self.width or 960),
             show_memory=self.shows_memory,
             show_transfers=self.shows_messages,
         )
+        theme = None if self.ground is None else Theme(self.ground.value)
+        return to_svg(timelines, title=self.title or "", style=style, theme=theme)
 
 
 def _format_of(out: Path | None) -> PictureFormat:
@@ -202,7 +180,9 @@ def _format_of(out: Path | None) -> PictureFormat:
         return PictureFormat.TEXT
     if out.suffix not in _SUFFIXES:
         raise typer.BadParameter(
-            f"{out}: the suffix names no format; use {' '.join(_SUFFIXES)} or --format"
+            f"{out}: the suffix names no format; use {' '.join(_SUFFIXES)} or "
+            "--format. Other programs make a PNG of an SVG: "
+            "cairosvg picture.svg -o picture.png"
         )
     return _SUFFIXES[out.suffix]
 

@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "train": "Train a recipe on local workers, or as one of torchrun's.",
     "plan": "Plan: every way to train a recipe on so many devices, the best first.",
     "profile": "Measure a recipe's model, layer by layer.",
-    "draw": "Draw schedules, or timelines, as text, SVG, PNG, HTML or Perfetto traces.",
+    "draw": "Draw schedules, or timelines, as text, SVG, HTML or Perfetto traces.",
     "simulate": (
         "Simulate a schedule: makespan, idle time by cause, memory and bytes sent."
     ),

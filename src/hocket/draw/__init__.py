@@ -1,7 +1,7 @@
-"""Draw timelines: text, SVG, PNG, one HTML page, and traces for Perfetto.
+"""Draw timelines: text, SVG, one HTML page, and traces for Perfetto.
 
-Imports `core`. Begin with `layout.py`, which places what `svg.py` and `png.py` paint;
-`html/` makes pages.
+Imports `core`. Begin with `layout.py`, which places what `svg.py` paints; `html/`
+makes pages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from hocket.draw.html import Chart, Facts, Line, Table, to_html
 from hocket.draw.layout import Style
 from hocket.draw.palette import Theme
 from hocket.draw.perfetto import to_perfetto
-from hocket.draw.png import to_png
 from hocket.draw.svg import to_svg
 from hocket.draw.text import to_text
 
@@ -23,7 +22,6 @@ __all__ = [
     "Theme",
     "to_html",
     "to_perfetto",
-    "to_png",
     "to_svg",
     "to_text",
 ]

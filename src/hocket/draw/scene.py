@@ -1,4 +1,4 @@
-"""Describe a picture as plain shapes, which SVG and PNG paint alike.
+"""Describe a picture as plain shapes, before a theme gives them colours.
 
 Lengths are in points at the picture's own size, from its upper left corner. Shapes are
 painted in order. A colour is a role (what the shape is) or a fill (which op), never a

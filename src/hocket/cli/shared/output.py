@@ -78,15 +78,14 @@ def sentence(text: str, indent: str = "") -> list[str]:
     )
 
 
-def write_output(path: Path, contents: str | bytes) -> int:
+def write_output(path: Path, contents: str) -> int:
     """Write a file; return its bytes.
 
     Raises:
         typer.BadParameter: it cannot be written.
     """
-    data = contents.encode() if isinstance(contents, str) else contents
     try:
-        return path.write_bytes(data)
+        return path.write_bytes(contents.encode())
     except OSError as error:
         reason = f"{path} cannot be written: {error.strerror}"
         raise typer.BadParameter(reason) from None
