@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from hocket.planner.published.counted_layer import CountedLayer, Product
+from hocket.planner.published.catalogue import CountedLayer, Product
 from hocket.recipes.config.resnext_depths import Blocks, resnext_blocks
 
 _STATES: Final = 1  # of SGD with momentum, per weight

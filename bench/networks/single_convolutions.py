@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hocket.planner.published.counted_layer import CountedLayer, Product
+from hocket.planner.published.catalogue import CountedLayer, Product
 
 _BLOCKS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 _WIDTHS: Final = (64, 128, 256, 512)

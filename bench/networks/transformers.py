@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from hocket.planner.published.counted_layer import CountedLayer, Product
+from hocket.planner.published.catalogue import CountedLayer, Product
 
 
 def transformer(

@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.networks.resnext import convolution_layer, resnext
 from bench.networks.transformers import transformer
-from hocket.planner.published.counted_layer import CountedLayer, Product
+from hocket.planner.published.catalogue import CountedLayer, Product
 
 VITS: Final = {  # blocks, width, heads, pixels of a patch's side
     "ViT-Small": (12, 384, 12, 16),

@@ -14,14 +14,14 @@ from typing import Final
 from bench.networks.resnext import resnext
 from bench.networks.transformers import bert, deep_bert, dense, gpt3_medium, recurrent
 from bench.published import PACKAGED
-from hocket.planner.published.counted_layer import CountedLayer, Product
+from hocket.planner.published.catalogue import CountedLayer, Product
 
 HEAD: Final = """# The networks that `hocket plan NAME` knows, as published; written by
 # bench/networks/write.py.
 #
 # batch_size  samples per step, as in the experiment: of WPipe's 32 per device
 # groups      layers that follow each other `times` times, numbered from `first`
-# products    of each layer: rows, inner, columns (see counted_layer.py)
+# products    of each layer: rows, inner, columns (see catalogue.py)
 """
 
 

@@ -26,7 +26,7 @@ from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.predict import Predictor
-from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.rank import Search, rank
 from hocket.schedules import SCHEDULES, make_schedule
 

@@ -24,7 +24,7 @@ from hocket.core.simulate import simulate
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.serial import serial
 from hocket.recipes.config.model_settings import DensenetSettings, MobilenetSettings
-from hocket.recipes.models.torchvision_nets import make_torchvision_net
+from hocket.recipes.models.make import make_torchvision_net
 from hocket.run.outoforder.capture.captured_step import capture_step
 
 HARDWARE: Final = "v100-16g"

@@ -27,8 +27,8 @@ from hocket.core.costs import Costs
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.freeze.alpha import num_frozen_after
 from hocket.freeze.greedy import greedy, halved, largest_part
+from hocket.freeze.policy import num_frozen_after
 from hocket.freeze.shapes import (
     Frozen,
     PipelineShape,
@@ -37,7 +37,7 @@ from hocket.freeze.shapes import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
-from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.stages import stage_costs
 from hocket.planner.work import LayerCost
 from hocket.schedules import make_schedule

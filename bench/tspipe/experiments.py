@@ -23,7 +23,7 @@ from bench.networks.vision import resnet, vit
 from hocket.core.hardware import load_catalogue
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
-from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.teachers.compare import (
     Comparison,
     TeacherJob,

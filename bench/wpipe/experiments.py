@@ -29,7 +29,7 @@ from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.counted import CountedCosts
 from hocket.planner.predict import Predictor
-from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.replicas.data_parallel import data_parallel_outcome
 
 PUBLISHED_TIMES: Final = 1.4  # of 2BW's speed

@@ -9,8 +9,7 @@ from bench.networks.write import networks, text_of
 from bench.published import PACKAGED
 from hocket.core.hardware import load_catalogue
 from hocket.planner.counted import CountedCosts
-from hocket.planner.published.catalogue import NETWORKS
-from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.published.catalogue import NETWORKS, CountedLayer
 
 # In millions, from the papers.
 PARAMETERS = {

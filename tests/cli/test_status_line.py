@@ -7,8 +7,8 @@ from io import StringIO
 
 import pytest
 
-from hocket.cli.shared import status_line
-from hocket.cli.shared.status_line import StatusLine
+from hocket.cli import plan
+from hocket.cli.plan import StatusLine
 
 
 class Terminal(StringIO):
@@ -21,8 +21,8 @@ class Terminal(StringIO):
 
 def test_says_what_is_done_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first moment on, here; and leaves nothing behind."""
-    monkeypatch.setattr(status_line, "_AFTER_S", 0.0)
-    monkeypatch.setattr(status_line, "_EVERY_S", 0.0)
+    monkeypatch.setattr(plan, "_AFTER_S", 0.0)
+    monkeypatch.setattr(plan, "_EVERY_S", 0.0)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with StatusLine("planning", "candidates", "measuring") as status:
@@ -35,7 +35,7 @@ def test_says_what_is_done_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_files_stay_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status line writes nothing to a file, which is no terminal."""
-    monkeypatch.setattr(status_line, "_AFTER_S", 0.0)
+    monkeypatch.setattr(plan, "_AFTER_S", 0.0)
     file = StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     with StatusLine("planning", "candidates", "measuring") as status:

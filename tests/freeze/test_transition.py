@@ -6,7 +6,7 @@ import pytest
 
 from hocket.core.costs import Link
 from hocket.freeze.shapes import Frozen
-from hocket.freeze.transition import TransitionCosts, moved_bytes
+from hocket.run.elastic.shape_choice import TransitionCosts, moved_bytes
 from tests.freeze.test_shapes import layers
 
 

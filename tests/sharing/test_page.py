@@ -14,8 +14,7 @@ import pytest
 from hocket.core.timelines.idle import Cause
 from hocket.sharing.board import Iteration
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.page import share_page
-from hocket.sharing.picture import share_svg
+from hocket.sharing.picture import share_page, share_svg
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
 from hocket.sharing.simulate import SimulatedJob

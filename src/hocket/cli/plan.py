@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Final
+from threading import Timer
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import typer
 
 from hocket.cli.shared.output import write_output
-from hocket.cli.shared.status_line import StatusLine
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 
 if TYPE_CHECKING:
@@ -19,11 +22,14 @@ if TYPE_CHECKING:
     from hocket.planner.ranking.shown import Paper, Shown
     from hocket.recipes.config.resolve import Resolved
 
+
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
 _MOST_COLUMNS: Final = 160
 _STATUS: Final = ("planning", "candidates")
 _FILE_COLUMNS: Final = 100  # of what is no terminal, unless COLUMNS says them
+_AFTER_S: Final = 1.0  # shorter commands show nothing
+_EVERY_S: Final = 0.1
 
 
 def plan_command(
@@ -260,3 +266,58 @@ def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
     width = min(_MOST_COLUMNS, get_terminal_size((_FILE_COLUMNS, 24)).columns)
     is_terminal = sys.stdout.isatty()
     return Paper(num_rows, width, is_terminal, has_page, has_all)
+
+
+# A line on the terminal that says how far a long command has come.
+class StatusLine:
+    """Writes `planning: 120 of 1,212 candidates` over itself, from one second on.
+
+    Only if standard error is a terminal, so that files and pipes stay clean. The line
+    is erased at the end.
+
+    Args:
+        what: what the command does.
+        noun: what it counts.
+        first: what it does before it counts.
+    """
+
+    def __init__(self, what: str, noun: str, first: str = "") -> None:
+        self._what = what
+        self._noun = noun
+        self._next_s = monotonic() + _AFTER_S
+        self._is_shown = False
+        self._begin = Timer(_AFTER_S, self._show, (first,))
+        self._begin.daemon = True
+
+    def __call__(self, num_done: int, num_all: int) -> None:
+        """Write the line, if it is time."""
+        now_s = monotonic()
+        if now_s < self._next_s or not sys.stderr.isatty():
+            return
+        self._next_s = now_s + _EVERY_S
+        self._end_first()
+        self._show(f"{num_done:,} of {num_all:,} {self._noun}")
+
+    def _show(self, text: str) -> None:
+        if text and sys.stderr.isatty():
+            self._is_shown = True
+            print(f"\r\x1b[K{self._what}: {text}", end="", file=sys.stderr, flush=True)
+
+    def _end_first(self) -> None:
+        self._begin.cancel()
+        if self._begin.is_alive():
+            self._begin.join()
+
+    def __enter__(self) -> Self:
+        self._begin.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end_first()
+        if self._is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

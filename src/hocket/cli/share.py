@@ -76,7 +76,7 @@ def share_command(
     """
     if not processes:  # they share no memory, and torch's own allocator is faster
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
-    from hocket.sharing.page import share_page
+    from hocket.sharing.picture import share_page
     from hocket.sharing.running.job import Job
     from hocket.sharing.running.request import read_request
     from hocket.sharing.running.share import share

@@ -9,9 +9,11 @@ hold it and a test needs no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from fractions import Fraction
+from math import ceil
 from typing import Protocol, TypeVar, runtime_checkable
 
 from hocket.errors import ConfigError
@@ -169,3 +171,96 @@ def after_patience(proposals: Sequence[int], patience: int, num_frozen: int) -> 
     """
     last = proposals[-patience:]
     return max(num_frozen, min(last)) if len(last) == patience else num_frozen
+
+
+# Freezes a fixed share of the layers that are left, again and again.
+#
+#     alpha 1/3, 12 layers     0 | 4 | 7 | 9 | 10 | 11 | 11 | 12
+#
+# Source: He et al., "PipeTransformer", arXiv:2102.03161 (ICML 2021), whose released
+# code freezes by this bound alone.
+@dataclass(frozen=True, slots=True)
+class Alpha(Planned):
+    """After e decisions, `ceil(L * (1 - (1 - alpha)**e))` of L layers are frozen.
+
+    Args:
+        alpha: the share of the layers left that freezes at each decision.
+        every_steps: steps between decisions; the ends of epochs when not given.
+        layers: the modules that count as layers, as "encoder.layers.*".
+
+    Raises:
+        ConfigError: a number is out of its range.
+
+    >>> policy = Alpha(1 / 3)
+    >>> [policy.decide(None, LayerObservation(e, e, 12, 0)) for e in range(1, 7)]
+    [4, 7, 9, 10, 11, 11]
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        refuse([*self.interval_faults(), *share_fault("alpha", self.alpha)])
+
+    def decide(self, state: None, seen: LayerObservation) -> int:
+        """Return the bound after as many decisions."""
+        return num_frozen_after(self.alpha, seen.num_layers, seen.number)
+
+
+def num_frozen_after(alpha: float, num_layers: int, num_decisions: int) -> int:
+    """Return the bound of PipeTransformer, computed without rounding.
+
+    Args:
+        alpha: the share; taken as the simple fraction that it stands for.
+        num_layers: layers that may freeze.
+        num_decisions: decisions so far.
+    """
+    if num_layers * (1.0 - alpha) ** num_decisions < 0.5:
+        return num_layers  # less than one is left: no power of large numbers
+    # One of so many layers: a small share has a large denominator, and is not 0.
+    share = 1 / (1 / Fraction(alpha)).limit_denominator(10_000)
+    return ceil(num_layers * (1 - (1 - share) ** num_decisions))
+
+
+# Freezes as many layers as a list says: a schedule made by hand.
+#
+# decisions         1  2  3  4  5
+# {2: 6, 4: 8}      0  6  6  8  8
+@dataclass(frozen=True, slots=True)
+class Listed(Planned):
+    """From the given decisions on, as many layers are frozen.
+
+    Args:
+        num_frozen: the layers that are frozen, by the number of the decision (from 1)
+            that freezes them: the number of epochs that have ended, unless
+            `every_steps` is given.
+        every_steps: steps between decisions; the ends of epochs when not given.
+        layers: the modules that count as layers, as "encoder.layers.*".
+
+    Raises:
+        ConfigError: an argument is of another type, or out of its range.
+
+    >>> policy = Listed({2: 6, 4: 8})
+    >>> [policy.decide(None, LayerObservation(e, e, 12, 0)) for e in range(1, 6)]
+    [0, 6, 6, 8, 8]
+    """
+
+    num_frozen: Mapping[int, int]
+
+    def __post_init__(self) -> None:
+        given: object = self.num_frozen
+        if not isinstance(given, Mapping) or not given:
+            fault = f"num_frozen is {given!r}: say when layers freeze, as {{2: 6}}"
+            refuse([*self.interval_faults(), fault])
+        wrong = [
+            f"num_frozen has {number!r}: {layers!r}: decisions count from 1, layers "
+            "from 0, as {2: 6}"
+            for number, layers in self.num_frozen.items()
+            if not (is_whole(number, 1) and is_whole(layers, 0))
+        ]
+        refuse([*self.interval_faults(), *wrong])
+
+    def decide(self, state: None, seen: LayerObservation) -> int:
+        """Return what the list says, and no more layers than there are."""
+        begun = [number for number in self.num_frozen if number <= seen.number]
+        listed = self.num_frozen[max(begun)] if begun else 0
+        return min(listed, seen.num_layers)

@@ -3,7 +3,7 @@
     6 workers    6 stages x 1 replica ─▶ 3 x 2 ─▶ 2 x 3 ─▶ 1 x 6
 
 A shape is taken when it fits the memory, and what it saves over the rest of the run is
-more than the transition takes (`transition.py`).
+more than the transition takes (`run/elastic/shape_choice.py`).
 
 The number of microbatches follows: the replicas share those of the whole batch, whose
 number stays, so that a replica of D has M/D of M. They are the same samples in every

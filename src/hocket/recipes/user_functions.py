@@ -3,7 +3,7 @@
 They run as any code of the user's: a recipe that names functions is as good as the
 module that it names. So names in a recipe's file mean modules beside that file, and
 nothing else is imported unless the command line says so
-(`hocket.recipes.config.allowed_paths`).
+(`hocket.recipes.config.resolve`).
 Checkpoints and plans name no functions.
 """
 

@@ -22,10 +22,12 @@ import numpy as np
 from hocket.core.timelines.arrays import Floats
 from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.memory import MemoryCurve
+from hocket.draw.html import Figure, Table
+from hocket.draw.html.page import still_page
 from hocket.draw.quantity import byte_size, byte_unit, seconds, ticks, time_unit
 from hocket.sharing.board import Iteration
 from hocket.sharing.forecast import summed
-from hocket.sharing.report import JobReport, ShareReport, placed_curves
+from hocket.sharing.report import HEAD, JobReport, ShareReport, placed_curves, row_of
 
 _NUM_SHOWN: Final = 8  # iterations of the slowest job
 _WIDTH, _LEFT, _RIGHT, _LANE, _MEMORY = 920, 110, 14, 30, 190
@@ -231,3 +233,37 @@ def _line(x: float, until_x: float, y: float, until_y: float, style: str) -> str
 def _text(x: float, y: float, text: str, fill: str, anchor: str = "start") -> str:
     place = f'x="{x:.0f}" y="{y:.0f}" fill="{fill}" text-anchor="{anchor}"'
     return f"<text {place}>{escape(text)}</text>"
+
+
+# One page about jobs that shared a device: a table, lanes, delays and memory.
+def share_page(report: ShareReport) -> str:
+    """Return a report as one self-contained HTML page."""
+    tables = []
+    if report.predictions:
+        rows = tuple(
+            (
+                x.mode.value,
+                f"{x.total_speed:.2f}",
+                byte_size(x.peak_bytes),
+                "yes" if x.holds_budget else "no",
+                "yes" if x.holds_weights else "no",
+            )
+            for x in report.predictions
+        )
+        columns = ("mode", "sum of speeds", "peak", "in budget", "shares kept")
+        tables.append(Table("Predicted from the trial", columns, rows))
+    budget = ""
+    if isfinite(report.budget_bytes):
+        budget = f" of {byte_size(report.budget_bytes)}"
+    summary = (
+        f"Mode {report.mode.value}: {report.why}. Together the jobs ran "
+        f"{report.total_speed:.2f} times as fast as one alone, and held "
+        f"{byte_size(report.peak_bytes)}{budget}. {' '.join(report.notes)}"
+    )
+    return still_page(
+        "Jobs that share a device",
+        summary.strip(),
+        Table("Jobs", HEAD, tuple(tuple(row_of(x)) for x in report.jobs)),
+        figures=[Figure("Jobs and their memory over time", share_svg(report))],
+        tables=tables,
+    )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench.networks.single_convolutions import gpt_products, resnet_convolutions
 from hocket.core.costs import Costs, Link
 from hocket.errors import FitError
-from hocket.planner.published.counted_layer import CountedLayer
+from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.replicas.buckets import (
     BucketSearch,
     best_k,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DataError
-from hocket.recipes.data.text import load_text
+from hocket.recipes.data.load import load_text
 
 
 def write(folder: Path, text: bytes) -> Path:

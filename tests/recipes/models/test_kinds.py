@@ -13,8 +13,8 @@ from torch import nn
 from hocket.errors import DataError, RecipeError
 from hocket.recipes.config.model_settings import TorchvisionSettings
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.models.make import make_torchvision_net
 from hocket.recipes.models.nasnet import NasNet
-from hocket.recipes.models.torchvision_nets import make_torchvision_net
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader

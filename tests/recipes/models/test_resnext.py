@@ -14,7 +14,7 @@ from bench.networks.resnext import resnext
 from hocket.errors import DataError
 from hocket.recipes.config.model_settings import ResnextSettings
 from hocket.recipes.config.resnext_depths import resnext_blocks
-from hocket.recipes.models.torchvision_nets import make_torchvision_net
+from hocket.recipes.models.make import make_torchvision_net
 
 pytest.importorskip("torchvision", reason="extra `vision`")
 

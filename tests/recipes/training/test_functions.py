@@ -11,7 +11,7 @@ from torch import nn
 
 from hocket.errors import DataError, ModelError, RecipeError
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.data.user_data import DatasetSamples
+from hocket.recipes.data.load import DatasetSamples
 from hocket.recipes.training.records import EvaluationRecord
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.task import make_task

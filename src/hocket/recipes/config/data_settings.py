@@ -133,7 +133,7 @@ class FlowersSettings(ImageSettings):
 
 
 class TextSettings(FileSettings):
-    """Any text file, read as bytes (`hocket.recipes.data.text`).
+    """Any text file, read as bytes (`hocket.recipes.data.load`).
 
     Args:
         window_bytes: how many bytes the model sees at once.

@@ -133,7 +133,7 @@ class ResnextSettings(ColourNetSettings):
 
 
 class DensenetSettings(ColourNetSettings):
-    """torchvision's DenseNet (`hocket.recipes.models.torchvision_nets`).
+    """torchvision's DenseNet (`hocket.recipes.models.make`).
 
     Args:
         depth: layers with weights.
@@ -146,7 +146,7 @@ class DensenetSettings(ColourNetSettings):
 
 
 class MobilenetSettings(ColourNetSettings):
-    """torchvision's MobileNetV3-Large (`hocket.recipes.models.torchvision_nets`).
+    """torchvision's MobileNetV3-Large (`hocket.recipes.models.make`).
 
     Args:
         width_multiplier: every layer's channels, beside the published ones; 0.25 to 1
@@ -195,7 +195,7 @@ class FfnnSettings(Settings):
 
 
 class RnnSettings(Settings):
-    """LSTM layers on bytes (`hocket.recipes.models.rnn`).
+    """LSTM layers on bytes (`hocket.recipes.models.gpt`).
 
     Args:
         width: features of each layer.

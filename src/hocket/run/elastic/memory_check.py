@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hocket.errors import FitError
-from hocket.freeze.listed import Listed
-from hocket.freeze.policy import LayerObservation
+from hocket.freeze.policy import LayerObservation, Listed
 from hocket.freeze.shapes import Prediction
 from hocket.run.elastic.shape_choice import (
     FreezingOptions,
