@@ -1,4 +1,4 @@
-"""Evaluation, early stop, callbacks and checkpoints, around a pipeline of one's own.
+"""Evaluation, early stop and checkpoints, around a pipeline of one's own.
 
 python examples/train_and_save.py                             one worker
 torchrun --nproc-per-node 2 examples/train_and_save.py        two
@@ -8,6 +8,7 @@ Started again, it goes on from the newest checkpoint in the folder `run`.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hocket
-from hocket.run.data.metrics import EvaluationResult
-from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.weights.settings import Parameters
 
 
@@ -54,20 +53,19 @@ def main() -> None:
         if hocket.checkpoint.newest("run") is not None:
             sampler.load_state_dict(pipeline.load("run"))
 
-        def report(result: StepResult, evaluation: EvaluationResult | None) -> None:
-            """Save and print evaluations; called after every step, on every worker."""
-            if evaluation is not None:
-                pipeline.save("run", data=sampler.state_dict(), keep=2)
-            if evaluation is not None and pipeline.is_main:
-                print(f"step {result.step}: {evaluation.loss:.5f}")
-
-        hocket.fit(
-            pipeline,
-            sampler.counted(DataLoader(data, batch_sampler=sampler)),
-            evaluate=lambda: pipeline.evaluate(test, use_ema=True),
-            evaluate_every_steps=50,
-            callbacks=[report, hocket.EarlyStop(patience=2)],
-        )
+        best, num_worse = math.inf, 0
+        loader = sampler.counted(DataLoader(data, batch_sampler=sampler))
+        for result in pipeline.train(loader, drain_every=50):
+            if (result.step + 1) % 50:
+                continue
+            found = pipeline.evaluate(test, use_ema=True).loss
+            pipeline.save("run", data=sampler.state_dict(), keep=2)
+            if pipeline.is_main:
+                print(f"step {result.step}: {found:.5f}")
+            num_worse = 0 if found < best else num_worse + 1
+            best = min(best, found)
+            if num_worse == 2:
+                break
 
 
 if __name__ == "__main__":

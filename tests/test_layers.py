@@ -110,7 +110,6 @@ ROOMS: Final = {
         "tune",
         "checkpoint",
         "elastic",
-        "callbacks",
     ),
     "model": ("trace", "guards", "capture", "stages", "profile"),
     "run/outoforder": ("capture", "play", "order"),

@@ -62,10 +62,6 @@ if TYPE_CHECKING:
     from hocket.planner.ranking.ranking import Ranking as Ranking
     from hocket.planner.search.optimum import search as search
     from hocket.planner.search.result import SearchResult as SearchResult
-    from hocket.run.callbacks.early_stop import EarlyStop as EarlyStop
-    from hocket.run.callbacks.loggers import JsonLinesLogger as JsonLinesLogger
-    from hocket.run.callbacks.loggers import Logger as Logger
-    from hocket.run.callbacks.loggers import TensorBoardLogger as TensorBoardLogger
     from hocket.run.cluster.launch import launch as launch
     from hocket.run.cluster.world import World as World
     from hocket.run.data.loss import PerMicrobatch as PerMicrobatch
@@ -80,7 +76,9 @@ if TYPE_CHECKING:
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fill.settings import Fill as Fill
-    from hocket.run.fit import fit as fit
+    from hocket.run.loggers import JsonLinesLogger as JsonLinesLogger
+    from hocket.run.loggers import Logger as Logger
+    from hocket.run.loggers import TensorBoardLogger as TensorBoardLogger
     from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
     from hocket.run.outoforder.compile_step import compile_step as compile_step
     from hocket.run.pipeline import Pipeline as Pipeline
@@ -133,7 +131,6 @@ _HOMES = {
     "Dino": "hocket.teacher.losses.dino",
     "DistilBERT": "hocket.teacher.losses.distilbert",
     "Distillation": "hocket.teacher.losses.distillation",
-    "EarlyStop": "hocket.run.callbacks.early_stop",
     "EvaluationLoader": "hocket.run.data.sample_loader",
     "EvaluationResult": "hocket.run.data.metrics",
     "Fill": "hocket.run.fill.settings",
@@ -142,13 +139,13 @@ _HOMES = {
     "Job": "hocket.sharing.running.job",
     "JobContext": "hocket.sharing.running.job",
     "JobReport": "hocket.sharing.report",
-    "JsonLinesLogger": "hocket.run.callbacks.loggers",
+    "JsonLinesLogger": "hocket.run.loggers",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Lars": "hocket.teacher.lars",
     "LinearProbe": "hocket.teacher.evaluation",
     "Link": "hocket.core.costs",
-    "Logger": "hocket.run.callbacks.loggers",
+    "Logger": "hocket.run.loggers",
     "MetricsError": "hocket.errors",
     "MissingPackageError": "hocket.errors",
     "MocoV3": "hocket.teacher.losses.two_views",
@@ -189,7 +186,7 @@ _HOMES = {
     "StartupProgress": "hocket.run.diagnostics.startup",
     "StepResult": "hocket.run.engine.sync.step_result",
     "Teacher": "hocket.run.tune.teachers.teacher",
-    "TensorBoardLogger": "hocket.run.callbacks.loggers",
+    "TensorBoardLogger": "hocket.run.loggers",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
     "TwoViewLoader": "hocket.teacher.view_loader",
@@ -207,7 +204,6 @@ _HOMES = {
     "emulate": "hocket.run.engine.emulator.emulate",
     "emulate_waves": "hocket.sharing.waves.emulate",
     "fill_with": "hocket.passes.fill_with",
-    "fit": "hocket.run.fit",
     "fit_linear_probe": "hocket.teacher.evaluation",
     "knn_accuracy": "hocket.teacher.evaluation",
     "launch": "hocket.run.cluster.launch",

@@ -13,8 +13,6 @@ from torch import nn
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import counted
 from hocket.errors import ConfigError, ModelError
-from hocket.run.callbacks.callbacks import Callbacks
-from hocket.run.callbacks.loggers import Logger, log_callbacks
 from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
@@ -24,6 +22,7 @@ from hocket.run.engine.driver import drains_after
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
+from hocket.run.loggers import Logger, LoggerCalls
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.staged_run import StagedRun
 from hocket.run.tune.config import PipelineConfig
@@ -172,22 +171,17 @@ class Pipeline(StagedRun):
         if not is_sized:
             batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))
-        called = Callbacks(
-            (),
-            log_callbacks(loggers, self.world, overlaps=overlaps),
-            self.world,
-            is_watched=loggers is not None,
-        )
+        logged = LoggerCalls(loggers, self.world, overlaps=overlaps)
         for result in self._driver.train(steps, drains):
             described = self._described(result)
-            called.call(described, None)
+            logged.log(described)
             yield described
         if self._freezing is not None:
             self._freezing.epoch_ended = True
         if overlaps and not is_sized:
             with self._reported("train()"):
                 self._batch_counts.agree()
-        called.raise_failures()
+        logged.raise_failures()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.

@@ -1,4 +1,4 @@
-"""Workers whose metrics and callbacks fail, and that call different functions."""
+"""Workers whose metrics and loggers fail, and that call different functions."""
 
 from __future__ import annotations
 
@@ -32,42 +32,19 @@ def watch() -> dict[str, Any]:
     logging.disable()
     pipeline, logger = made(), FullLogger()
     with pipeline:
-        calls: list[int] = []
-
-        def full_disk(result: hocket.StepResult, evaluation: object) -> bool:
-            del evaluation
-            calls.append(result.step)
-            if pipeline.is_main and result.step == 1:
-                raise OSError("no space left on device")
-            return result.step == 2  # were it called again on rank 1
-
-        callbacks = [full_disk, stop_after(3, pipeline)]
-        some = callbacks[: 1 + pipeline.is_main]
         raised = [
-            error_of(lambda: hocket.fit(pipeline, [BATCH] * 9, callbacks=callbacks)),
-            error_of(lambda: hocket.fit(pipeline, [BATCH], callbacks=some)),
             error_of(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics)),
             error_of(lambda: pipeline.evaluate([])),
             error_of(lambda: next(pipeline.train(None))),  # type: ignore[arg-type]
             error_of(lambda: [*pipeline.train([BATCH] * 3, loggers=[logger])]),
         ]
-        found = {
+        return {
             "logged": logger.steps,
             "raised": raised,
-            "calls": calls,
             "step": pipeline.step(BATCH).step,
             "loss": pipeline.evaluate([BATCH]).loss,
             "names": sorted(pipeline.state_dict()),
         }
-    with made(schedule="pipedream-2bw") as pipeline:
-        last = hocket.fit(pipeline, [BATCH] * 9, callbacks=[stop_after(3, pipeline)])
-        found["last of overlapping"] = None if last is None else last.step
-    return found
-
-
-def stop_after(step: int, pipeline: hocket.Pipeline) -> Any:
-    """A callback that asks to stop after a step, on rank 1 alone."""
-    return lambda result, _: result.step == step and not pipeline.is_main
 
 
 def call_differently(folder: str, first: str, second: str) -> list[Any]:
@@ -91,7 +68,7 @@ def call_differently(folder: str, first: str, second: str) -> list[Any]:
     return [*error, monotonic() - begin_s]
 
 
-def made(schedule: str = "1f1b") -> hocket.Pipeline:
+def made() -> hocket.Pipeline:
     """Of two stages."""
     torch.manual_seed(0)
     return hocket.Pipeline(
@@ -99,7 +76,7 @@ def made(schedule: str = "1f1b") -> hocket.Pipeline:
         nn.functional.mse_loss,
         optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
         example=BATCH,
-        schedule=schedule,
+        schedule="1f1b",
         num_microbatches=2,
         cut=["1"],
     )

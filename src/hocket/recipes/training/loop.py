@@ -25,7 +25,6 @@ from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.fit import fit
 from hocket.run.pipeline import Pipeline
 
 NUM_TIMED_STEPS: Final = 11  # the last ones; the report shows their median
@@ -85,18 +84,21 @@ class Loop:
         """
         self._went_on_s = monotonic()
         self.position.start_clock()
-        fit(
-            self._pipeline,
-            self.position.loader,
-            evaluate=self._evaluate,
-            evaluate_every_steps=self._layout.evaluate_every_steps,
-            num_steps=self._layout.num_steps,
-            drain_after=self._drains_after,
-            callbacks=[self._after_step],
-        )
+        if self._pipeline.num_steps < self._layout.num_steps:
+            self._train()
         if self._last is None:  # a run that resumed after its last step
             self._report_evaluation(self.num_done - 1, self._evaluate())
         return self._summary()
+
+    def _train(self) -> None:
+        """Train until the last step, or an evaluation that stops."""
+        loader, layout = self.position.loader, self._layout
+        for result in self._pipeline.train(loader, drain_every=self._drains_after):
+            is_due = layout.evaluates_after(result.step)
+            evaluation = self._evaluate() if is_due else None
+            stops = self._after_step(result, evaluation)
+            if stops or result.step + 1 == layout.num_steps:
+                break
 
     def _evaluate(self) -> EvaluationResult:
         begin_s = monotonic()
@@ -124,9 +126,9 @@ class Loop:
             self._plan = self._pipeline.plan
             self.timelines.clear()  # what they show is not what was predicted
         self._report_steps(is_due=saves or evaluation is not None)
-        stops = False
-        if self.position.early_stop is not None:
-            stops = self.position.early_stop(result, evaluation)
+        training = self._layout.recipe.training
+        stop = self.position.early_stop
+        stops = evaluation is not None and stop.stops_after(evaluation, training)
         self._measure(result.step, is_evaluated=evaluation is not None)
         if stops or self._ends_epoch(result.step):
             self._report_epoch()
@@ -139,14 +141,15 @@ class Loop:
         return stops
 
     def _drains_after(self, step: int) -> bool:
-        """Drain before each checkpoint, and before the last steps, to measure these."""
+        """Drain before evaluations and saves, and, to measure them, the last steps."""
         num_left = self._layout.num_steps - (step + 1)
-        return self._layout.saves_after(step) or num_left == NUM_TIMED_STEPS
+        is_due = self._layout.evaluates_after(step) or self._layout.saves_after(step)
+        return is_due or num_left == NUM_TIMED_STEPS
 
     def _measure(self, step: int, *, is_evaluated: bool) -> None:
         """Record the step's timeline; of overlapping steps, of all since a drain."""
         self._num_since_drain += 1
-        if self._overlaps and not (is_evaluated or self._drains_after(step)):
+        if self._overlaps and not self._drains_after(step):
             return
         num_steps, self._num_since_drain = self._num_since_drain, 0
         is_near_end = step >= self._layout.num_steps - NUM_TIMED_STEPS

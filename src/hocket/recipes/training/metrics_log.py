@@ -30,7 +30,7 @@ from hocket.recipes.training.records import (
     Watcher,
 )
 from hocket.recipes.user_functions import load_function
-from hocket.run.callbacks.loggers import Logger, TensorBoardLogger, json_line
+from hocket.run.loggers import Logger, TensorBoardLogger, json_line
 
 JSON_NAME: Final = METRICS_NAME
 TENSORBOARD_NAME: Final = "tensorboard"

@@ -10,17 +10,19 @@ numbers of one that was never interrupted.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from hocket.errors import CheckpointError
-from hocket.recipes.config.recipe import CheckpointSettings
+from hocket.errors import CheckpointError, DataError
+from hocket.recipes.config.recipe import CheckpointSettings, TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.step_layout import StepLayout
-from hocket.run.callbacks.early_stop import EarlyStop
 from hocket.run.checkpoint.format.folder import step_of
 from hocket.run.checkpoint.format.newest import newest
+from hocket.run.data.loss import TOTAL
+from hocket.run.data.metrics import EvaluationResult
 
 NEWEST: Final = "auto"
 
@@ -57,6 +59,44 @@ class Totals:
     num_skipped: int = 0
 
 
+@dataclass
+class EarlyStop:
+    """How evaluations have improved so far, which decides when training stops.
+
+    Args:
+        best: the best value so far; None before the first.
+        num_worse: evaluations since then.
+    """
+
+    best: float | None = None
+    num_worse: int = 0
+
+    def stops_after(
+        self, evaluation: EvaluationResult, training: TrainingSettings
+    ) -> bool:
+        """Return whether to stop; a value that is no number is never better.
+
+        Raises:
+            DataError: the evaluation has no such metric; names those it has.
+        """
+        if training.stop_patience is None:
+            return False
+        total, name = {TOTAL: evaluation.loss}, training.stop_metric
+        known = total | evaluation.losses | evaluation.metrics | total
+        if name not in known:
+            raise DataError(
+                f"training should stop by {name!r}, which no evaluation measures: "
+                f"there are {', '.join(map(repr, known))}"
+            )
+        value, sign = known[name], -1.0 if training.stop_goal == "highest" else 1.0
+        is_better = self.best is None or sign * value < sign * self.best
+        if is_better and not isnan(value):
+            self.best, self.num_worse = value, 0
+        else:
+            self.num_worse += 1
+        return self.num_worse >= training.stop_patience
+
+
 class Position:
     """How far a run has come: what its checkpoints hold beside weights and optimizers.
 
@@ -65,18 +105,13 @@ class Position:
 
     Attributes:
         loader: the batches that are left.
-        early_stop: decides when to stop; None if nothing does.
+        early_stop: how evaluations have improved.
         totals: the totals so far.
     """
 
     def __init__(self, layout: StepLayout) -> None:
-        training = layout.recipe.training
         self.loader = layout.loader()
-        self.early_stop: EarlyStop | None = None
-        if training.stop_patience is not None:
-            self.early_stop = EarlyStop(
-                training.stop_patience, training.stop_metric, training.stop_goal
-            )
+        self.early_stop = EarlyStop()
         self.totals = Totals()
         self._begin_s = monotonic()
 
@@ -87,17 +122,15 @@ class Position:
             DataError: the data, or their order, are not the same.
         """
         self.loader.load_state_dict(data["loader"])
-        if self.early_stop is not None and data["stop"] is not None:
-            self.early_stop.load_state_dict(data["stop"])
+        self.early_stop = EarlyStop(**(data["stop"] or {}))
         self.totals = Totals(**data["totals"])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON."""
-        stop = self.early_stop
         self.totals.seconds = self.seconds
         return {
             "loader": self.loader.state_dict(),
-            "stop": None if stop is None else stop.state_dict(),
+            "stop": asdict(self.early_stop),
             "totals": asdict(self.totals),
         }
 

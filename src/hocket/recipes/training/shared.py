@@ -195,12 +195,11 @@ class _Run:
     def _between_steps(self) -> Generator[_EvaluationBatch, None, bool]:
         """Report the step that has ended, evaluate and save; return whether to stop."""
         self._report_step()
-        num_steps, evaluation, stops = self.position.totals.num_steps, None, False
+        num_steps, stops = self.position.totals.num_steps, False
         if self.layout.evaluates_after(num_steps - 1):
             yield from self._evaluation_batches()
             evaluation = self._report_evaluation()
-        if self.position.early_stop is not None:
-            stops = self.position.early_stop(None, evaluation)
+            stops = self.position.early_stop.stops_after(evaluation, self.training)
         settings = self.recipe.checkpoint
         if self.layout.saves_after(num_steps - 1) or (stops and settings.final):
             self.checkpoints.save(

@@ -56,11 +56,6 @@ def made(schedule: str = "1f1b", loss: Any = nn.functional.mse_loss) -> hocket.P
     )
 
 
-def mean_output(output: Tensor, _: Tensor) -> dict[str, Tensor]:
-    """A metric."""
-    return {"mean_output": output.mean()}
-
-
 def test_every_logger_gets_the_numbers_of_each_step(tmp_path: Path) -> None:
     """TensorBoard, a file, and a run of W&B as it is."""
     run = WandbRun()
@@ -93,23 +88,6 @@ def test_every_logger_gets_the_numbers_of_each_step(tmp_path: Path) -> None:
     assert drawn == [(i, pytest.approx(loss)) for i, loss in enumerate(losses)]
 
 
-def test_fit_logs_evaluations_behind_their_steps() -> None:
-    """At the number of steps that were trained before them."""
-    run = WandbRun()
-    with made() as pipeline:
-        hocket.fit(
-            pipeline,
-            [BATCH] * 4,
-            evaluate=lambda: pipeline.evaluate([BATCH], mean_output),
-            evaluate_every_steps=2,
-            loggers=[run],
-        )
-    assert [step for step, _ in run.logged] == [0, 1, 2, 2, 3, 4]
-    evaluations = [numbers for _, numbers in run.logged if "train/loss" not in numbers]
-    assert len(evaluations) == 2
-    assert {*evaluations[0]} == {"evaluation/loss", "evaluation/mean_output"}
-
-
 def test_names_of_the_user_replace_no_number(tmp_path: Path) -> None:
     """Where they are the same, a prefix keeps them apart; the folder is made."""
 
@@ -117,27 +95,13 @@ def test_names_of_the_user_replace_no_number(tmp_path: Path) -> None:
         error = nn.functional.mse_loss(output, targets)
         return {"loss": error, "seconds": error + 7.0, "grad_norm": error + 8.0}
 
-    def metrics(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        return {"loss": output.mean() * 0.0 - 1.0, "seconds": output.mean() * 0.0 - 2.0}
-
     path = tmp_path / "runs" / "mine.jsonl"
     with made(loss=loss) as pipeline, closing(hocket.JsonLinesLogger(path)) as lines:
-        hocket.fit(
-            pipeline,
-            [BATCH],
-            evaluate=lambda: pipeline.evaluate([BATCH], metrics),
-            evaluate_every_steps=1,
-            loggers=[lines],
-        )
-    step, evaluation = (json.loads(x) for x in path.read_text().splitlines())
+        [*pipeline.train([BATCH], loggers=[lines])]
+    (step,) = (json.loads(x) for x in path.read_text().splitlines())
     assert step["train/losses/seconds"] == pytest.approx(step["train/loss"] + 7.0)
     assert step["train/losses/grad_norm"] == pytest.approx(step["train/loss"] + 8.0)
     assert step["train/seconds"] == pytest.approx(4 / step["train/samples_per_s"])
-    assert evaluation["evaluation/metrics/loss"] == -1.0
-    assert evaluation["evaluation/metrics/seconds"] == -2.0
-    assert evaluation["evaluation/seconds"] == pytest.approx(
-        evaluation["evaluation/loss"] + 7.0
-    )
 
 
 def test_a_logger_that_fails_ends_nothing() -> None:

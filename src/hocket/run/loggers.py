@@ -1,8 +1,6 @@
-"""Passes the numbers of steps and evaluations on to loggers, on rank 0.
+"""Passes the numbers of steps on to loggers, on rank 0.
 
-    StepResult         ─▶ {"train/loss": 0.7, ...}       ─┐
-                                                          ├─▶ log(numbers, step=step)
-    EvaluationResult   ─▶ {"evaluation/loss": 0.6, ...}  ─┘
+    StepResult  ─▶ {"train/loss": 0.7, ...}  ─▶ log(numbers, step=step)
 
 Anything with such a `log` is a logger: a run of W&B as it is, the two classes here, or
 one of your own.
@@ -11,18 +9,18 @@ one of your own.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
 
-from hocket.errors import MissingPackageError
-from hocket.run.callbacks.callbacks import Callback
+from hocket.errors import CallbackError, MissingPackageError
 from hocket.run.cluster.world import World
 from hocket.run.data.loss import TOTAL
-from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 
+log = logging.getLogger(__name__)
 _FLUSH_S: Final = 10  # seconds between flushes
 
 
@@ -111,35 +109,63 @@ def json_line(values: Mapping[str, Any]) -> str:
     return json.dumps(finite) + "\n"
 
 
-def log_callbacks(
-    loggers: Sequence[Logger] | None, world: World, *, overlaps: bool
-) -> list[Callback]:
-    """Return a callback for each logger, on rank 0.
+class LoggerCalls:
+    """Calls loggers on rank 0; all workers raise their errors together.
+
+    On several workers, one that left alone would let the others wait. A worker alone
+    raises at once.
 
     Args:
-        loggers: the loggers; None if there are none.
+        loggers: the loggers; None, on every worker, if there are none.
         world: the job.
         overlaps: whether steps overlap.
     """
-    if world.rank:
-        return []
-    return [_LogNumbers(logger, overlaps=overlaps) for logger in loggers or ()]
 
-
-class _LogNumbers:
-    """Logs a step's numbers, and those of the evaluation that follows it."""
-
-    def __init__(self, logger: Logger, *, overlaps: bool) -> None:
-        self._logger = logger
+    def __init__(
+        self, loggers: Sequence[Logger] | None, world: World, *, overlaps: bool
+    ) -> None:
+        self._loggers = [] if world.rank else list(loggers or ())
+        self._is_watched = loggers is not None  # also where only rank 0 has some
+        self._world = world
         self._overlaps = overlaps
-        self.__qualname__ = f"{type(logger).__qualname__}.log"  # in errors
+        self._failures: list[str] = []
+        self._error: Exception | None = None  # the first one
 
-    def __call__(self, result: StepResult, evaluation: EvaluationResult | None) -> None:
-        """Log the step at `step`, the evaluation at `step + 1`."""
-        numbers = numbers_of(result, overlaps=self._overlaps)
-        self._logger.log(numbers, step=result.step)
-        if evaluation is not None:
-            self._logger.log(numbers_of_evaluation(evaluation), step=result.step + 1)
+    def log(self, result: StepResult) -> None:
+        """Log a step's numbers; one that fails is logged, and not called again.
+
+        Raises:
+            CallbackError: one failed, and there is no other worker.
+        """
+        for logger in [*self._loggers]:
+            numbers = numbers_of(result, overlaps=self._overlaps)
+            try:
+                logger.log(numbers, step=result.step)
+            except Exception as error:
+                name = f"{type(logger).__qualname__}.log failed after step"
+                what = f"{name} {result.step}: {type(error).__name__}: {error}"
+                self._failures.append(what)
+                self._error = self._error or error
+                self._loggers = [x for x in self._loggers if x is not logger]
+                if self._world.world_size == 1:
+                    self.raise_failures()
+                log.exception("%s; training goes on without it", what)
+
+    def raise_failures(self) -> None:
+        """Raise what failed on rank 0; every worker must call this.
+
+        Raises:
+            CallbackError: a logger failed.
+        """
+        if not self._is_watched:
+            return
+        by_rank = self._world.gather_json(self._failures, "failures of loggers")
+        failures = [f"rank {r}: {x}" for r, own in enumerate(by_rank) for x in own]
+        self._failures = []
+        if failures:
+            raise CallbackError(
+                f"{'; '.join(failures)}. The pipeline can be used as before"
+            ) from self._error
 
 
 def numbers_of(result: StepResult, *, overlaps: bool) -> dict[str, float]:
@@ -162,23 +188,7 @@ def numbers_of(result: StepResult, *, overlaps: bool) -> dict[str, float]:
     taken = {*numbers, "grad_norm"}  # whether or not this step has one
     if not overlaps and not result.gradient_status.status.unknown:
         numbers["grad_norm"] = result.grad_norm
-    named = {name: x for name, x in result.losses.items() if name != TOTAL}
-    numbers |= _with_prefix("losses", named, taken)
+    for name, loss in result.losses.items():
+        if name != TOTAL:
+            numbers[f"losses/{name}" if name in taken else name] = loss
     return {f"train/{name}": value for name, value in numbers.items()}
-
-
-def numbers_of_evaluation(evaluation: EvaluationResult) -> dict[str, float]:
-    """Return the numbers of an evaluation by their names.
-
-    A metric with the name of a loss is called `evaluation/metrics/NAME`.
-    """
-    losses = {**evaluation.losses, TOTAL: evaluation.loss}
-    numbers = losses | _with_prefix("metrics", evaluation.metrics, losses)
-    return {f"evaluation/{name}": value for name, value in numbers.items()}
-
-
-def _with_prefix(
-    prefix: str, named: Mapping[str, float], taken: Container[str]
-) -> dict[str, float]:
-    """Put a prefix before the names that are taken."""
-    return {f"{prefix}/{x}" if x in taken else x: named[x] for x in named}
