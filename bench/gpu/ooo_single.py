@@ -1,16 +1,15 @@
 """A training step of one GPU, out of order: first that it is exact, then how fast.
 
     python -m bench.gpu.ooo_single [--nets resnet50,lstm] [--size full|small]
-                                   [--autotune NET] [--inductor NETS] [--output FILE]
+                                   [--autotune NET] [--output FILE]
 
 For each net, in turn: eager, `torch.compile`, one CUDA graph of the eager step and one
-of the compiled step, and hocket's graph on one lane, on two, on two with weight
-gradients in the next step where that is fastest, and for some nets on two with regions
-compiled by Inductor where these are faster. LSTMs are measured fused and as their steps
-in time; "kernels" says what was kept. Takes under ten
-minutes: results are written after each net, and no net begins after nine. Without a GPU
-it runs on the CPU with small sizes and without the contestants that need a GPU, which
-shows only that the script works.
+of the compiled step, and hocket's graph on one lane, on two, and on two with weight
+gradients in the next step where that is fastest. LSTMs are measured fused and as their
+steps in time; "kernels" says what was kept. Takes under ten minutes: results are
+written after each net, and no net begins after nine. Without a GPU it runs on the CPU
+with small sizes and without the contestants that need a GPU, which shows only that the
+script works.
 """
 
 from __future__ import annotations
@@ -124,7 +123,6 @@ def main() -> None:
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--size", choices=("full", "small"), default=None)
     parser.add_argument("--autotune", default="mobilenet_v3_large")
-    parser.add_argument("--inductor", default="resnet50,transformer,lstm")
     parser.add_argument("--output", type=Path, default=RESULTS / "ooo_single.json")
     arguments = parser.parse_args()
     is_small = (arguments.size or ("full" if on_gpu else "small")) == "small"
@@ -133,12 +131,7 @@ def main() -> None:
         if perf_counter() - begin_s > MOST_S:
             rows[name] = {"holds": False, "error": "skipped: the time is over"}
         else:
-            setting = Setting(
-                name,
-                is_small,
-                has_autotune=name == arguments.autotune,
-                has_inductor=name in arguments.inductor.split(","),
-            )
+            setting = Setting(name, is_small, has_autotune=name == arguments.autotune)
             rows[name] = run_check(name, setting.measured)
         print(name, rows[name])
         where = environment() | gpus()
@@ -222,13 +215,11 @@ class Setting:
         name: the net's.
         is_small: whether sizes are those of a CPU.
         has_autotune: whether `torch.compile` also tunes its kernels, for minutes.
-        has_inductor: whether our regions are also compiled, for up to two minutes.
     """
 
     name: str
     is_small: bool
     has_autotune: bool
-    has_inductor: bool
 
     def measured(self) -> dict[str, Any]:
         """Median seconds of all contestants, in turn."""
@@ -281,8 +272,6 @@ class Setting:
             "hocket, lanes: 2": {},
             "hocket, lanes: 2, across steps": {"across_steps": True},
         }
-        if self.has_inductor:
-            ours["hocket, lanes: 2, inductor"] = {"inductor": True}
         for name, options in ours.items():
             yield name, partial(hocket_step, model, batch, options, name, facts)
 

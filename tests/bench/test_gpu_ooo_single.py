@@ -29,7 +29,6 @@ def test_checks_and_measures_on_a_cpu(tmp_path: Path) -> None:
             "hocket, lanes: 1",
             "hocket, lanes: 2",
             "hocket, lanes: 2, across steps",
-            "hocket, lanes: 2, inductor",
         }
         assert not found[name]["failed"]
     orders = found["lstm"]["hocket, lanes: 2"]["orders"]

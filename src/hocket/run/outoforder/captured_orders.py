@@ -32,7 +32,6 @@ from hocket.run.outoforder.order.choose import (
     faster_kernels,
 )
 from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
-from hocket.run.outoforder.order.inductor import with_inductor
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,6 @@ class CapturedOrders:
         device: has as many lanes as orders may use.
         memory_bytes: see `compile_step`.
         across_steps: see `compile_step`.
-        inductor: see `compile_step`.
 
     Attributes:
         states: the optimizer's states.
@@ -89,11 +87,10 @@ class CapturedOrders:
         memory_bytes: int | None,
         *,
         across_steps: bool,
-        inductor: bool,
     ) -> None:
         self._model, self._loss, self._optimizer = model, loss, optimizer
         self._device, self._memory_bytes = device, memory_bytes
-        self._across_steps, self._inductor = across_steps, inductor
+        self._across_steps = across_steps
         self.states = OptimizerStates(optimizer, dict(model.named_parameters()))
         self._by_form: dict[Form, CapturedOrder | None] = {}
         self._last: CapturedOrder | None = None  # what the last step was
@@ -185,14 +182,12 @@ class CapturedOrders:
         try:
             steps = capture_variants(self._model, self._loss, self._optimizer, batch)
             self.finish()
-            best = self._fastest(self._right([*steps], batch))
+            return self._fastest(self._right(steps, batch))
         except WeightChangeError:
             raise
         except CaptureError as error:
             self._warn(f"this step runs as it is, and not out of order: {error}")
             return None
-        compiled = self._with_inductor(best, batch) if self._inductor else []
-        return self._fastest([best, *compiled])
 
     def _right(self, steps: list[CapturedStep], batch: Any) -> list[CapturedOrder]:
         """Choose the order with each of the kernels; drop what is not the eager step.
@@ -218,16 +213,6 @@ class CapturedOrders:
         for other in others:
             log.warning("some kernels are not used: %s", other)
         return orders
-
-    def _with_inductor(self, best: CapturedOrder, batch: Any) -> list[CapturedOrder]:
-        """Return the same step with compiled regions, if any is faster and all fits."""
-        given = best.tensors.given(batch)
-        with preserved([*best.tensors.state.values()]):
-            step = with_inductor(best.step, given, self._device)
-        try:
-            return [] if step is None else self._right([step], batch)
-        except (FitError, StepDiffersError):
-            return []
 
     def _fastest(self, orders: list[CapturedOrder]) -> CapturedOrder:
         """Return the fastest order, with the candidates of all."""

@@ -50,7 +50,6 @@ def compile_step(
     memory_bytes: int | None = None,
     num_lanes: int = 2,
     across_steps: bool = False,
-    inductor: bool = False,
     sanitize: bool = False,
 ) -> CompiledStep:
     """Compile forward, backward and update of one device into one out-of-order step.
@@ -68,9 +67,6 @@ def compile_step(
         across_steps: also try orders in which the weight gradients and updates of the
             last layers run in the next step, before its forward reads their weights.
             Weights are those of the steps so far only behind `synchronize`.
-        inductor: also compile regions with Inductor, and keep those that are faster, if
-            the whole step is. That takes some seconds for each region, and results are
-            then those of eager mode but for rounding. On a CPU it needs a C++ compiler.
         sanitize: check all accesses of the lanes for races, and overwrite memory that
             is released. Slow.
 
@@ -83,7 +79,6 @@ def compile_step(
 
     Warns:
         EagerStepWarning: the step cannot be captured; it runs as it is.
-        InductorWarning: a region could not be compiled, and stays as it is.
     """
     if num_lanes not in (1, 2):
         raise ConfigError(f"num_lanes={num_lanes}: a step has one lane or two")
@@ -101,13 +96,7 @@ def compile_step(
         weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize
     )
     step = CompiledStep(
-        model,
-        loss,
-        made,
-        device,
-        memory_bytes,
-        across_steps=across_steps,
-        inductor=inductor,
+        model, loss, made, device, memory_bytes, across_steps=across_steps
     )
     step.prepare(example)
     return step
@@ -123,7 +112,6 @@ class CompiledStep:
         device: has as many lanes as orders may use; closed with the step.
         memory_bytes: see `compile_step`.
         across_steps: see `compile_step`.
-        inductor: see `compile_step`.
 
     Attributes:
         optimizer: the optimizer, for schedulers of learning rates and for checkpoints.
@@ -138,19 +126,12 @@ class CompiledStep:
         memory_bytes: int | None,
         *,
         across_steps: bool = False,
-        inductor: bool = False,
     ) -> None:
         self.optimizer = optimizer
         self._model, self._loss = model, loss
         self._device = device
         self._orders = CapturedOrders(
-            model,
-            loss,
-            optimizer,
-            device,
-            memory_bytes,
-            across_steps=across_steps,
-            inductor=inductor,
+            model, loss, optimizer, device, memory_bytes, across_steps=across_steps
         )
         self._num_steps = 0
         self._lock = Lock()

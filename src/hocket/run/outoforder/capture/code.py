@@ -79,11 +79,11 @@ def step_code(regions: Regions, updates: Mapping[int, UpdateGraph]) -> StepCode:
         updates: the optimizer's step of each unit that has weights.
     """
     step = regions.step
-    blocks, ends = _Blocks(step.graph), RegionEnds(step)
+    blocks, maker = _Blocks(step.graph), _RegionMaker(step)
     codes: dict[RegionKey, RegionCode] = {}
     events: dict[tuple[Kind, int], tuple[int, ...]] = {}
     for place, nodes in regions.nodes.items():
-        codes[place] = _region(step.module, ends, nodes)
+        codes[place] = maker.code(nodes)
         events[place] = tuple(blocks.events(nodes))
     for unit, update in updates.items():
         place = RegionKey(Kind.UPDATE, unit)
@@ -99,34 +99,41 @@ def step_code(regions: Regions, updates: Mapping[int, UpdateGraph]) -> StepCode:
     return StepCode(codes, Footprint(tuple(blocks.sizes), events), block_of, constants)
 
 
-class RegionEnds:
-    """Finds what regions read, what others read of them, and what buffers become.
+class _RegionMaker:
+    """Makes the functions of parts of a step's graph.
 
     Args:
         step: the step's graph.
     """
 
     def __init__(self, step: StepGraph) -> None:
+        self._module = step.module
         self._results = {*step.losses.values(), *step.gradients.values()}
         self._buffer_of = {
             new: step.buffers[name] for name, new in step.new_buffers.items()
         }
 
-    def of(
-        self, nodes: Sequence[fx.Node]
-    ) -> tuple[list[fx.Node], list[fx.Node], dict[fx.Node, fx.Node]]:
-        """Return the ends of one region.
+    def code(self, nodes: Sequence[fx.Node]) -> RegionCode:
+        """Return the function of a region, which also assigns to buffers.
 
-        Returns:
-            Its inputs, buffers that it assigns to included; its outputs; and the buffer
-            that gets the value of an operator, by operator.
+        Args:
+            nodes: the region's operators.
         """
         inside = set(nodes)
         assigned = {x: self._buffer_of[x] for x in nodes if x in self._buffer_of}
         read = [x for node in nodes for x in node.all_input_nodes]
         found = dict.fromkeys([*read, *assigned.values()])
         outputs = [x for x in nodes if _is_read(x, inside, self._results)]
-        return [x for x in found if x not in inside], outputs, assigned
+        inputs = [x for x in found if x not in inside]
+        graph = fx.Graph()
+        new = {node: graph.placeholder(node.name) for node in inputs}
+        for node in nodes:
+            new[node] = graph.node_copy(node, new.__getitem__)
+        for node, buffer in assigned.items():
+            graph.call_function(_COPY, (new[buffer], new[node]))
+        graph.output(tuple(new[node] for node in outputs))
+        names = tuple(x.name for x in inputs), tuple(x.name for x in outputs)
+        return RegionCode(_boxed(self._module, graph), *names)
 
 
 def _is_read(node: fx.Node, inside: set[fx.Node], results: set[fx.Node]) -> bool:
@@ -141,28 +148,6 @@ def _constant(module: fx.GraphModule, node: fx.Node) -> Tensor:
         value = getattr(value, part)
     assert isinstance(value, Tensor)
     return value
-
-
-def _region(
-    module: fx.GraphModule, ends: RegionEnds, nodes: Sequence[fx.Node]
-) -> RegionCode:
-    """Make the function of a part of the step's graph.
-
-    Args:
-        module: the graph.
-        ends: finds the region's inputs and outputs.
-        nodes: the region's operators.
-    """
-    inputs, outputs, assigned = ends.of(nodes)
-    graph = fx.Graph()
-    new = {node: graph.placeholder(node.name) for node in inputs}
-    for node in nodes:
-        new[node] = graph.node_copy(node, new.__getitem__)
-    for node, buffer in assigned.items():
-        graph.call_function(_COPY, (new[buffer], new[node]))
-    graph.output(tuple(new[node] for node in outputs))
-    names = tuple(x.name for x in inputs), tuple(x.name for x in outputs)
-    return RegionCode(_boxed(module, graph), *names)
 
 
 def _update(

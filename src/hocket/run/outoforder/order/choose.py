@@ -64,9 +64,8 @@ class OrderCandidate:
             overlap, with the bound of them.
         measured_s: the median seconds of a step.
         peak_bytes: the most memory that it takes, whatever each op takes.
-        kernels: which kernels its regions call: "plain"; "fused LSTM", where LSTMs are
-            the device's own kernels and not their steps in time; or "inductor", or
-            "fused LSTM, inductor", where Inductor has compiled some regions.
+        kernels: which kernels its regions call: "plain"; or "fused LSTM", where LSTMs
+            are the device's own kernels and not their steps in time.
     """
 
     name: str
