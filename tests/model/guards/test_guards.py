@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.model.guards.guards import Change, Guards
+from hocket.model.guards.guards import Guards, ModelChange
 
 SCALE = 2.0
 RATES: Final = [0.1, 0.2]
@@ -70,12 +70,12 @@ class Net(nn.Module):
 
 
 def set_global(name: str, value: Any) -> Callable[[Any], None]:
-    """Change a number of this file."""
+    """ModelChange a number of this file."""
     return lambda net: globals().__setitem__(name, value)
 
 
 def set_attribute(path: str, name: str, value: Any) -> Callable[[Any], None]:
-    """Change an attribute of a module, or of an object that it has."""
+    """ModelChange an attribute of a module, or of an object that it has."""
 
     def change(net: Any) -> None:
         found = net
@@ -209,5 +209,5 @@ def test_a_tensor_in_place_of_a_number_is_a_change() -> None:
     assert [x.name for x in guards.changes()] == ["alpha"]
     vars(net)["alpha"] = torch.ones(2)
     assert guards.changes() == [
-        Change("alpha", "a Tensor", "a Tensor", frozenset({""}))
+        ModelChange("alpha", "a Tensor", "a Tensor", frozenset({""}))
     ]

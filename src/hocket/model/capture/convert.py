@@ -18,7 +18,7 @@ from hocket.model.capture.as_is import PLACES, ModulesAsIs, WatchedCall
 from hocket.model.capture.export import ASSIGNED
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.trace.state import State
-from hocket.model.trace.trace import Span, Trace
+from hocket.model.trace.trace import CallSpan, Trace
 
 aten = torch.ops.aten
 
@@ -230,7 +230,7 @@ def _spans(
     watched: Mapping[str, WatchedCall],
     new: Mapping[fx.Node, Any],
     alive: Set[fx.Node],
-) -> dict[str, Span]:
+) -> dict[str, CallSpan]:
     """Return the calls of modules, with the nodes of their arguments and results."""
     nodes: dict[tuple[str, str, int], fx.Node] = {}
     for node in program.graph.nodes:
@@ -252,7 +252,7 @@ def _spans(
         places = range(call.out_spec.num_leaves)
         out = {i: x for i in places if (x := nodes.get((key, "out", i)))}
         is_one = call.out_spec.is_leaf()
-        found[key] = Span(key, given, call.spec, out, is_one, is_known, call.around)
+        found[key] = CallSpan(key, given, call.spec, out, is_one, is_known, call.around)
     return found
 
 

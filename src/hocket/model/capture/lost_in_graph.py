@@ -102,7 +102,7 @@ def check_keeps_no_state(
         changed: the attributes that a forward changes, for the error.
 
     Returns:
-        The attributes that each forward changes anew.
+        The attributes that each forward changes again.
 
     Raises:
         CaptureError: it is not.

@@ -14,7 +14,7 @@ from hocket.model.trace.example import Example
 from hocket.model.trace.observe import NodeFacts, TensorInfo
 from hocket.model.trace.per_sample import DATA
 from hocket.model.trace.state import State
-from hocket.model.trace.trace import Span, Trace
+from hocket.model.trace.trace import CallSpan, Trace
 
 
 def is_plain_sequential(model: nn.Module) -> bool:
@@ -75,11 +75,11 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     )
 
 
-def _span(path: str, value: Any, out: fx.Node) -> Span:
+def _span(path: str, value: Any, out: fx.Node) -> CallSpan:
     """Return the call of an nn.Sequential that is opened."""
     given, spec = pytree.tree_flatten(((value,), {}))
     around = ("", *prefixes(path)[:-1]) if path else ()
-    return Span(path, tuple(given), spec, {0: out}, True, True, around)
+    return CallSpan(path, tuple(given), spec, {0: out}, True, True, around)
 
 
 def open_structures(trace: Trace, facts: Mapping[fx.Node, NodeFacts]) -> bool:

@@ -26,7 +26,7 @@ from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import DATA
 from hocket.model.trace.state import State
-from hocket.model.trace.trace import Span, Trace
+from hocket.model.trace.trace import CallSpan, Trace
 
 _STRANGER: Final = (
     "a tensor that is none of its arguments, parameters and buffers, and that no "
@@ -155,7 +155,7 @@ class _GraphBuilder:
             if inner.path not in self.closed:
                 yield from self._opened(inner)
 
-    def _span(self, call: ModuleCall) -> Span:
+    def _span(self, call: ModuleCall) -> CallSpan:
         leaves, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
         given = [x if isinstance(x, PLAIN) else self.origin.get(id(x)) for x in leaves]
         is_known = all(
@@ -166,7 +166,7 @@ class _GraphBuilder:
         out = {i: x for i, x in found if x is not None}
         around = ("", *prefixes(call.path)[:-1]) if call.path else ()
         one = out_spec.is_leaf()
-        return Span(call.path, tuple(given), spec, out, one, is_known, around)
+        return CallSpan(call.path, tuple(given), spec, out, one, is_known, around)
 
     def _whole(self, call: ModuleCall) -> Iterator[ModuleCall]:
         """Yield the calls of modules that are run as they are, in order."""

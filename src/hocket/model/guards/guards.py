@@ -4,7 +4,7 @@
     the loop sets   net.temperature = 2.0      a change: "temperature", 1.0 and 2.0
 
 A comparison takes a fraction of a microsecond per module. Modules are referred to
-weakly: where the user keeps no reference to the model, nobody can change it.
+weakly: where the user keeps no reference to the model, no loop can change it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from hocket.model.guards.reached import PLAIN, Reached
+from hocket.model.guards.reached import PLAIN, Holders
 
 # torch's own attributes: those of all modules, and those of recurrent ones, whose
 # weights are in a list as well.
@@ -38,7 +38,7 @@ _MOST_TEXT: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ModelChange:
     """Something that a graph has fixed, and that is otherwise now.
 
     Args:
@@ -105,7 +105,7 @@ class Guards:
         self._model = ref(model)
         self._read(model)
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[ModelChange]:
         """Return what is otherwise than when this was last called, or made."""
         model = self._model()
         if model is None:
@@ -121,7 +121,7 @@ class Guards:
         else:
             self._read(model)
         return [
-            Change(
+            ModelChange(
                 name,
                 _text(before),
                 _text(now),
@@ -133,7 +133,7 @@ class Guards:
 
     def _read(self, model: nn.Module) -> None:
         """Find all that is to be compared, and note its values."""
-        reached = Reached()
+        reached = Holders()
         self._modules: list[tuple[str, ref[nn.Module], tuple[str, ...]]] = []
         self._tensors: dict[str, Tensor] = {}
         for path, module in model.named_modules():

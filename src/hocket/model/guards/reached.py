@@ -49,7 +49,7 @@ class Holder:
     owners: set[str] = field(default_factory=set)
 
 
-class Reached:
+class Holders:
     """Collects what modules reach; what several reach is collected once.
 
     Attributes:

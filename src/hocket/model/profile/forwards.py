@@ -14,7 +14,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
 from hocket.model.profile.measure import restored_model
-from hocket.model.profile.passes import Span, timed
+from hocket.model.profile.passes import CallSpan, timed
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.stages.cut import cut
 
@@ -54,7 +54,7 @@ def profile_forwards(
     clock = clock_of(device)
     columns: list[list[float]] = []
 
-    def run(span: Span, budget_s: float) -> None:
+    def run(span: CallSpan, budget_s: float) -> None:
         """Run the pieces one after the other, each in a span, as often as it may."""
         received: Sequence[Tensor] = ()
         for piece in pieces:

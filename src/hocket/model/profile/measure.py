@@ -33,10 +33,10 @@ from hocket.model.profile.clock import clock_of
 from hocket.model.profile.kept_bytes import KeptBytes, kept_bytes
 from hocket.model.profile.leaf_gradients import gradients_of
 from hocket.model.profile.passes import (
+    CallSpan,
     Finish,
     Given,
     PieceForward,
-    Span,
     forwards,
     sum_of_outputs,
     timed,
@@ -306,13 +306,13 @@ def _one_pass(
     clock = clock_of(device)
     forward_s: Column = []
     backward_s: Column = []
-    spans: list[Span] = [lambda: timed(clock, forward_s)] * len(pieces)
+    spans: list[CallSpan] = [lambda: timed(clock, forward_s)] * len(pieces)
     live = forwards(pieces, given, spans)
     _backwards(live, lambda: timed(clock, backward_s))
     return forward_s, backward_s[::-1]
 
 
-def _backwards(live: list[PieceForward], span: Span) -> None:
+def _backwards(live: list[PieceForward], span: CallSpan) -> None:
     """Run every backward inside a span, from the last to the first."""
     grads: Sequence[Tensor] = [torch.ones_like(x) for x in live[-1].outputs]
     while live:

@@ -15,7 +15,7 @@ from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 
 Finish: TypeAlias = Callable[[Any], Tensor]
-Span: TypeAlias = Callable[[], AbstractContextManager[object]]
+CallSpan: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Given:
 
 
 def forwards(
-    pieces: Sequence[StageModule], given: Given, spans: Sequence[Span]
+    pieces: Sequence[StageModule], given: Given, spans: Sequence[CallSpan]
 ) -> list[PieceForward]:
     """Run every piece on the outputs of the one before; return each result.
 

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import Clock, clock_of
 from hocket.model.profile.leaf_gradients import with_zeros
-from hocket.model.profile.passes import Given, Span, forwards, timed
+from hocket.model.profile.passes import CallSpan, Given, forwards, timed
 from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.planner.work import HeldBytes
 
@@ -97,7 +97,7 @@ class _SplitForward:
 def _forwards(
     splitters: Sequence[Splitter],
     given: Given,
-    spans: Sequence[Span],
+    spans: Sequence[CallSpan],
 ) -> tuple[list[_SplitForward], list[Tensor]]:
     """Return where each I starts, and the gradients that the last one gets."""
     pieces = [splitter.module for splitter in splitters]
@@ -118,7 +118,7 @@ def _input_grads(
     splitters: Sequence[Splitter],
     begins: list[_SplitForward],
     grads: Sequence[Tensor],
-    span: Span,
+    span: CallSpan,
     look: Callable[[Remainder, Sequence[Tensor]], None] = _ignore,
 ) -> list[Remainder]:
     """Run every I inside a span, from the last layer to the first; return each W."""
@@ -134,7 +134,7 @@ def _input_grads(
     return lefts
 
 
-def _weight_grads(lefts: Sequence[Remainder], span: Span) -> None:
+def _weight_grads(lefts: Sequence[Remainder], span: CallSpan) -> None:
     for left in lefts:
         with span():
             left.finish()

@@ -21,7 +21,7 @@ from hocket.model.stages.routes import Flows, Routes, chain, routes
 from hocket.model.stages.stage import StageModule as StageModule
 from hocket.model.trace.flow import TraceFlow
 from hocket.model.trace.layers import first_positions
-from hocket.model.trace.trace import Span
+from hocket.model.trace.trace import CallSpan
 from hocket.model.trace.value import SentTensor
 from hocket.nearest import nearest
 
@@ -142,7 +142,7 @@ class AsIsError(ModelError):
         )
 
 
-def _does_nothing(captured: Captured, flow: TraceFlow, span: Span) -> bool:
+def _does_nothing(captured: Captured, flow: TraceFlow, span: CallSpan) -> bool:
     """Return whether a module of torch's returns its argument, whatever it holds."""
     module = captured.model.get_submodule(span.path)
     is_identity = set(span.out.values()) <= set(span.given)

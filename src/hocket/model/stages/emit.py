@@ -40,7 +40,7 @@ from hocket.model.stages.layer_seeds import (
     seed_points,
 )
 from hocket.model.stages.part import Part, simple_mask
-from hocket.model.trace.trace import Span, Trace
+from hocket.model.trace.trace import CallSpan, Trace
 
 _PAIR: Final = (0, 1)
 _SEEDS: Final = "hocket_layer_seeds"  # among the objects of a stage's code
@@ -242,7 +242,7 @@ class _Copy:
 
     def call(
         self,
-        span: Span,
+        span: CallSpan,
         model: nn.Module,
         draws: Mapping[fx.Node, int],
         seeds: LayerSeeds,

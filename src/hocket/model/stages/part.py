@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from hocket.model.trace.flow import TraceFlow
-from hocket.model.trace.trace import Span
+from hocket.model.trace.trace import CallSpan
 
 _ATTENTION: Final = torch.ops.aten.scaled_dot_product_attention.default
 _MASK: Final = 3  # the place of `attn_mask` among its arguments
@@ -48,7 +48,7 @@ class Part:
     kept: tuple[fx.Node, ...]
     reads: tuple[fx.Node, ...]
     masks: tuple[fx.Node, ...]
-    spans: Mapping[fx.Node, Span]
+    spans: Mapping[fx.Node, CallSpan]
 
     @property
     def leaves(self) -> frozenset[int]:
@@ -181,7 +181,7 @@ def _can_run(
     made = frozenset(span.out.values())
     if any(x not in made and not inside.issuperset(x.users) for x in members):
         return False
-    # What it only passes on has later readers that cannot be told from earlier ones.
+    # What it only passes on has later readers that look like earlier ones.
     order = {node: i for i, node in enumerate(flow.trace.graph.nodes)}
     last = order[members[-1]]
     return all(order[user] <= last for x in made - inside for user in x.users)

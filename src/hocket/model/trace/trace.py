@@ -13,7 +13,7 @@ from hocket.model.trace.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CallSpan:
     """One call of a module, whose inside a trace has as calls of its own.
 
     Args:
@@ -76,7 +76,7 @@ class Trace:
     modules: dict[fx.Node, tuple[str, ...]]
     out_spec: pytree.TreeSpec
     data_sized: frozenset[fx.Node] = frozenset()
-    spans: Mapping[str, Span] = field(default_factory=dict)
+    spans: Mapping[str, CallSpan] = field(default_factory=dict)
     as_is: frozenset[str] = frozenset()
     drawing: frozenset[str] = frozenset()
 

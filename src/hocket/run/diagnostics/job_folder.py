@@ -83,7 +83,7 @@ def job_dir(run_dir: Path, token: str) -> Path:
 
     Args:
         run_dir: the run's folder.
-        token: tells jobs of one name apart: torchrun calls each "none".
+        token: distinguishes jobs of one name: torchrun calls each "none".
     """
     if env.JOB_DIR.is_set:
         return Path(env.JOB_DIR.text())

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hocket.errors import HocketError, ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, with_module, with_starts
-from hocket.model.guards.guards import Change, Guards
+from hocket.model.guards.guards import Guards, ModelChange
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.on_tensors import on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
@@ -49,7 +49,7 @@ class FollowedNet:
         trains: whether its modules have the modes that the user sets.
 
     Attributes:
-        digest: of all changes so far; equal on all workers.
+        digest: a digest of all changes so far; equal on all workers.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FollowedNet:
     ) -> None:
         self.digest = 0
         self._trains = trains
-        self._noted: dict[str, Change] = {}  # and not followed yet
+        self._noted: dict[str, ModelChange] = {}  # and not followed yet
         self._num_unchanged = 0
         self._model = ref(captured.model)
         self._guards = Guards(captured.model)
@@ -136,7 +136,7 @@ class FollowedNet:
         if not changes:
             return
         known = self._captured.as_is
-        before, split = frozenset(known), list[Change]()
+        before, split = frozenset(known), list[ModelChange]()
         for change in changes:
             del self._noted[change.name]
             if change.is_mode and not self._trains:
@@ -151,7 +151,7 @@ class FollowedNet:
 
     def _runs_as_is(
         self,
-        change: Change,
+        change: ModelChange,
         step: int,
         runners: Mapping[int, StageRunner],
         *,
@@ -178,7 +178,9 @@ class FollowedNet:
         captured.as_is.update(wanted)
         return True
 
-    def _set_number(self, change: Change, runners: Mapping[int, StageRunner]) -> bool:
+    def _set_number(
+        self, change: ModelChange, runners: Mapping[int, StageRunner]
+    ) -> bool:
         """Give the stages a number that they read as a tensor; whether it is one."""
         if change.name not in self._numbers:
             return False
@@ -191,7 +193,7 @@ class FollowedNet:
                 named[change.name].fill_(value)
         return True
 
-    def _capture_again(self, changes: Sequence[Change], step: int) -> None:
+    def _capture_again(self, changes: Sequence[ModelChange], step: int) -> None:
         """Capture the model again, without values, as it is now.
 
         Numbers that have changed become tensors, where that captures the same calls:
@@ -240,7 +242,7 @@ class FollowedNet:
         return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
 
     def _replace(
-        self, change: Change, step: int, runners: Mapping[int, StageRunner]
+        self, change: ModelChange, step: int, runners: Mapping[int, StageRunner]
     ) -> None:
         """Take a buffer in place of another; refuse what an optimizer does not know."""
         path, _, name = change.name.rpartition(".")
@@ -317,5 +319,5 @@ def _number(model: nn.Module | None, name: str) -> float | None:
     return value if isinstance(value, float) else None
 
 
-def _refused(change: Change, step: int, why: str) -> ModelError:
+def _refused(change: ModelChange, step: int, why: str) -> ModelError:
     return ModelError(f"before step {step}, {change}, which cannot be followed: {why}")

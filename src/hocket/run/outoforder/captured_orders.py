@@ -36,7 +36,7 @@ from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
 log = logging.getLogger(__name__)
 
 _MOST_SETTINGS = 3  # values of an optimizer's options that get a graph each
-_MOST_PAUSE = 31  # steps for which nobody asks whether the model still changes
+_MOST_PAUSE = 31  # steps in which the model's changes are not looked at
 _MOST_SHARE = 0.05  # of all time, for graphs of a model that has changed often
 
 
@@ -160,7 +160,7 @@ class CapturedOrders:
                     f"steps run as they are, and not out of order, as long as each one "
                     f"has other values: {changes[0]}"
                 )
-            # To run steps as they are, nobody needs to ask.
+            # Steps that run as they are need no comparison.
             self._pause = min(2 * self._pause + 1, _MOST_PAUSE)
             self._num_unasked = self._pause if self._just_changed else 0
         else:
@@ -169,7 +169,7 @@ class CapturedOrders:
         return self._just_changed
 
     def _may_capture(self) -> bool:
-        """Return whether captures anew take a small part of the time, or are few."""
+        """Return whether new captures take a small part of the time, or are few."""
         since_s = perf_counter() - self._begin_s
         is_cheap = self._spent_s < _MOST_SHARE * since_s
         return self._num_changes < _MOST_SETTINGS or is_cheap

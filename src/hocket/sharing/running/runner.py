@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedSettings:
     """What all jobs of one call share.
 
     Args:
@@ -72,7 +72,7 @@ class JobRunner(JobContext):
     """
 
     def __init__(
-        self, job: Job, shared: Shared, device: Device, random: JobRandom
+        self, job: Job, shared: SharedSettings, device: Device, random: JobRandom
     ) -> None:
         self.name = job.name
         self.device = device.torch_device

@@ -30,7 +30,7 @@ from hocket.sharing.running.random_state import (
 )
 from hocket.sharing.running.replaced import replaced
 from hocket.sharing.running.request import Request, read_request
-from hocket.sharing.running.runner import JobRunner, Shared
+from hocket.sharing.running.runner import JobRunner, SharedSettings
 from hocket.sharing.running.shared_state import SharedState
 
 _ACTIVE: Final = threading.Lock()  # held while jobs run in threads
@@ -107,7 +107,7 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
         randoms = [JobRandom(device, generators, job.seed) for job in jobs]
         by_name = {job.name: own for job, own in zip(jobs, randoms, strict=True)}
         common = SharedState(device, generators, by_name)
-        shared = Shared(gate, asked.mode, asked.num_iterations, common)
+        shared = SharedSettings(gate, asked.mode, asked.num_iterations, common)
         in_turns = asked.mode is Mode.TURNS
         # In turns all are on one lane: each job reuses memory that the others freed.
         lanes = [

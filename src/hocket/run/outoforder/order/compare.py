@@ -59,7 +59,7 @@ class StepComparison:
         model: the model; its modules run as they are.
         loss: `loss(output, targets)`.
         optimizer: the optimizer; it takes steps, which are undone.
-        device: of the captured step.
+        device: the captured step's.
         step: the captured step.
         tensors: what it computes with.
         replay: plays it.

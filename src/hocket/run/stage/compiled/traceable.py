@@ -66,7 +66,7 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _generators() -> list[Any]:
-    """Return all random generators of Python and NumPy, whoever holds them."""
+    """Return all random generators of Python and NumPy in this process."""
     kinds = random.Random, np.random.RandomState, np.random.BitGenerator
     found = [x for x in gc.get_objects() if issubclass(type(x), kinds)]
     found += [random._inst, np.random.mtrand._rand]

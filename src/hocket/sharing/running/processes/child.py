@@ -30,7 +30,7 @@ from hocket.sharing.running.processes.sent_job import (
     set_sent_settings,
 )
 from hocket.sharing.running.random_state import JobRandom, default_generators
-from hocket.sharing.running.runner import JobRunner, Shared
+from hocket.sharing.running.runner import JobRunner, SharedSettings
 
 # What `python -c` runs, with the starting process's search path.
 PROGRAM: Final = (
@@ -156,7 +156,7 @@ def _runner(connection: Connection, sent: SentJob, job: Job) -> JobRunner:
     gates = RemoteGates(connection)
     runner = JobRunner(
         job,
-        Shared(gates, Mode(sent["mode"]), sent["num_iterations"]),
+        SharedSettings(gates, Mode(sent["mode"]), sent["num_iterations"]),
         open_device(device, 1, timeout_s=sent["timeout_s"]),
         JobRandom(device, default_generators(device), sent["seed"]),
     )
