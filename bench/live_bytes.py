@@ -5,7 +5,7 @@
 At rest, between two steps, every tensor is a Python object: all are looked up, and each
 block of memory counts once. What a step adds, the allocator reports
 (`hocket.model.profile.allocations`), if it has given out itself what the step gives
-back: old weights and what corrections keep of them. So a step comes before.
+back: old weights. So a step comes before.
 """
 
 from __future__ import annotations

@@ -33,11 +33,10 @@ PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "staleness.svg"
 COLOURS: Final = dict(
     zip(
         VARIANTS,
-        ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00"),
+        ("#000000", "#D55E00", "#0072B2"),
         strict=True,
     )
 )
-_DASHED: Final = "wpipe, weight-prediction"  # often lies on error feedback
 _BESIDE: Final = 0.12  # between the seeds of one variant
 _HALF: Final = 0.3  # of a mean's bar
 _HIGHEST: Final = 1.25  # times the synchronous run's highest loss, that is shown
@@ -109,7 +108,6 @@ def _plot(axes: Axes, first: Row, curves: NDArray[np.float64], variant: str) -> 
     axes.plot(
         _places(first),
         curves.mean(0),
-        "--" if variant == _DASHED else "-",
         color=COLOURS[variant],
         linewidth=1.2,
     )

@@ -55,7 +55,6 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
         schedulers=make_scheduler(layout.learning_rate_share),
         clip_norm=recipe.training.clip_norm,
         seed=seed,
-        correction=variant.correction,
     )
     cpu_s = process_time() - begin_s
     means = evaluated(model, task, layout.evaluation_loader(task.evaluation))

@@ -1,10 +1,9 @@
 """Options of a training run that need no torch: names, defaults and checks, once.
 
     UpdateOptions                 the section [training] of a recipe
-    StaleOptions
-    ScheduleOptions(StaleOptions)                the section [pipeline] of a recipe
-    TrainingConfig(UpdateOptions, StaleOptions)             in `run`, with an optimizer
-    PipelineConfig(TrainingConfig, ScheduleOptions)         the arguments of Pipeline
+    ScheduleOptions               the section [pipeline] of a recipe
+    TrainingConfig(UpdateOptions)                     in `run`, with an optimizer
+    PipelineConfig(TrainingConfig, ScheduleOptions)   the arguments of Pipeline
 
 The classes here are mixins without storage of their own, so that a slotted dataclass
 can inherit from all of them.
@@ -24,9 +23,6 @@ from hocket.planner.recompute import RecomputeName
 CAPTURED_STEP: Final = "ooo-single"  # no order of stages, but of one step's operators
 
 PrecisionName: TypeAlias = Literal["float32", "bfloat16", "float16"]
-CorrectionName: TypeAlias = Literal[
-    "none", "error-feedback", "weight-prediction", "lr-discount"
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,25 +49,7 @@ class UpdateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StaleOptions:
-    """Options of updates whose gradients come from stale weights.
-
-    Args:
-        correction: the correction for stale gradients, if the schedule has stages with
-            a delay: "none", "error-feedback", "weight-prediction" or "lr-discount".
-        num_discounted_updates: the updates over which "lr-discount" fades; 1000 when
-            not given. A quarter of the training is a good number, if its length is
-            known.
-    """
-
-    __slots__ = ()
-
-    correction: CorrectionName = "none"
-    num_discounted_updates: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleOptions(StaleOptions):
+class ScheduleOptions:
     """Options of the schedule, and of the stages that it runs.
 
     Args:
@@ -128,12 +106,10 @@ def faults_of(options: object) -> Iterator[str]:
     Args:
         options: an instance of any of the classes above; other objects have no faults.
     """
-    for kind in (UpdateOptions, StaleOptions, ScheduleOptions):
+    for kind in (UpdateOptions, ScheduleOptions):
         if isinstance(options, kind):
             for name in kind.__annotations__:
                 yield from value_faults(name, getattr(options, name))
-    if isinstance(options, StaleOptions):
-        yield from _stale_faults(options)
     if isinstance(options, ScheduleOptions):
         yield from _delay_faults(options)
 
@@ -165,7 +141,6 @@ _NOT_CAPTURED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "cut": ((None,), "the model is not cut; leave it out"),
     "recompute": (("none",), "checkpoint in the model instead, or limit memory_bytes"),
     "compile": ((False,), "the step is one graph already; leave it out"),
-    "correction": (("none",), "no weight is old; leave it out"),
 }
 _NOT_IN_GRAPH: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "clip_norm": (
@@ -218,11 +193,7 @@ def freezing_faults(options: ScheduleOptions, *, recut: bool) -> Iterator[str]:
         yield f"stages_per_device {options.stages_per_device} must be 1"
     if options.cut is not None and recut:
         yield "cut names the stages of one shape: leave it out, or take recut=False"
-    for option, plain in (
-        ("compile", False),
-        ("recompute", "none"),
-        ("correction", "none"),
-    ):
+    for option, plain in (("compile", False), ("recompute", "none")):
         if getattr(options, option) != plain:
             yield f"{option} does not go together with it: leave it out"
 
@@ -252,7 +223,6 @@ def _is_count(value: int) -> bool:
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": get_args(PrecisionName),
-    "correction": get_args(CorrectionName),
     "recompute": get_args(RecomputeName),
 }
 _AT_LEAST_1: Final = (_is_count, "it must be at least 1")
@@ -266,7 +236,6 @@ _LIMITS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         lambda x: 0.0 <= x < 1.0,
         "it must be at least 0 and below 1, such as 0.999",
     ),
-    "num_discounted_updates": (_is_count, "the discount fades over 1 update or more"),
     "max_delay": (lambda x: x >= 0, "weights are 0 or more updates old"),
     "num_microbatches": _AT_LEAST_1,
     "num_replicas": _AT_LEAST_1,
@@ -276,24 +245,9 @@ _LIMITS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
 }
 
 
-def _stale_faults(options: StaleOptions) -> Iterator[str]:
-    number = options.num_discounted_updates
-    if number is not None and options.correction != "lr-discount":
-        yield (
-            f"num_discounted_updates {number} has no effect unless correction is "
-            f"'lr-discount'; it is {options.correction!r}"
-        )
-
-
 def _delay_faults(options: ScheduleOptions) -> Iterator[str]:
     if options.max_delay and options.schedule != "auto":
         yield (
             f"max_delay {options.max_delay} has no effect unless schedule is 'auto': "
             "any other schedule says itself how old its weights are"
-        )
-    is_flushed = options.schedule == "auto" and not options.max_delay
-    if is_flushed and options.correction != "none":
-        yield (
-            f"correction {options.correction!r} has no effect while max_delay is 0: "
-            "no order with old weights is chosen"
         )

@@ -235,24 +235,6 @@ def test_version_is_kept_from_its_overwriting_to_its_last_reader() -> None:
     assert [curve.at(t) for t in (3.5, 4.5, 6.5, 7.5)] == [100, 200, 200, 100]
 
 
-def test_a_guess_is_kept_from_its_first_reader_to_its_last() -> None:
-    """Predicted weights take memory beside the weights; U reads the newest one."""
-    schedule = Schedule.parse(
-        """
-        steps 3
-        net model microbatches=1
-        stage 0 net=model device=0 delay=1
-        d0  0F0 0F0@1 0B0 0U 0F0@2 0B0@1 0U@1 0B0@2 0U@2
-        """
-    )
-    cost = StageCost(1.0, 1.0, 1.0, update_s=1.0, weight_bytes=100, guess_bytes=90)
-    curve = simulate(schedule, Costs((cost,))).memory[0]
-
-    # F 0-1, F@1 1-2, B 2-4, U 4-5, F@2 5-6, B@1 6-8, U@1 8-9, B@2 9-11, U@2 11-12
-    amounts = [curve.at(t) for t in (0.5, 3.5, 4.5, 5.5, 7.5, 8.5, 10.5, 11.5)]
-    assert amounts == [190, 190, 190, 280, 280, 190, 190, 100]
-
-
 def test_timeline_without_bytes_says_so() -> None:
     """A measured timeline may not know them."""
     timeline = simulate(Schedule.parse("d0  0F0 0B0 0U"), Costs.uniform())

@@ -100,8 +100,6 @@ def test_copies_are_refused() -> None:
             cut_at=[],
             schedulers=None,
             clip_norm=None,
-            correction="none",
-            num_discounted_updates=None,
         )
 
 

@@ -89,12 +89,6 @@ OPTIMIZERS: Final = (
         "WAYS",
     ),
     Row(
-        "Read from its state where weights are predicted",
-        f"{_RUN}/weights/correction/test_weight_prediction.py",
-        ("test_it_goes_on_as_the_last_update_went",),
-        "OPTIMIZERS",
-    ),
-    Row(
         "Bytes of its state, beside those of a real step",
         "tests/model/profile/test_optimizer_bytes.py",
         ("test_state_is_what_a_real_step_leaves",),

@@ -49,8 +49,6 @@ class StageCost:
         input_grad_work_bytes: the most at once in I, beyond what F kept.
         weight_grad_work_bytes: the most at once in W, beyond what I held.
         update_work_bytes: the most at once in U.
-        guess_bytes: the size of predicted weights, if a correction of staleness makes
-            ops read predicted weights instead of an older version; else 0.
         replay_bytes: what a stage that recomputes keeps beside its input, so that its
             forward runs the same again: the buffers that it changes.
         recomputes: whether B (or I) runs the stage's forward again.
@@ -76,7 +74,6 @@ class StageCost:
     input_grad_work_bytes: int = 0
     weight_grad_work_bytes: int = 0
     update_work_bytes: int = 0
-    guess_bytes: int = 0
     replay_bytes: int = 0
     recomputes: bool = False
     holds_input: bool = True

@@ -66,12 +66,10 @@ class MemorySplit:
     Args:
         weight_bytes: one version of the weights.
         gradient_bytes: the gradients of the weights.
-        optimizer_bytes: the optimizer's state, without what follows last.
+        optimizer_bytes: the optimizer's state.
         activation_bytes: all that comes and goes: activations, messages, and what
             operators and reductions hold while they run.
-        version_bytes: weights before the newest, if stages read old ones, and predicted
-            weights that are read in place of the newest.
-        correction_bytes: what a correction of stale gradients keeps beside.
+        version_bytes: weights before the newest, if stages read old ones.
     """
 
     weight_bytes: int
@@ -79,12 +77,6 @@ class MemorySplit:
     optimizer_bytes: int
     activation_bytes: int
     version_bytes: int = 0
-    correction_bytes: int = 0
-
-    @property
-    def update_bytes(self) -> int:
-        """The optimizer's state and the correction's."""
-        return self.optimizer_bytes + self.correction_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -92,7 +84,7 @@ class MemorySplit:
         return (
             self.weight_bytes
             + self.gradient_bytes
-            + self.update_bytes
+            + self.optimizer_bytes
             + self.activation_bytes
             + self.version_bytes
         )
@@ -129,7 +121,7 @@ class Outcome:
         bound_s: no order of the same work on the same devices is faster, with every
             backward split.
         delay: the most updates by which a stage's weights are behind; 0 is exact.
-        num_versions: the versions of each stage's weights, predicted ones included.
+        num_versions: the versions of each stage's weights.
         buckets: the buckets of reverse first-k; None for other schedules.
     """
 

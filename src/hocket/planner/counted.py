@@ -15,7 +15,6 @@ import numpy as np
 
 from hocket.core.hardware import Hardware
 from hocket.core.timelines.arrays import Floats
-from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.work import Affine, LayerCost, Weights
 
 
@@ -93,7 +92,6 @@ class CountedCosts:
         hardware: the device.
         precision: the type of its matrix multiplications.
         only_samples: see `ModelCosts`.
-        correction: see `ModelCosts`.
     """
 
     name: str
@@ -101,7 +99,6 @@ class CountedCosts:
     hardware: Hardware
     precision: str
     only_samples: int | None = None
-    correction: CorrectionCost = NO_CORRECTION
 
     @property
     def how(self) -> str:

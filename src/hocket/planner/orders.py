@@ -12,7 +12,6 @@ from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.planner.candidate import Candidate
-from hocket.planner.correction_cost import CorrectionCost, predicted_versions_alive
 from hocket.schedules import make_schedule
 
 _FULL_STEPS: Final = 3  # and as many as there are devices: then a pipeline is full
@@ -29,14 +28,12 @@ class Placement:
         splits: whether it splits any backward.
         num_versions: the versions of each stage's weights.
         delays: each stage's delay.
-        num_predicted: the predicted versions of each stage's weights.
     """
 
     devices: tuple[int, ...]
     splits: bool
     num_versions: tuple[int, ...]
     delays: tuple[int, ...]
-    num_predicted: tuple[int, ...]
 
     @property
     def delay(self) -> int:
@@ -51,21 +48,8 @@ class Placement:
         delays = tuple(stage.delay for stage in schedule.program.stages)
         splits = Kind.BACKWARD_INPUT in kinds
         if not any(delays):
-            return cls(devices, splits, (1,) * len(devices), delays, delays)
-        versions = check(schedule).num_versions
-        return cls(
-            devices, splits, versions, delays, predicted_versions_alive(schedule)
-        )
-
-    def versions_with(self, correction: CorrectionCost) -> tuple[int, ...]:
-        """Return each stage's versions, with those that a correction predicts."""
-        if not correction.predicts_weights:
-            return self.num_versions
-        stages = zip(self.num_versions, self.delays, self.num_predicted, strict=True)
-        return tuple(
-            1 + predicts_weights if delay else num
-            for num, delay, predicts_weights in stages
-        )
+            return cls(devices, splits, (1,) * len(devices), delays)
+        return cls(devices, splits, check(schedule).num_versions, delays)
 
 
 def make_order(

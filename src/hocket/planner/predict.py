@@ -30,7 +30,6 @@ from hocket.errors import FitError, ShapeError
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
-from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.orders import (
     Placement,
     delayed_placement_of,
@@ -265,7 +264,7 @@ class Predictor:
         """
         timeline = self.timeline(candidate)
         program, traffic = timeline.schedule.program, timeline.traffic
-        stages, correction = self._corrected(candidate), self.work.correction
+        stages = self._sums_of(candidate).costs
         placement = self._placement_of(candidate)
         step_s = self._step_s(candidate, timeline)
         is_message = traffic.from_device != traffic.to_device
@@ -275,14 +274,14 @@ class Predictor:
             step_s,
             self.batch_size / step_s,
             _bubble(program, stages, step_s),
-            _memory(timeline, stages, placement, correction),
+            _memory(timeline, stages, placement),
             self.cluster.memory_bytes,
             int(traffic.num_bytes[is_message].sum()) // program.num_steps,
             sum(cost.gradient_bytes for cost in stages) if is_reduced else 0,
             self.cuts.boundaries(self._num_samples(candidate), candidate.num_stages),
             self.tight_bound_s(candidate),
             placement.delay,
-            placement.versions_with(correction),
+            placement.num_versions,
         )
 
     def timeline(self, candidate: Candidate) -> Timeline:
@@ -337,7 +336,7 @@ class Predictor:
     def costs(self, candidate: Candidate) -> Costs:
         """Return the costs of its stages and links."""
         num_replicas = candidate.num_replicas
-        stages = self._corrected(candidate)
+        stages = self._sums_of(candidate).costs
         reduce_link = self._ring(candidate)
         if self.cluster.shares_cores:
             stages = tuple(
@@ -387,14 +386,6 @@ class Predictor:
             candidate.num_stages,
             candidate.recomputes,
         )
-
-    def _corrected(self, candidate: Candidate) -> tuple[StageCost, ...]:
-        """Return its stages' costs with the correction's memory."""
-        stages, correction = self._sums_of(candidate).costs, self.work.correction
-        if correction == NO_CORRECTION:
-            return stages
-        delays = self._placement_of(candidate).delays
-        return tuple(map(correction.added_to, stages, delays))
 
     def _placement_of(self, candidate: Candidate) -> Placement:
         shape = _shape_of(candidate)
@@ -454,22 +445,15 @@ def _memory(
     timeline: Timeline,
     costs: tuple[StageCost, ...],
     placement: Placement,
-    correction: CorrectionCost,
 ) -> tuple[MemorySplit, ...]:
     splits = []
-    num_versions, delays = placement.versions_with(correction), placement.delays
+    num_versions = placement.num_versions
     for device, stages in enumerate(timeline.schedule.program.stages_on):
         weights = sum(costs[stage].weight_bytes for stage in stages)
         gradients = sum(costs[stage].gradient_bytes for stage in stages)
         states = sum(costs[stage].optimizer_bytes for stage in stages)
         rest = round(timeline.peak_bytes(device)) - weights - gradients - states
-        old = sum(
-            (costs[s].guess_bytes or costs[s].weight_bytes) * (num_versions[s] - 1)
-            for s in stages
-        )
+        old = sum(costs[s].weight_bytes * (num_versions[s] - 1) for s in stages)
         old = min(old, rest)  # not all of them need be there at the peak
-        kept = sum(correction.kept_bytes(costs[s], delays[s]) for s in stages)
-        splits.append(
-            MemorySplit(weights, gradients, states - kept, rest - old, old, kept)
-        )
+        splits.append(MemorySplit(weights, gradients, states, rest - old, old))
     return tuple(splits)

@@ -211,7 +211,6 @@ def rank(
         tuple(layer.name for layer in predictor.cuts.layers(1)),
         notes=tuple(notes_on(predictor, found.outcomes)),
         max_delay=search.max_delay,
-        correction=work.correction.name,
     )
     return _with_timelines(ranking, predictor, search)
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
 
-from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -131,10 +129,6 @@ class ModelCosts(Protocol):
     def update_s_per_byte(self) -> float:
         """Seconds of the optimizer's step per byte of weights, gradients and state."""
 
-    @property
-    def correction(self) -> CorrectionCost:
-        """The correction of stale gradients, for orders that have such."""
-
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
         """Return the layers' costs for microbatches of this size."""
 
@@ -170,7 +164,6 @@ class MeasuredCosts:
         update_s_per_byte: the measured seconds per byte of an update.
         device_name: the device that was measured.
         only_samples: see `ModelCosts`.
-        correction: see `ModelCosts`.
     """
 
     name: str
@@ -179,7 +172,6 @@ class MeasuredCosts:
     update_s_per_byte: float
     device_name: str
     only_samples: int | None = None
-    correction: CorrectionCost = NO_CORRECTION
 
     @property
     def how(self) -> str:

@@ -50,7 +50,7 @@ from hocket.run.elastic.make import make_freezing, other_layouts
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan, short_hash
-from hocket.run.engine.refusals import refuse_settings, refuse_without_effect
+from hocket.run.engine.refusals import refuse_settings
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.nets.followed import FollowedNet
@@ -136,8 +136,6 @@ def _assembled(
     config, order, known = _make_order(
         config, world, layout, recorder, store, timeout_s
     )
-    if asked != "auto":  # which may choose one without old weights
-        refuse_without_effect(config, order)
     refuse_settings(config, order)
     if config.freeze is not None:
         refuse_order(order)

@@ -30,7 +30,6 @@ def test_json_has_keys_that_stay() -> None:
         "num_beaten",
         "num_too_long",
         "notes",
-        "correction",
         "best",
         "outcomes",
     }
@@ -68,7 +67,6 @@ def test_json_has_keys_that_stay() -> None:
         "optimizer_bytes",
         "activation_bytes",
         "version_bytes",
-        "correction_bytes",
         "total_bytes",
     }
 

@@ -43,7 +43,7 @@ def test_takes_an_order_whose_steps_overlap(free_dir: Path) -> None:
     Path("own.txt").write_text(str(order))
     Path("long.txt").write_text(str(replace(order, body=(), num_repeats=1)))
 
-    assert resolved("own.txt", "pipeline.correction=error-feedback") == "own.txt"
+    assert resolved("own.txt") == "own.txt"
     with pytest.raises(RecipeError, match="4 steps, not 1"):
         resolved("long.txt")
 

@@ -93,7 +93,6 @@ def test_an_interrupted_run_ends_as_if_it_had_not_been(
 FLUSH_FREE: Final = (
     "pipeline.schedule=wpipe",
     "pipeline.cut=",
-    "pipeline.correction=error-feedback",
     "training.accumulate=1",
     "training.max_steps=11",
     "training.evaluate_every_steps=4",

@@ -117,13 +117,11 @@ def test_is_of_the_published_size(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_another_schedule_is_one_word(name: str) -> None:
-    """2BW, data parallelism and 1F1B to compare with, and a correction."""
+    """2BW, data parallelism and 1F1B to compare with."""
     two_bw = full(name, "pipeline.schedule=pipedream-2bw")
     assert two_bw.pipeline.schedule == "pipedream-2bw"
     plain = full(name, "pipeline.schedule=1f1b", "pipeline.layout=1x8")
     assert (plain.pipeline.num_workers, plain.pipeline.num_replicas) == (8, 8)
-    corrected = full(name, "pipeline.correction=error-feedback")
-    assert corrected.pipeline.correction == "error-feedback"
 
 
 def test_depth_is_one_number() -> None:

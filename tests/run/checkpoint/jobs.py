@@ -59,7 +59,6 @@ def make_pipeline(
             num_microbatches=case.get("num_microbatches", 4),
             num_replicas=case.get("num_replicas", 1),
             stages_per_device=case.get("stages_per_device"),
-            correction=case.get("correction", "none"),
             cut=case.get("cut"),
             ema_decay=0.9,
             clip_norm=1.0,

@@ -1,4 +1,4 @@
-"""Old weights and what corrections keep, by name and age: what is taken of them."""
+"""Old weights by name and age: what is taken of them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ def test_frozen_layers_have_no_gradient_and_no_update(delays: Sequence[int]) -> 
             data[:num_steps],
             {2: "1", 4: "2"},
             cut_at=["2"],
-            correction="error-feedback",
         )
         states.append(trained.state_dict())
     for name, first in (("0", 1), ("1", 3)):

@@ -93,15 +93,12 @@ JOBS = {
         case("perceptron", "wpipe", 2, by_step=True, num_steps=6),
         case("perceptron", given("wpipe", 2, 3), 3),
         case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
-        case("perceptron", "wpipe", 2, correction="error-feedback"),
-        case("perceptron", "wpipe", 2, correction="weight-prediction", drain_every=3),
-        case("dropout", "pipedream-2bw", 2, correction="lr-discount"),
         case("tied", "pipedream-2bw", 4),
         of_four("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
         case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
         of_four("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd", drain_every=3),
         case("tied", "pipedream", 1, batch_size=4, last=3, recompute="all"),
-        of_four("tied", "wpipe", 2, correction="weight-prediction", transport="torch"),
+        of_four("tied", "wpipe", 2, transport="torch"),
     ],
     3: [
         case("perceptron", "pipedream-2bw", 4, scheduler=True),
@@ -135,11 +132,9 @@ QUICK = {
             case("perceptron", "wpipe", 2, by_step=True),
             case("perceptron", given("wpipe", 2, 3), 3),
             case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
-            case("perceptron", "wpipe", 2, correction="error-feedback"),
-            case("dropout", "pipedream-2bw", 2, correction="lr-discount"),
             case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
             of_four("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd"),
-            of_four("tied", "wpipe", 2, correction="weight-prediction", drain_every=3),
+            of_four("tied", "wpipe", 2, drain_every=3),
             num_steps=FEW_STEPS,
         ),
     ],
@@ -149,12 +144,11 @@ MANY = {
     2: [
         case("gpt2", "wpipe", 2),
         case("gpt2", "wpipe-overlapped", 3, optimizer="sgd", clip_norm=0.05),
-        case("t5", "wpipe", 2, correction="error-feedback"),
+        case("t5", "wpipe", 2),
     ],
     3: [
         case("tied", "pipedream", 1, batch_size=6, optimizer="sgd"),
-        case("tied", "pipedream", 1, batch_size=6, correction="weight-prediction"),
-        case("tied", "wpipe", 4, correction="error-feedback"),
+        case("tied", "wpipe", 4),
     ],
     4: [
         case("tied", "pipedream", 1, batch_size=6),
@@ -305,7 +299,6 @@ def _emulated(
         cut_at=reported["stage_names"][1:],
         schedulers=warm_up if run.get("scheduler") else None,
         clip_norm=run.get("clip_norm"),
-        correction=run.get("correction", "none"),
     )
     norms = [sum(stages) ** 0.5 for stages in zip(*squares, strict=True)]
     return model.state_dict(), history, norms
@@ -322,8 +315,6 @@ def _check_copies(run: dict[str, Any], reported: list[dict[str, Any]]) -> None:
     Of a weight that stages share, as many as the largest delay of these; stages of one
     device hold it together.
     """
-    if run.get("correction") == "weight-prediction":
-        return  # the newest is one, too
     sizes = {n: p.nbytes for n, p in make_model(run["model"]).named_parameters()}
     devices = reported[: len(reported) // run.get("num_replicas", 1)]
     per_device = len(devices[0]["held"])

@@ -62,7 +62,6 @@ SETTINGS: Final = {
     "forward only": ("ScheduleError", "stage 0 is not trained: evaluate() runs it"),
     "accumulate and wpipe": ("ConfigError", "accumulate is 2: without flushes"),
     "float16 and wpipe": ("ConfigError", 'take "bfloat16"'),
-    "correction and 1f1b": ("ConfigError", "correction 'error-feedback' has no effect"),
     "max_delay and 1f1b": ("ConfigError", "max_delay 1 has no effect unless schedule"),
     "clip and an early update": (
         "ConfigError",

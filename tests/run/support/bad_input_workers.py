@@ -94,7 +94,6 @@ def _without_flushes(made: Callable[..., Reported]) -> dict[str, Reported]:
     return {
         "accumulate and wpipe": made(schedule="wpipe", accumulate=2),
         "float16 and wpipe": made(schedule="wpipe", precision="float16"),
-        "correction and 1f1b": made(schedule="1f1b", correction="error-feedback"),
         "max_delay and 1f1b": made(schedule="1f1b", max_delay=1),
         "clip and an early update": made(
             schedule=replace(v, program=one_delay), clip_norm=1.0

@@ -22,7 +22,7 @@ from tests.run.support.training_workers import fragile_batches, make_fragile
 POISONED: Final = 3  # the step whose gradient is no number
 FRAGILE_CUT: Final = ["2", "4", "6"]
 SETTINGS = (
-    *("clip_norm", "ema_decay", "recompute", "transport", "correction"),
+    *("clip_norm", "ema_decay", "recompute", "transport"),
     *("stages_per_device", "num_replicas"),
 )
 

@@ -84,8 +84,6 @@ def test_refuses_all_invalid_options_at_once() -> None:
     said = "accumulate is 0.*; num_microbatches is 0.*; max_delay 1 has no effect"
     with pytest.raises(ConfigError, match=said):
         small_config(accumulate=0, num_microbatches=0, max_delay=1)
-    with pytest.raises(ConfigError, match="correction 'lr-discount' has no"):
-        small_config(schedule="auto", correction="lr-discount")
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,6 @@ def sgd(parameters: Parameters) -> torch.optim.Optimizer:
         ({"ema_decay": 1.0}, "ema_decay is 1.0"),
         ({"ema_decay": -0.1, "accumulate": 0}, "accumulate is 0.*; ema_decay is -0.1"),
         ({"precision": "half"}, "'half': it may be float32, bfloat16, float16"),
-        (
-            {"num_discounted_updates": 5, "correction": "error-feedback"},
-            "num_discounted_updates 5 has no effect unless correction is 'lr-discount'",
-        ),
-        (
-            {"num_discounted_updates": 0, "correction": "lr-discount"},
-            "num_discounted_updates is 0",
-        ),
     ],
 )
 def test_refuses_values_that_make_no_sense(settings: dict[str, Any], said: str) -> None:

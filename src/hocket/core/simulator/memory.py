@@ -8,8 +8,6 @@ What is counted, of each stage, and for how long:
                                          along, until its U has ended
     an older version of the weights      from the U that would overwrite it until the
                                          last op that reads it has ended
-      where guesses are read instead     of every version, from the first op that reads
-                                         it (or that U) until the last one has ended
     activation_bytes                     F ├──────────┤ B      forward only: F ├─┤
       with the backward split            F ├──────────┤ I
       weight_grad_held_bytes                          I ├────┤ W
@@ -221,20 +219,13 @@ def _old_weights(
     last_read_s = np.zeros(versions.size)
     reads = ~overwrites
     np.maximum.at(last_read_s, version[reads], times.end_s[row[reads]])
-    guess = np.array([cost.guess_bytes for cost in costs], float)
     size = np.array([cost.weight_bytes for cost in costs], float)
-    size[guess > 0] = 0.0  # their updates overwrite nothing that is read
     yield from _held(
         columns.device[row[overwrites]],
         times.start_s[row[overwrites]],
         last_read_s[version[overwrites]],
         size[stage[overwrites]],
     )
-    first_s = np.full(versions.size, np.inf)
-    np.minimum.at(first_s, version, times.start_s[row])
-    device = np.array([stage.device for stage in program.stages])
-    _, of_version = numbers.fact_and_stage(versions)
-    yield from _held(device[of_version], first_s, last_read_s, guess[of_version])
 
 
 def _outputs(

@@ -26,12 +26,11 @@ class PeakBytes:
         weight_bytes: one version of the weights, and buffers.
         gradient_bytes: the weights' gradients; none if the peak comes before the step's
             first backward has ended.
-        optimizer_bytes: the optimizer's state, averages, and what a correction of stale
-            gradients keeps.
+        optimizer_bytes: the optimizer's state, and averages.
         activation_bytes: what forwards left for their backwards, and what the op at
             work holds.
         message_bytes: what was received, or is to be read on the same device; and,
-            where there are delays, older versions of the weights, and guesses of them.
+            where there are delays, older versions of the weights.
     """
 
     weight_bytes: int

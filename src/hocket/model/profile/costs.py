@@ -19,17 +19,13 @@ class UpdateCost:
 
     Args:
         seconds: the median seconds.
-        state_bytes: the bytes of the optimizer's state after a step, of averages, and
-            of what a correction of stale gradients keeps.
+        state_bytes: the bytes of the optimizer's state after a step, and of averages.
         work_bytes: the most allocated at once during the step, beyond that.
-        guess_bytes: the bytes of predicted weights, which forwards read in place of the
-            newest.
     """
 
     seconds: float
     state_bytes: int
     work_bytes: int = 0
-    guess_bytes: int = 0
 
 
 def stage_costs(
@@ -66,7 +62,6 @@ def stage_costs(
                 gradient_bytes=_num_bytes(trained),
                 optimizer_bytes=updates[i].state_bytes,
                 update_work_bytes=updates[i].work_bytes,
-                guess_bytes=updates[i].guess_bytes,
                 replay_bytes=_replay_bytes(module),
                 holds_input=own[0].held_input_bytes > 0,
             )

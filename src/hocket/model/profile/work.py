@@ -8,7 +8,6 @@ from hocket.core.hardware import Hardware
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import Finish, count_layers
 from hocket.model.profile.profile import Profile
-from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.counted import CountedCosts
 from hocket.planner.work import MeasuredCosts, Weights
 
@@ -20,7 +19,6 @@ def counted_work(
     *,
     finish: Finish | None = None,
     precision: str = "float32",
-    correction: CorrectionCost = NO_CORRECTION,
 ) -> CountedCosts:
     """Return costs counted from FLOPs and bytes, for a device that need not be present.
 
@@ -30,7 +28,6 @@ def counted_work(
         state_bytes: the bytes of the optimizer's state, by parameter.
         finish: the loss; see `count_layers`.
         precision: the type of matrix multiplications.
-        correction: the correction's memory, for orders with stale gradients.
 
     Raises:
         PlanError: the device has no such precision.
@@ -43,9 +40,7 @@ def counted_work(
         precision=precision,
     )
     only = captured.example.num_samples if captured.fixed_batch else None
-    return CountedCosts(
-        name_of(captured), layers, hardware, precision, only, correction
-    )
+    return CountedCosts(name_of(captured), layers, hardware, precision, only)
 
 
 def measured_work(
@@ -54,7 +49,6 @@ def measured_work(
     state_bytes: Mapping[str, int],
     *,
     update_s_per_byte: float,
-    correction: CorrectionCost = NO_CORRECTION,
 ) -> MeasuredCosts:
     """Return costs from one or two profiles.
 
@@ -63,7 +57,6 @@ def measured_work(
         profiles: the profiles, by the number of samples in the microbatch; at most two.
         state_bytes: the bytes of the optimizer's state, by parameter.
         update_s_per_byte: seconds per byte of weights, gradients and state.
-        correction: the correction's memory, for orders with stale gradients.
     """
     sizes = sorted(profiles)
     weights = layer_weights(captured, state_bytes)
@@ -81,7 +74,6 @@ def measured_work(
         update_s_per_byte,
         profiles[sizes[0]].conditions["device_name"],
         only,
-        correction,
     )
 
 

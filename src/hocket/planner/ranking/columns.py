@@ -58,7 +58,7 @@ def columns(ranking: Ranking) -> tuple[Column, ...]:
         Column("messages", lambda x, _: byte_size(x.message_bytes), 8),
         kind("weights", 9, "weight_bytes", "version_bytes"),
         kind("gradients", 10, "gradient_bytes"),
-        kind("optimizer", 11, "update_bytes"),
+        kind("optimizer", 11, "optimizer_bytes"),
         kind("activations", 12, "activation_bytes"),
     )
 
@@ -100,14 +100,12 @@ def unit_of(ranking: Ranking) -> Unit:
 def stale_columns(ranking: Ranking) -> tuple[str, ...]:
     """Return the column names for orders with stale weights."""
     unit = unit_of(ranking).name
-    is_corrected = ranking.correction != "none"
     return (
         "delay",
         "versions of each stage",
         f"newest {unit}",
         f"older {unit}",
         "copies",
-        *((f"{ranking.correction} {unit}",) if is_corrected else ()),
     )
 
 
@@ -115,14 +113,12 @@ def stale_cells(outcome: Outcome, ranking: Ranking) -> tuple[str, ...]:
     """Return a text per name of `stale_columns`, for the fullest device."""
     split, unit = outcome.fullest, unit_of(ranking)
     copies = 1 + split.version_bytes / split.weight_bytes if split.weight_bytes else 1
-    is_corrected = ranking.correction != "none"
     return (
         str(outcome.delay),
         _runs(outcome.num_versions),
         unit.number(split.weight_bytes),
         unit.number(split.version_bytes),
         f"{copies:.2f}",
-        *((unit.number(split.correction_bytes),) if is_corrected else ()),
     )
 
 

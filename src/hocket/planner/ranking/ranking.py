@@ -38,8 +38,6 @@ class Ranking:
         costs: the costs of `pipeline`'s stages and links; None without one.
         notes: assumptions, a sentence each.
         max_delay: the most updates by which the weights of the choice may be stale.
-        correction: the correction of stale gradients whose memory is counted; or
-            "none".
         limits: what limits the candidates of the table's rows, in a word.
     """
 
@@ -55,7 +53,6 @@ class Ranking:
     costs: Costs | None = None
     notes: tuple[str, ...] = field(default=())
     max_delay: int = 0
-    correction: str = "none"
     limits: Mapping[Candidate, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -187,7 +184,6 @@ class Ranking:
             "num_beaten": self.num_beaten,
             "num_too_long": self.num_too_long,
             "notes": list(self.notes),
-            "correction": self.correction,
             "best": None if best is None else self._outcome_json(best),
             "outcomes": [self._outcome_json(outcome) for outcome in self.outcomes],
         }

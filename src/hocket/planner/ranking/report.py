@@ -148,7 +148,7 @@ def _memory_table(best: Outcome) -> Table:
             byte_size(split.weight_bytes),
             byte_size(split.version_bytes),
             byte_size(split.gradient_bytes),
-            byte_size(split.update_bytes),
+            byte_size(split.optimizer_bytes),
             byte_size(split.activation_bytes),
             byte_size(split.total_bytes),
             percent(split.total_bytes / best.budget_bytes),

@@ -143,12 +143,6 @@ def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
     except PlanError as error:
         yield f"pipeline.schedule: {error}"
         return
-    delays = [stage.delay for stage in schedule.program.stages]
-    if pipeline.correction != "none" and not any(delays):
-        yield (
-            f"pipeline.correction {pipeline.correction!r} has no effect: no stage of "
-            f"{pipeline.schedule!r} reads old weights"
-        )
     num_stages = schedule.program.num_stages
     if pipeline.cut is not None and len(pipeline.cut) != num_stages - 1:
         yield (

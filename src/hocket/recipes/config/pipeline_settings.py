@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from pydantic import field_validator, model_validator
 
@@ -26,7 +26,6 @@ class PipelineSettings(Settings, ScheduleOptions):
             "ooo-single": one worker, which captures its whole step; or the path of a
             file with an order of one step (PyTorch's CSV, *.csv, or text, *.txt),
             relative to the current folder.
-        num_discounted_updates: a quarter of the training when not given.
         timeout_s: how long a worker waits for another before both give up.
     """
 
@@ -81,23 +80,6 @@ class PipelineSettings(Settings, ScheduleOptions):
                 f"num_replicas {self.num_replicas}"
             )
         return self
-
-
-def discounted_updates(settings: PipelineSettings, num_steps: int) -> int | None:
-    """Return over how many updates a discount of the learning rate fades, if any.
-
-    Args:
-        settings: the recipe's section.
-        num_steps: the steps of the whole training.
-    """
-    if settings.correction != "lr-discount":
-        return None
-    return settings.num_discounted_updates or max(1, num_steps // _PART_DISCOUNTED)
-
-
-# Rates are high in the first part of a training, with or without a warm-up, and this is
-# what a delay takes its toll of; what comes later should be learned at the full rate.
-_PART_DISCOUNTED: Final = 4
 
 
 def _layout(text: str) -> WorkerLayout:

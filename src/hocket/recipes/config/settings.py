@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from hocket.options import StaleOptions, UpdateOptions, faults_of, value_faults
+from hocket.options import ScheduleOptions, UpdateOptions, faults_of, value_faults
 
 Count = Annotated[int, Field(ge=1)]
 NaturalNumber = Annotated[int, Field(ge=0)]
@@ -73,7 +73,7 @@ class Settings(BaseModel):
     @classmethod
     def _value_is_valid(cls, value: Any, info: ValidationInfo) -> Any:
         """Check options one by one, so that all faults come at once."""
-        is_option = issubclass(cls, UpdateOptions | StaleOptions)
+        is_option = issubclass(cls, UpdateOptions | ScheduleOptions)
         if is_option and (faults := [*value_faults(info.field_name or "", value)]):
             raise ValueError("\n".join(faults))
         return value

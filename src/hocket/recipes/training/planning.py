@@ -76,7 +76,6 @@ def plan_recipe(
         next(iter(layout.loader())),
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
-        correction=recipe.pipeline.correction if search.max_delay else "none",
         teachers=task.make_teachers(layout.num_steps),
         world=world,
         progress=progress,

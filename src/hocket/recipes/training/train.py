@@ -21,7 +21,6 @@ from rich.console import Console
 from hocket.errors import CallbackError
 from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.recipes.config.model_settings import GptSettings
-from hocket.recipes.config.pipeline_settings import discounted_updates
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.freezing import freezing_options
@@ -263,7 +262,6 @@ def make_pipeline(
         **freezing_options(
             recipe.freeze, recipe.cache, layout.steps_per_epoch, run_dir
         ),
-        "num_discounted_updates": discounted_updates(pipeline, layout.num_steps),
     }
     loader = layout.loader()
     if (cache := options.get("cache")) is not None:  # before the model is captured

@@ -11,7 +11,6 @@
             averaged-0.safetensors   their averages, where the run keeps some
             optimizer-0.safetensors  the optimizer's state, `name/key`
         old-0.safetensors        what delayed stages still read, `name/age`
-        correction-0.safetensors what corrections of old gradients keep, `name/age`
             part-1.json ...
         .step-00000130/              being written; renamed when all of it is there
 

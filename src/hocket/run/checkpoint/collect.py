@@ -20,7 +20,6 @@ from torch import Tensor
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.saved_modules import SavedModules
-from hocket.run.checkpoint.corrections import corrected, kept_tensors
 from hocket.run.checkpoint.format.manifest import (
     ParameterGroup,
     RunRecord,
@@ -100,7 +99,6 @@ def collect(
         Section.AVERAGED: _averages(executor, held),
         Section.OPTIMIZER: kept,
         Section.OLD: old_weights(executor.runners.values(), held),
-        Section.CORRECTION: kept_tensors(executor.updaters.values(), held),
         Section.WATCHED: {name: x for name, x in watched.items() if name in held},
     }
     extra = packed_extra(modules, executor.runners.values(), layout.rank)
@@ -191,7 +189,7 @@ def updates_of(
         if name in held:
             states[name] = encode(dict(state), name, tensors)
     kind = type(updater.optimizer).__qualname__
-    known = UpdateRecord(kind, groups, states, correction=corrected(updater))
+    known = UpdateRecord(kind, groups, states)
     if updater.scheduler is None:
         return known
     state = encode(updater.scheduler.state_dict(), f"#{stage}/scheduler", tensors)

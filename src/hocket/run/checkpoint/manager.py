@@ -28,7 +28,7 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 # Workers wait for the slowest disk: the whole model at so many bytes per second.
 _SLOW_BYTES_PER_S: Final = 10e6
-_STATE_PER_WEIGHT: Final = 6  # weight, two moments, average, old one, correction
+_STATE_PER_WEIGHT: Final = 5  # weight, two moments, average, old one
 _GRACE_S: Final = 1.5  # for a checkpoint that is being written when the run fails
 _VISIBLE_S: Final = 10.0  # until a network file system shows a new file
 

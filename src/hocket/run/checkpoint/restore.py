@@ -14,12 +14,6 @@ from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
 from hocket.model.trace.state import overwrite
 from hocket.run.checkpoint.check_states import check_kind, check_updates
-from hocket.run.checkpoint.corrections import (
-    ResumedCorrection,
-    kept_places,
-    load_kept,
-    resumed_correction,
-)
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
 from hocket.run.checkpoint.match import check_setup, match_names
@@ -61,7 +55,6 @@ class RestorePlan:
         names: the names in the checkpoint, by the model's names.
         num_old: the number of old versions that each delayed weight needs.
         updates: the state for each of the worker's optimizers, by stage.
-        resumed: the state for the correction of each of the worker's stages.
         locations: the tensors' locations, by section and name in the checkpoint.
         spare: the locations of tensors that no worker takes; rank 0 checks them too.
     """
@@ -70,7 +63,6 @@ class RestorePlan:
     names: Mapping[str, str]
     num_old: Mapping[str, int]
     updates: Mapping[int, RegroupedUpdates]
-    resumed: Mapping[int, ResumedCorrection]
     locations: Mapping[Key, TensorLocation]
     spare: Mapping[str, TensorLocation]
 
@@ -99,21 +91,18 @@ def make_restore_plan(
     num_old = num_wanted(plan, outline, run.step)
     check_setup(opened.path, run, here)
     updates = updates_in(opened, names, executor.updaters)
-    resumed = {
-        i: resumed_correction(opened, names, x) for i, x in executor.updaters.items()
-    }
     locations |= state_places(opened, names, updates, executor.updaters)
     locations |= _replica_places(opened, layout)
-    locations |= _delay_places(opened, names, num_old, resumed, executor)
+    locations |= _delay_places(opened, names, num_old, executor)
     locations |= _watched_places(opened, names, executor)
     watched = opened.locations(Section.WATCHED)
     used = {
         Section.WATCHED: watched if run.freezing and here.freezing else (),
         Section.OLD: old_places(opened, names, num_old),
-        Section.CORRECTION: _of(Section.CORRECTION, locations),
+        Section.CORRECTION: (),
     }
     spare = _spare(opened, names, outline, used)
-    return RestorePlan(opened, names, num_old, updates, resumed, locations, spare)
+    return RestorePlan(opened, names, num_old, updates, locations, spare)
 
 
 def restore(
@@ -130,9 +119,6 @@ def restore(
         put_averages(updater, plan_to_restore.names, tensors)
         if stage in plan_to_restore.updates:
             put_updates(updater, plan_to_restore.updates[stage], tensors)
-        load_kept(
-            updater, plan_to_restore.resumed[stage], _of(Section.CORRECTION, tensors)
-        )
     for runner in executor.runners.values():
         runner.seed = run.seed
     if executor.scaler is not None:
@@ -264,18 +250,13 @@ def _delay_places(
     opened: OpenedCheckpoint,
     names: Mapping[str, str],
     num_old: Mapping[str, int],
-    resumed: Mapping[int, ResumedCorrection],
     executor: Executor,
 ) -> dict[Key, TensorLocation]:
-    """Return the locations of old weights, and of the corrections' tensors."""
+    """Return the locations of old weights."""
     moved = {name for runner in executor.runners.values() for name in moved_in(runner)}
     own = {name: num for name, num in num_old.items() if name in moved}
     old = old_places(opened, names, own)
-    found = {(Section.OLD, name): place for name, place in old.items()}
-    for each in resumed.values():
-        kept = kept_places(opened, each)
-        found |= {(Section.CORRECTION, name): place for name, place in kept.items()}
-    return found
+    return {(Section.OLD, name): place for name, place in old.items()}
 
 
 def _watched_places(

@@ -126,7 +126,6 @@ def make_executor(
             own,
             how,
             reducer=_reducer(stage, own, groups_of.reduces(stage)),
-            delay=program.stages[stage].delay,
         )
     _refuse_modes(program, updaters)
     stale_names = {tie.name for tie in stale_ties}
@@ -148,10 +147,8 @@ def make_executor(
         },
         settings.compute_precision.make_scale(context.world.device),
     )
-    predicts = settings.correction == "weight-prediction"
-    predict = {stage: x.predicted for stage, x in updaters.items() if predicts}
     worker_ties = attach_versions(
-        runners, program, stale_ties, predict, layout, context.transport
+        runners, program, stale_ties, layout, context.transport
     )
     losses = {net.name: stages_of(program, net.name)[-1] for net in nets if net.loss}
     results = {

@@ -19,7 +19,6 @@ from torch import nn
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
-from hocket.options import CorrectionName
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -63,8 +62,6 @@ class ProgramRun(WorkerRun):
         cut_at: the modules with which the stages of a net but the first begin.
         schedulers: as for `Pipeline`.
         clip_norm: the most that the gradients of one gate may measure together.
-        correction: as for `Pipeline`: what is done about the age of gradients.
-        num_discounted_updates: as for `Pipeline`: over which "lr-discount" fades.
         seed: for random numbers in forwards.
         transport: as for `Pipeline`: what carries messages between workers.
         timeout_s: after which any wait for another worker ends in an error.
@@ -95,8 +92,6 @@ class ProgramRun(WorkerRun):
         cut_at: Sequence[str] | Mapping[str, Sequence[str]] = (),
         schedulers: ByNet[SchedulerFactory] | None = None,
         clip_norm: float | None = None,
-        correction: CorrectionName = "none",
-        num_discounted_updates: int | None = None,
         seed: int = 0,
         transport: TransportName = "auto",
         timeout_s: float | None = None,
@@ -118,8 +113,6 @@ class ProgramRun(WorkerRun):
                 cut_at=cut_at,
                 schedulers=schedulers,
                 clip_norm=clip_norm,
-                correction=correction,
-                num_discounted_updates=num_discounted_updates,
             )
             digests = {"schedule": short_hash(str(self.schedule)), "seed": str(seed)}
             refuse_differences(self.world, digests | self._nets.digests)

@@ -14,27 +14,6 @@ from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
 
-def refuse_without_effect(settings: TrainingConfig, schedule: Schedule) -> None:
-    """Refuse a correction for stale gradients if no gradient is stale.
-
-    Args:
-        settings: how to train.
-        schedule: the order that was asked for, and not chosen.
-
-    Raises:
-        ConfigError: the correction has no effect.
-    """
-    if settings.correction == "none":
-        return
-    if any(x.trainable and x.delay for x in schedule.program.stages):
-        return
-    raise ConfigError(
-        f"correction {settings.correction!r} has no effect: no stage of this order "
-        'computes with old weights. Leave it out, or take an order such as "wpipe" on '
-        "two devices or more"
-    )
-
-
 def refuse_settings(settings: TrainingConfig, schedule: Schedule) -> None:
     """See that settings go with an order; all go with one that has no body.
 

@@ -14,15 +14,12 @@ So the newest version is the live weights themselves, and a stage of delay d hol
 copies more, one less from a step's last backward to its update. What has been computed
 from a version is never changed in place: that would raise in the backward, or for some
 layers be silently wrong.
-
-Where forwards read predicted weights, the newest version is a copy of its own, too:
-made when the first of them reads it, and the parameters are updated in place.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from torch import Tensor, nn
@@ -58,8 +55,6 @@ class WeightVersions:
         module: the stage's module. The optimizer updates its parameters.
         delay: how many updates behind the newest it reads; 0 if only its shared weights
             are stale.
-        predict: returns predicted weights by name, in tensors of their own, for
-            forwards to read in place of the newest; or None while they are the same.
         tied: the weights that other stages update, by name.
         follows: whether all weights move, as those of a momentum teacher; else those
             that want a gradient.
@@ -73,13 +68,11 @@ class WeightVersions:
         self,
         module: nn.Module,
         delay: int,
-        predict: Callable[[], Mapping[str, Tensor] | None] | None = None,
         tied: Mapping[str, VersionSource] | None = None,
         *,
         follows: bool = False,
     ) -> None:
         self._own_delay = delay
-        self._predict = predict
         self._tied = {} if tied is None else tied
         self.delay: Final = max([delay, *(x.delay for x in self._tied.values())])
         named = module.named_parameters()
@@ -143,10 +136,6 @@ class WeightVersions:
         self._fills_always = True
         return self._read_by(step)[name]
 
-    def newest(self, name: str) -> Tensor:
-        """Return the values of a weight that steps after the newest update read."""
-        return self._newest_leaves()[name].detach()
-
     def complete(self, step: int) -> None:
         """Move a step's gradients to the parameters, after its last backward.
 
@@ -181,8 +170,6 @@ class WeightVersions:
         """Keep the present weights: the update will change a copy of them."""
         self._old.append(self._newest_leaves())
         self._newest = None
-        if self._predict is not None:
-            return
         for parameter in self._trained.values():
             parameter.data = parameter.detach().clone()
 
@@ -225,11 +212,8 @@ class WeightVersions:
     @property
     def num_bytes(self) -> int:
         """The bytes of all versions but the live weights."""
-        leaves = [leaf for old in self._old for leaf in old.values()]
-        if self._newest is not None and self._predict is not None:
-            leaves += self._newest.values()
         tied = sum(source.num_bytes for source in self._tied.values())
-        return tied + sum(leaf.nbytes for leaf in leaves)
+        return tied + sum(x.nbytes for old in self._old for x in old.values())
 
     def _place(self, grads: Leaves) -> None:
         for name, grad in grads.items():
@@ -257,16 +241,7 @@ class WeightVersions:
 
     def _newest_leaves(self) -> Leaves:
         if self._newest is None:
-            values = self._values()
-            self._newest = {name: values[name].requires_grad_() for name in values}
+            self._newest = {
+                n: p.data.requires_grad_() for n, p in self._trained.items()
+            }
         return self._newest
-
-    def _values(self) -> dict[str, Tensor]:
-        """Return the newest version's values; the tensors may share memory."""
-        live = {name: p.data for name, p in self._trained.items()}
-        if self._predict is None:
-            return live
-        predicted = self._predict()
-        if predicted is None:
-            return {name: values.clone() for name, values in live.items()}
-        return {name: predicted[name].detach() for name in live}

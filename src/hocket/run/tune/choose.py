@@ -29,7 +29,6 @@ from hocket.run.tune.cut.cut_model import with_messages
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
-from hocket.run.weights.correction.cost import correction_cost
 from hocket.schedules import SCHEDULES
 
 _ACTIVITY: Final = "choosing the order"
@@ -88,7 +87,6 @@ def _best(
         {num_samples: known.profile},
         config.state_bytes(trained),
         update_s_per_byte=0.0,  # the same whatever the order
-        correction=correction_cost(config, trained),
     )
     try:
         ranking = rank(

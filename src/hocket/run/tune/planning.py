@@ -17,7 +17,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
 from hocket.model.trace.state import model_fault
-from hocket.options import CorrectionName, PrecisionName
+from hocket.options import PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
@@ -29,7 +29,6 @@ from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
 from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
 from hocket.run.tune.teachers.teacher import Teacher
-from hocket.run.weights.correction.cost import correction_cost
 from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.signatures import takes_fields_of
 
@@ -41,7 +40,6 @@ class _Arguments(PlanConfig):
     loss: LossFunction | None = None
     _: KW_ONLY
     optimizer: OptimizerFactory = torch.optim.AdamW
-    correction: CorrectionName = "none"
     teachers: Mapping[str, Teacher] = field(default_factory=dict)
     world: World | None = None
     progress: Progress | None = None
@@ -64,8 +62,6 @@ def plan(config: _Arguments) -> Ranking:
         batch: an example `(inputs, targets)`, as for `Pipeline`.
         loss: as for `Pipeline`; the sum of the outputs when not given.
         optimizer: as for `Pipeline`; AdamW when not given.
-        correction: as for `Pipeline`: its memory on stages with old weights counts, if
-            `search` includes such.
         teachers: as for `Pipeline`. The ranking is of the model alone; a note for each
             teacher compares pipelines of both nets, with the teacher ahead and with
             that of the same batch, and data parallelism, and says which to take. The
@@ -85,13 +81,12 @@ def plan(config: _Arguments) -> Ranking:
             and no `hardware`.
         CaptureError: the model cannot be captured.
         DataError: the batch is no pair, or its tensors disagree.
-        ConfigError: there is no such correction or argument; or the model is no module,
-            the loss or the optimizer no function.
+        ConfigError: there is no such argument; or the model is no module, the loss or
+            the optimizer no function.
     """
     search, precision = config.search or Search(), config.precision or "float32"
-    _check_correction(config.correction, search)
     _check_functions(config)
-    settings = TrainingConfig(optimizer=config.optimizer, correction=config.correction)
+    settings = TrainingConfig(optimizer=config.optimizer)
     file = config.hardware_file
     catalogue = load_catalogue(None if file is None else Path(file))
     device = None if config.hardware is None else catalogue.device(config.hardware)
@@ -112,10 +107,8 @@ def plan(config: _Arguments) -> Ranking:
     num_samples = count_samples(config.batch)
     refuse_shared(config.model, args, kwargs)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
-    trained = captured.state.trained
-    states = settings.state_bytes(trained)
+    states = settings.state_bytes(captured.state.trained)
     size = num_samples if config.batch_size is None else config.batch_size
-    corrected = correction_cost(settings, trained)
     loss, targets = config.loss, config.batch[1]
     if device is not None:
         counted = None if config.teachers else loss
@@ -126,7 +119,6 @@ def plan(config: _Arguments) -> Ranking:
             states,
             finish=finish,
             precision=precision,
-            correction=corrected,
         )
         ranking = rank(work, cluster, size, search, progress=config.progress)
         jobs = _teacher_jobs(config, work, device, precision, size)
@@ -142,7 +134,6 @@ def plan(config: _Arguments) -> Ranking:
         config.num_devices,
         search.stages_per_device,
         cluster.hop,
-        corrected,
     )
     world = config.world
     workers = single_process_world(_own_device()) if world is None else world
@@ -183,19 +174,6 @@ def _check_functions(config: _Arguments) -> None:
     loss = None if config.loss is None else loss_fault(config.loss)
     if faults := [x for x in (model_fault(config.model), loss) if x]:
         raise ConfigError("; ".join(faults))
-
-
-def _check_correction(correction: str, search: Search) -> None:
-    """Refuse a correction if no weights are stale.
-
-    Raises:
-        PlanError: no order with a delay is included.
-    """
-    if correction != "none" and not search.max_delay and search.schedules is None:
-        raise PlanError(
-            f"correction {correction!r} has no effect while max_delay is 0: no order "
-            "with old weights is looked at; allow them with search=Search(max_delay=1)"
-        )
 
 
 def _own_device() -> torch.device:

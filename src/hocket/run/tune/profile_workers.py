@@ -32,7 +32,6 @@ from hocket.model.profile.measure import profile, restored_model
 from hocket.model.profile.profile import Profile, mean_profile
 from hocket.model.profile.work import measured_work
 from hocket.model.trace.per_sample import num_rows, take_rows
-from hocket.planner.correction_cost import NO_CORRECTION, CorrectionCost
 from hocket.planner.trial import MeasuredTrials, Trial
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
@@ -66,7 +65,6 @@ class ProfileConfig:
         num_devices: the number of devices to plan for.
         stages_per_device: the numbers of stages per device to consider.
         hop: the link that the plan's balanced cuts count on.
-        correction: the memory of the settings' correction of stale gradients.
     """
 
     captured: Captured
@@ -78,7 +76,6 @@ class ProfileConfig:
     num_devices: int
     stages_per_device: Sequence[int]
     hop: Link
-    correction: CorrectionCost = NO_CORRECTION
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -150,7 +147,6 @@ def profile_workers(config: ProfileConfig, world: World) -> WorkerProfiles:
         profiles,
         config.states,
         update_s_per_byte=median(world.gather_json(rate, "update")),
-        correction=config.correction,
     )
     trials = MeasuredTrials()
     if config.loss is not None:

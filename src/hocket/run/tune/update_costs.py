@@ -1,11 +1,8 @@
 """Measures an update's seconds and bytes on copies of the weights.
 
 An update is all that a lane does when gradients are complete: compute norms, clip, copy
-weights that are still read, and step. On a delayed stage it includes what the
-correction of its gradients computes and keeps:
-
-    update   update   update ...   the first `delay` fill what a correction keeps
-    │ as often again │ median      seconds; the last one: bytes
+weights that are still read, and step. Seconds are a median; the first `delay` updates
+of a stage, which still copy less, do not count.
 """
 
 from __future__ import annotations
@@ -80,16 +77,15 @@ def _measure(
         if p.requires_grad
     }
     settings = replace(settings, scheduler=None)
-    updater = Updater(copies, settings, delay=delay)
+    updater = Updater(copies, settings)
     if updater.optimizer is None:
         return UpdateCost(0.0, 0)
     gradients = _gradients(copies, device)
-    keeps = delay and settings.correction != "weight-prediction"
     versions = (
-        WeightVersions(nn.ParameterList(copies.values()), delay) if keeps else None
+        WeightVersions(nn.ParameterList(copies.values()), delay) if delay else None
     )
     clock = clock_of(device)
-    seconds, guess_bytes = [], 0
+    seconds = []
     for step in range(delay + _NUM_STEPS):
         _give_gradients(copies.values())
         if versions is not None:
@@ -103,16 +99,13 @@ def _measure(
         if versions is not None:
             versions.before_update()
         _update(updater)
-        predicted = updater.predicted() or {}  # once for each update, as a forward asks
         seconds.append(clock() - begin)
         if versions is not None:
             versions.after_update()
-        guess_bytes = sum(x.nbytes for x in predicted.values())
     return UpdateCost(
         median(seconds[delay + 1 :]),
         _state_bytes(updater),
-        _work_bytes(copies, settings, device, delay),
-        guess_bytes,
+        _work_bytes(copies, settings, device),
     )
 
 
@@ -136,8 +129,6 @@ def _state_bytes(updater: Updater) -> int:
     assert updater.optimizer is not None
     state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
     state += (updater.ema or {}).values()
-    if updater.correction is not None:
-        state += pytree.tree_leaves(updater.correction.state_dict()["kept"])
     return sum(x.nbytes for x in state if isinstance(x, Tensor))
 
 
@@ -158,12 +149,11 @@ def _work_bytes(
     copies: Mapping[str, nn.Parameter],
     settings: TrainingConfig,
     device: torch.device,
-    delay: int,
 ) -> int:
     """Return the most that an update allocates beside what it keeps."""
     with allocations(device) as log:
-        updater = Updater(dict(copies), settings, delay=delay)
-        for _ in range(delay + 2):
+        updater = Updater(dict(copies), settings)
+        for _ in range(2):
             _give_gradients(copies.values())
             with log.span():
                 updater.update()

@@ -43,8 +43,7 @@ def bundle_of(
             its average is kept.
 
     Raises:
-        ConfigError: the optimizer keeps something else than tensors and plain numbers;
-            or a correction keeps earlier updates, which cannot be cut again.
+        ConfigError: the optimizer keeps something else than tensors and plain numbers.
     """
     tensors = {"value": tensor.detach()}
     facts: dict[str, Any] = {
@@ -59,11 +58,6 @@ def bundle_of(
     group = None if optimizer is None else _group_of(optimizer, tensor)
     if updater is None or optimizer is None or group is None:
         return Bundle(tensors, facts)
-    if updater.correction is not None:
-        raise ConfigError(
-            f"the updates of {name} have a correction, which keeps earlier updates of "
-            "one cut: train with correction='none' to cut a net again"
-        )
     facts["options"] = {
         key: _plain(name, key, value) for key, value in group.items() if key != "params"
     }

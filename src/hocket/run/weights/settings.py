@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.model.profile.optimizer_bytes import optimizer_bytes
-from hocket.options import StaleOptions, UpdateOptions, faults_of
+from hocket.options import UpdateOptions, faults_of
 from hocket.run.stage.precision import Precision
 from hocket.signatures import function_fault
 
@@ -42,7 +42,7 @@ SchedulerFactory = Callable[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig(UpdateOptions, StaleOptions):
+class TrainingConfig(UpdateOptions):
     """How the parameters of a net are updated.
 
     Args:
@@ -97,8 +97,7 @@ class TrainingConfig(UpdateOptions, StaleOptions):
         """Text of the settings, which all workers must have alike."""
         return (
             f"clip_norm {self.clip_norm}, accumulate {self.accumulate}, precision "
-            f"{self.precision}, ema_decay {self.ema_decay}, correction "
-            f"{self.correction}, num_discounted_updates {self.num_discounted_updates}"
+            f"{self.precision}, ema_decay {self.ema_decay}"
         )
 
     def make_optimizer(self, parameters: Parameters) -> torch.optim.Optimizer:

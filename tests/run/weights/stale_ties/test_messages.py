@@ -42,9 +42,7 @@ def make_owner(worker: Worker, delay: int) -> tuple[Weight, WeightVersions, TieO
     module = Weight()
     versions = WeightVersions(module, delay)
     sender, receiver = worker.ends
-    owner = TieOwner(
-        "weight", module.weight, versions, [receiver], [sender], predicts=False
-    )
+    owner = TieOwner("weight", module.weight, versions, [receiver], [sender])
     return module, versions, owner
 
 
@@ -52,7 +50,7 @@ def make_replica(worker: Worker, delay: int) -> tuple[nn.Parameter, TieReplica]:
     """Make rank 1's end: it reads the weight, and sends its gradients to the owner."""
     parameter = Weight().weight
     ends = worker.ends
-    return parameter, TieReplica("weight", delay, parameter, *ends, predicts=False)
+    return parameter, TieReplica("weight", delay, parameter, *ends)
 
 
 def update_and_send(worker: Worker, *, delay: int) -> list[Any]:

@@ -64,7 +64,7 @@ class Section(Enum):
     AVERAGED = "averaged"  # averages of parameters over steps
     OPTIMIZER = "optimizer"  # the optimizer's state of each parameter
     OLD = "old"  # parameters before the last updates, where they are still read
-    CORRECTION = "correction"  # the state of corrections for stale gradients
+    CORRECTION = "correction"  # of runs of earlier versions; nothing reads it
     REPLICA = "replica"  # buffers that other replicas than the first hold (BatchNorm)
     WAVE = "wave"  # of a run in two waves: the second copy, and what each replica has
     WATCHED = "watched"  # what a freezing policy measures since its last decision
@@ -135,19 +135,6 @@ class ParameterGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class CorrectionRecord:
-    """The correction of one stage's stale gradients.
-
-    Args:
-        kind: its class.
-        num_updates: the updates that it has seen.
-    """
-
-    kind: str
-    num_updates: Count
-
-
-@dataclass(frozen=True, slots=True)
 class UpdateRecord:
     """The optimizer and schedule of one stage.
 
@@ -157,7 +144,6 @@ class UpdateRecord:
         states: the optimizer's state of each parameter, as JSON that names tensors.
         scheduler: the class of its learning-rate schedule, if it has one.
         scheduler_state: the schedule's state, as JSON.
-        correction: the correction of stale gradients, if there is one.
     """
 
     optimizer: str
@@ -165,7 +151,6 @@ class UpdateRecord:
     states: dict[str, Any]
     scheduler: str | None = None
     scheduler_state: Any = None
-    correction: CorrectionRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,6 @@ gradient is applied to the newest:
 
 A weight that stages share has the largest of their delays, in all of them. The first
 stage of that delay updates it, with the gradients of all.
-
-A correction may replace the old weights by predicted ones, or change the updates; both
-is the updater's work.
 """
 
 from __future__ import annotations
@@ -20,12 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError
-from hocket.options import CorrectionName
 from hocket.run.data.batch import Microbatch, split_batch, to_capture
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
@@ -78,8 +74,6 @@ def emulate(
     cut_at: Sequence[str] | Mapping[str, Sequence[str]] = (),
     schedulers: ByNet[SchedulerFactory] | None = None,
     clip_norm: float | None = None,
-    correction: CorrectionName = "none",
-    num_discounted_updates: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Train the nets of a program in this process, one microbatch after the other.
@@ -119,8 +113,6 @@ def emulate(
         schedulers: as for `Pipeline`; each stage's is stepped once per step.
         clip_norm: the most that the gradients of one gate may measure together: of all
             stages of one delay.
-        correction: as for `Pipeline`: what is done about the age of gradients.
-        num_discounted_updates: as for `Pipeline`: over which "lr-discount" fades.
         seed: as for `Pipeline`: of the random numbers in forwards.
 
     Returns:
@@ -128,9 +120,8 @@ def emulate(
         program has several nets.
 
     Raises:
-        ConfigError: a net lacks a model, a loss or an optimizer; there is no such
-            correction, or the optimizer does not go with it; or freeze_at has another
-            form, or freezes more layers than can.
+        ConfigError: a net lacks a model, a loss or an optimizer; or freeze_at has
+            another form, or freezes more layers than can.
         ShapeError: a net is cut into other numbers of stages than the program has.
         ModelError: a model cannot be cut so; a flow leads to where no output of another
             net can go; or a forward that reads old weights begins a checkpoint.
@@ -148,8 +139,6 @@ def emulate(
         optimizer_of,
         scheduler_of,
         clip_norm=clip_norm,
-        correction=correction,
-        num_discounted_updates=num_discounted_updates,
     )
     plans = [
         EmulatedStages(
@@ -276,18 +265,14 @@ class _Updates:
         for _, weight in weights:
             weight.take_gradient()
         self._clip()
-        predicted: dict[int, Tensor] = {}
-        for _, updater in self._updaters:
-            for name, value in (updater.predicted() or {}).items():
-                predicted[id(updater.parameters[name])] = value
         for _, weight in weights:
-            weight.keep(predicted.get(id(weight.parameter)))
+            weight.keep()
         frozen = [x.parameter for net in self._nets.values() for x in net.frozen]
         before = [parameter.detach().clone() for parameter in frozen]
         for _, updater in self._updaters:
             updater.update()
         for parameter, value in zip(frozen, before, strict=True):
-            parameter.detach().copy_(value)  # corrections go on without a gradient
+            parameter.detach().copy_(value)  # an optimizer may go on without a gradient
         for follower in self._followers:
             follower.update(step)
 
@@ -319,7 +304,7 @@ def _updaters(
     for i, number in enumerate(net.plan.stages):
         stage = program.stages[number]
         if stage.trainable:
-            updater = Updater(_owned(net, i), settings, delay=stage.delay)
+            updater = Updater(_owned(net, i), settings)
             found.append((stage.delay, updater))
     return found
 

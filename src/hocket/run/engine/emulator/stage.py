@@ -26,8 +26,8 @@ class Weight:
     Args:
         parameter: the newest value.
         delay: by how many updates forwards read an older one.
-        old: its values before each of the last `delay` updates, or predicted ones, the
-            oldest first; leaves.
+        old: its values before each of the last `delay` updates, the oldest first;
+            leaves.
         is_frozen: whether it has no updates now.
     """
 
@@ -41,12 +41,11 @@ class Weight:
         if self.old:
             self.parameter.grad, self.old[0].grad = self.old[0].grad, None
 
-    def keep(self, predicted: Tensor | None) -> None:
+    def keep(self) -> None:
         """Keep the value before an update, and drop those that are too old."""
         if not self.delay or self.is_frozen:
             return
-        value = self.parameter if predicted is None else predicted
-        self.old.append(value.detach().clone().requires_grad_())
+        self.old.append(self.parameter.detach().clone().requires_grad_())
         if len(self.old) > self.delay:
             self.old.popleft()
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, TypeVar
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError, ModelError
-from hocket.options import CorrectionName
 from hocket.run.engine.programs.copies import Merged
 from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.weights.momentum import FollowerUpdate
@@ -77,8 +76,6 @@ def configs_by_net(
     schedulers: Mapping[str, SchedulerFactory],
     *,
     clip_norm: float | None,
-    correction: CorrectionName,
-    num_discounted_updates: int | None,
 ) -> dict[str, TrainingConfig]:
     """Return how each trained net is trained; nets differ in optimizers and schedulers.
 
@@ -86,16 +83,12 @@ def configs_by_net(
         optimizers: the update of each net that has one.
         schedulers: the schedulers of the nets that have one.
         clip_norm: as for `TrainingConfig`.
-        correction: as for `TrainingConfig`.
-        num_discounted_updates: as for `TrainingConfig`.
     """
     return {
         name: TrainingConfig(
             optimizer=optimizer,
             scheduler=schedulers.get(name),
             clip_norm=clip_norm,
-            correction=correction,
-            num_discounted_updates=num_discounted_updates,
         )
         for name, optimizer in optimizers.items()
         if not isinstance(optimizer, FollowerUpdate)

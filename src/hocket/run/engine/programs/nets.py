@@ -18,7 +18,6 @@ from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.state import saved_tensors
-from hocket.options import CorrectionName
 from hocket.run.data.batch import digest, split_batch, to_capture
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.token_mean import TokenMean
@@ -72,8 +71,6 @@ class ProgramNets:
         cut_at: the modules with which the stages of a net but the first begin.
         schedulers: as for `Pipeline`.
         clip_norm: the most that the gradients of one gate may measure together.
-        correction: what is done about the age of gradients.
-        num_discounted_updates: over which "lr-discount" fades.
 
     Attributes:
         setups: each net, as workers are set up from it.
@@ -104,8 +101,6 @@ class ProgramNets:
         cut_at: Sequence[str] | Mapping[str, Sequence[str]],
         schedulers: ByNet[SchedulerFactory] | None,
         clip_norm: float | None,
-        correction: CorrectionName,
-        num_discounted_updates: int | None,
     ) -> None:
         self._program = program
         merging = without_copies(program)
@@ -134,8 +129,6 @@ class ProgramNets:
             optimizer_of,
             scheduler_of,
             clip_norm=clip_norm,
-            correction=correction,
-            num_discounted_updates=num_discounted_updates,
         )
         if not settings:
             raise ConfigError("no net is trained: give optimizers, or use emulate")

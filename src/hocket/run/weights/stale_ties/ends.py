@@ -35,12 +35,10 @@ class _Version:
 
     Args:
         weight: its values.
-        read: the values that forwards read: the same, unless they are predicted.
-        tag: the tag of the message that holds both; None if they are not in a message.
+        tag: the tag of the message that holds them; None if they are not in one.
     """
 
     weight: Tensor
-    read: Tensor
     tag: int | None = None
 
 
@@ -53,7 +51,6 @@ class TieReplica:
         parameter: this device's parameter, with the newest values received.
         gradients: the sender to the owner.
         values: the receiver from the owner.
-        predicts: whether forwards read predicted values.
     """
 
     def __init__(
@@ -63,20 +60,17 @@ class TieReplica:
         parameter: nn.Parameter,
         gradients: Sender,
         values: Receiver,
-        *,
-        predicts: bool,
     ) -> None:
         self.name: Final = name
         self.delay: Final = delay
         self._parameter = parameter
         self._gradients = gradients
         self._values = values
-        self._predicts = predicts
         self._gradient_schema = gradient_schema(parameter)
-        self._values_schema = values_schema(parameter, predicts=predicts)
+        self._values_schema = values_schema(parameter)
         self._newest = 0  # the version that has come last
         self._num_coming = 0
-        self._known = {0: _Version(parameter.data, parameter.data)}
+        self._known = {0: _Version(parameter.data)}
         self._leaves: dict[int, Tensor] = {}  # the leaves of steps in flight
 
     def read(self, step: int) -> Tensor:
@@ -90,7 +84,7 @@ class TieReplica:
             while self._newest < version:
                 self._take()
             known = self._known[max(version, min(self._known))]
-            self._leaves[step] = known.read.detach().requires_grad_()
+            self._leaves[step] = known.weight.detach().requires_grad_()
         return self._leaves[step]
 
     def send_gradient(self, step: int) -> None:
@@ -133,24 +127,14 @@ class TieReplica:
         self._forget_before(self._newest)
         begin = self._newest - len(old)
         for i, values in enumerate(old):
-            copy = values.detach().clone()
-            self._known[begin + i] = _Version(copy, copy)
-        data = self._parameter.data
-        self._known[self._newest] = _Version(data, data, newest.tag)
+            self._known[begin + i] = _Version(values.detach().clone())
+        self._known[self._newest] = _Version(self._parameter.data, newest.tag)
 
     def resume_from(self, num_updates: int) -> None:
-        """Set the number of updates, after other weights were loaded.
-
-        Raises:
-            WaitError: the predicted values did not come.
-        """
+        """Set the number of updates, after other weights were loaded."""
         further = num_updates - self._newest
         self._newest = num_updates
         self._known = {version + further: x for version, x in self._known.items()}
-        if self._predicts:
-            tag = self._known[num_updates].tag
-            read = self._received(SendReason.LOADED)[-1]
-            self._known[num_updates] = _Version(self._parameter.data, read, tag)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -171,17 +155,16 @@ class TieReplica:
     @property
     def num_bytes(self) -> int:
         """The bytes of all versions but the newest weights."""
-        old = [x.read.nbytes for v, x in self._known.items() if v != self._newest]
-        return sum(old) + self._predicts * self._known[self._newest].read.nbytes
+        return sum(x.weight.nbytes for v, x in self._known.items() if v != self._newest)
 
     def _take(self) -> None:
         """Receive the next values, and put them in place."""
         tag = self._tag(self._newest + 1)
-        tensors = self._values.receive(tag)
+        (weight,) = self._values.receive(tag)
         self._num_coming -= 1
         self._newest += 1
-        self._known[self._newest] = _Version(tensors[0], tensors[-1], tag)
-        self._parameter.data = tensors[0]
+        self._known[self._newest] = _Version(weight, tag)
+        self._parameter.data = weight
 
     def _received(self, why: SendReason) -> list[Tensor]:
         """Receive values that are sent between steps; return copies."""
@@ -210,7 +193,6 @@ class TieOwner:
         versions: the versions of the stage's weights.
         gradients: receivers from each other device that holds it.
         values: senders to these devices.
-        predicts: whether forwards read predicted values.
     """
 
     def __init__(
@@ -220,17 +202,14 @@ class TieOwner:
         versions: WeightVersions,
         gradients: Sequence[Receiver],
         values: Sequence[Sender],
-        *,
-        predicts: bool,
     ) -> None:
         self.name: Final = name
         self._parameter = parameter
         self._versions = versions
         self._gradients = gradients
         self._values = values
-        self._predicts = predicts
         self._gradient_schema = gradient_schema(parameter)
-        self._values_schema = values_schema(parameter, predicts=predicts)
+        self._values_schema = values_schema(parameter)
         self._expected = -1  # the newest step whose gradients are expected
 
     def expect(self, step: int) -> None:
@@ -265,8 +244,6 @@ class TieOwner:
             WaitError: another device did not take earlier ones.
         """
         values = [self._parameter.detach()]
-        if self._predicts:
-            values.append(self._versions.newest(self.name))
         tag = message_tag(self._values_schema, self._versions.num_updates, why)
         for sender in self._values:
             sender.send(tag, values, self._values_schema)
@@ -275,10 +252,8 @@ class TieOwner:
         """Do nothing: the replicas receive what was sent."""
 
     def resume_from(self, _: int) -> None:
-        """Send the predicted values after other weights were loaded."""
+        """Expect the next step's gradients, after other weights were loaded."""
         self._expected = -1
-        if self._predicts:
-            self.send_values(SendReason.LOADED)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

@@ -17,9 +17,6 @@ from hocket.run.weights.stale_ties.ends import TieOwner, TieReplica
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 
-# Returns predicted weights by name, which forwards read in place of the newest.
-Predict = Callable[[], Mapping[str, Tensor] | None]
-
 
 @dataclass(frozen=True, slots=True)
 class SameDeviceSource:
@@ -50,7 +47,6 @@ def attach_versions(
     runners: Mapping[int, StageRunner],
     program: Program,
     stale_ties: Sequence[StaleTie],
-    predict: Mapping[int, Predict],
     layout: Layout,
     transport: Transport,
 ) -> WorkerTies:
@@ -60,7 +56,6 @@ def attach_versions(
         runners: the runners of this worker's stages.
         program: the program, with each stage's delay.
         stale_ties: all stale ties of the model, in order of name.
-        predict: each stage's prediction, if forwards read predicted weights; or empty.
         layout: the ranks by device and replica.
         transport: carries gradients and values.
 
@@ -75,9 +70,7 @@ def attach_versions(
         if layout.device == tie.devices[0]:
             ends[tie.name] = _owner_ends(tie, layout, transport)
         elif layout.device in tie.devices:
-            replicas[tie.name] = _make_replica(
-                tie, runners, layout, transport, predicts=bool(predict)
-            )
+            replicas[tie.name] = _make_replica(tie, runners, layout, transport)
     owners: dict[str, TieOwner] = {}
     for number, runner in sorted(runners.items()):  # the owner comes first
         sources: dict[str, VersionSource] = {
@@ -90,11 +83,7 @@ def attach_versions(
         if not delay and not sources:
             continue
         versions = WeightVersions(
-            runner.module,
-            delay,
-            predict.get(number),
-            sources,
-            follows=bool(stage.follows),
+            runner.module, delay, sources, follows=bool(stage.follows)
         )
         runner.versions = versions
         for tie in stale_ties:
@@ -104,7 +93,6 @@ def attach_versions(
                     runner.parameters[tie.name],
                     versions,
                     *ends[tie.name],
-                    predicts=bool(predict),
                 )
     return WorkerTies(stale_ties, owners, replicas, runners.keys())
 
@@ -126,8 +114,6 @@ def _make_replica(
     runners: Mapping[int, StageRunner],
     layout: Layout,
     transport: Transport,
-    *,
-    predicts: bool,
 ) -> TieReplica:
     to_owner, from_owner = _channels(tie, layout, layout.device)
     stage = next(stage for stage in tie.stages if stage in runners)
@@ -137,7 +123,6 @@ def _make_replica(
         runners[stage].parameters[tie.name],
         transport.sender(to_owner),
         transport.receiver(from_owner),
-        predicts=predicts,
     )
 
 

@@ -54,8 +54,7 @@ class SendReason(IntEnum):
     """The reason for sending values; a part of their tag."""
 
     UPDATED = 0
-    LOADED = 1
-    AVERAGED = 2
+    AVERAGED = 1
 
 
 def gradient_schema(parameter: nn.Parameter) -> Schema:
@@ -63,6 +62,6 @@ def gradient_schema(parameter: nn.Parameter) -> Schema:
     return schema_of((parameter, parameter.new_empty(1)))
 
 
-def values_schema(parameter: nn.Parameter, *, predicts: bool) -> Schema:
-    """Return the schema of the weights, and of predicted ones if there are any."""
-    return schema_of((parameter, parameter) if predicts else (parameter,))
+def values_schema(parameter: nn.Parameter) -> Schema:
+    """Return the schema of the weights."""
+    return schema_of((parameter,))
