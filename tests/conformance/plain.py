@@ -1,23 +1,24 @@
 """The plain loop over microbatches, on the user's own modules: nothing of hocket.
 
-With delays, as WPipe has them: the front half of the weights is read as it was before
-the last update. Old weights are copied into the modules before the forward, and the
-newest ones back behind the backward.
+With delays, as WPipe and PipeDream-2BW have them, the weights in front of the cut, or
+all of them, are read as they were before the last update. Old weights are copied into
+the modules before the forward, and the newest ones back behind the backward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+import hocket
 from tests.conformance.script import Script
 
 
@@ -29,14 +30,14 @@ class Trained:
         losses: of each step.
         state: weights and buffers of the model.
         loss_state: the same of the loss, where it has any.
-        evaluated: the loss in evaluation mode, at the end.
+        evaluated: the loss in evaluation mode, at the end; and the metric.
         seen: see `Script`.
     """
 
     losses: list[float]
     state: dict[str, Tensor]
     loss_state: dict[str, Tensor]
-    evaluated: float | None
+    evaluated: tuple[float, float] | None
     seen: dict[str, list[Any]]
 
 
@@ -49,7 +50,7 @@ class Plain:
         net: its model, in the form to train.
         num_parts: microbatches.
         teacher: another run of the same script, whose net is the teacher.
-        delays: whether the weights before the cut are one update old.
+        delays: which weights are one update old: none, those before the cut, all.
         freezes: whether the first layer freezes after two steps.
     """
 
@@ -57,7 +58,7 @@ class Plain:
     net: nn.Module
     num_parts: int
     teacher: Script | None = None
-    delays: bool = False
+    delays: Literal["none", "front", "all"] = "none"
     freezes: bool = False
 
     def run(self) -> Trained:
@@ -65,25 +66,28 @@ class Plain:
         script = self.script
         optimizer = script.optimizer(list(self._parameters()))
         scheduler = script.scheduler and script.scheduler(optimizer)
-        old: dict[str, Tensor] = {}
+        old: dict[int, Tensor] = {}
         losses = []
         for step, batch in enumerate(script.batches):
             self._between(step)
-            delayed = self._delayed() if self.delays else {}
+            delayed = self._delayed()
             newest = _copies(delayed)
             _put(delayed, old)
             losses.append(self._backward(batch))
             _put(delayed, newest)
             old = newest
-            if script.clip_norm is not None:
-                nn.utils.clip_grad_norm_(list(self._parameters()), script.clip_norm)
+            self._clip(delayed.keys())
             optimizer.step()
             optimizer.zero_grad()
             if scheduler is not None:
                 scheduler.step()
             script.after_step(step, self.net)
+            if self.teacher is not None and script.teacher_alike:
+                self.teacher.after_step(step, self.teacher.net)
+        if hasattr(optimizer, "eval"):
+            optimizer.eval()
         seen = {name: [*found] for name, found in script.seen.items()}
-        state, loss_state = state_of(self.net), state_of(script.loss)
+        state, loss_state = state_of(self.net), state_of(script.own_loss)
         return Trained(losses, state, loss_state, self._evaluated(), seen)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
@@ -91,35 +95,59 @@ class Plain:
 
     def _losses(self) -> Iterator[nn.Module]:
         """The modules that the loss is made of."""
-        loss = self.script.loss
+        loss = self.script.own_loss
         given = loss.args if isinstance(loss, partial) else (loss,)
         return (x for x in given if isinstance(x, nn.Module) and x is not self.net)
 
     def _between(self, step: int) -> None:
-        if self.freezes and step == 2:
+        self.script.before_step(step, self.net)
+        if self.freezes and step >= 2:
             for name in self.script.frozen:
                 frozen = self.net.get_submodule(name).eval()
                 frozen.requires_grad_(requires_grad=False)
-        self.script.before_step(step, self.net)
-        if self.teacher is not None:
+        if self.teacher is not None and self.script.teacher_alike:
             self.teacher.before_step(step, self.teacher.net)
 
-    def _delayed(self) -> dict[str, nn.Parameter]:
+    def _delayed(self) -> dict[int, nn.Parameter]:
+        """By identity: a loop may give a parameter another name."""
+        if self.delays == "none":
+            return {}
+        if self.delays == "all":
+            return {id(p): p for p in self.net.parameters()}
         order = [name for name, _ in self.net.named_modules()]
         cut = order.index(self.script.cut)
         return {
-            name: p
+            id(p): p
             for name, p in self.net.named_parameters()
             if order.index(name.rpartition(".")[0]) < cut
         }
 
     def _backward(self, batch: tuple[Any, Any]) -> float:
         total = 0.0
-        for inputs, targets, share in parts_of(batch, self.num_parts):
+        for inputs, targets, share in self._parts(batch):
             value = self._loss(inputs, targets)
             (value * share).backward()
             total += value.item() * share
         return total
+
+    def _clip(self, delayed: Collection[int]) -> None:
+        """By the norm of all gradients; with delays, of the weights of one delay."""
+        if self.script.clip_norm is None:
+            return
+        every = [*self._parameters()]
+        for is_old in (True, False):
+            group = [p for p in every if (id(p) in delayed) == is_old]
+            nn.utils.clip_grad_norm_(group, self.script.clip_norm)
+
+    def _parts(self, batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any, float]]:
+        """Cut a batch, but for what all samples share."""
+        whole = batch[0]
+        for inputs, targets, share in parts_of(batch, self.num_parts):
+            own = inputs
+            if self.script.shared:
+                each = enumerate(inputs)
+                own = tuple(whole[i] if i in self.script.shared else x for i, x in each)
+            yield own, targets, share
 
     def _loss(self, inputs: Any, targets: Any) -> Tensor:
         output = call(self.net, inputs)
@@ -130,7 +158,7 @@ class Plain:
             taught = call(self.teacher.net, inputs)
         return value + apart(output, taught)
 
-    def _evaluated(self) -> float | None:
+    def _evaluated(self) -> tuple[float, float] | None:
         if not self.script.evaluates:
             return None
         for module in (self.net, *self._losses()):
@@ -138,15 +166,27 @@ class Plain:
         if self.teacher is not None:
             self.teacher.net.eval()
         with torch.no_grad():
-            parts = parts_of(self.script.batches[0], self.num_parts)
-            return sum(self._loss(x, y).item() * share for x, y, share in parts)
+            parts = [*self._parts(self.script.batches[0])]
+            losses = [self._loss(x, y).item() * share for x, y, share in parts]
+            metrics = [self._metric(x, y) * share for x, y, share in parts]
+        return sum(losses), sum(metrics)
+
+    def _metric(self, inputs: Any, targets: Any) -> float:
+        metric = self.script.metric
+        return 0.0 if metric is None else float(metric(call(self.net, inputs), targets))
 
 
 def call(net: nn.Module, inputs: Any) -> Any:
     """Call a model: a tuple has positional arguments, a mapping has them by name."""
+    inputs = pytree.tree_map(_shared, inputs)
     if isinstance(inputs, Mapping):
         return net(**inputs)
     return net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+
+
+def _shared(value: Any) -> Any:
+    """The value itself, of what is declared as shared by all samples."""
+    return value.value if isinstance(value, hocket.Shared) else value
 
 
 def total_of(value: Any) -> Tensor:
@@ -174,6 +214,9 @@ def parts_of(
     batch: tuple[Any, Any], num_parts: int
 ) -> Iterator[tuple[Any, Any, float]]:
     """Cut whatever has an entry for each sample; with each part's share of them."""
+    if num_parts == 1:
+        yield *batch, 1.0
+        return
     leaves = pytree.tree_leaves(batch[0])
     size = next(len(x) for x in leaves if isinstance(x, Tensor))
     ends = [round(i * size / num_parts) for i in range(num_parts + 1)]
@@ -200,11 +243,12 @@ def _length(value: Any) -> int:
     return 0 if getattr(value, "ndim", 1) == 0 else len(value)
 
 
-def _copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in parameters.items()}
+def _copies(parameters: Mapping[int, nn.Parameter]) -> dict[int, Tensor]:
+    return {number: p.detach().clone() for number, p in parameters.items()}
 
 
-def _put(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+def _put(parameters: Mapping[int, nn.Parameter], values: Mapping[int, Tensor]) -> None:
     with torch.no_grad():
-        for name, value in values.items():
-            parameters[name].copy_(value)
+        for number, p in parameters.items():
+            if number in values:
+                p.copy_(values[number])

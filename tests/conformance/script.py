@@ -25,10 +25,11 @@ WAYS: Final = {
     "teacher": "with a teacher",
     "freeze": "`freeze=`",
     "wpipe": "WPipe",
+    "2bw": "2BW",
 }
 ALL: Final = " ".join(WAYS)
 OWN: Final = (
-    "own-1 own-2 teacher freeze wpipe"  # run the form with a forward of its own
+    "own-1 own-2 teacher freeze wpipe 2bw"  # run the form with a forward of its own
 )
 PIPELINES: Final = f"{OWN} seq-1 seq-2"
 
@@ -97,11 +98,17 @@ class Script:
         cut: where stage 1 begins; the middle of an `nn.Sequential`, when not given.
         layers: which modules may freeze, as `hocket.freeze` takes it.
         frozen: the modules that the first of them freezes.
+        shared: the places of positional inputs that all samples share.
         scheduler: of the learning rate.
         clip_norm: of the gradients.
         options: further arguments of the pipeline that change no number.
         seen: what the script's own functions note while training runs, by name.
         evaluates: whether to evaluate at the end, and to compare that, too.
+        metric: of a microbatch, in evaluation.
+        own_alike: whether the user's modules hold in the end, on one worker, what
+            `state_dict()` gives.
+        teacher_alike: whether the loop does to a teacher, too, what it does to the
+            model between two steps. Not with modes, which `hocket.Teacher` says.
     """
 
     net: nn.Module
@@ -114,11 +121,15 @@ class Script:
     cut: str = ""
     layers: str = "*"
     frozen: tuple[str, ...] = ()
+    shared: tuple[int, ...] = ()
     scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None
     clip_norm: float | None = None
     options: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, list[Any]] = field(default_factory=dict)
     evaluates: bool = True
+    metric: Callable[[Any, Any], Tensor] | None = None
+    own_alike: bool = True
+    teacher_alike: bool = True
 
     def __post_init__(self) -> None:
         """Put the model into float64, and name what is not given."""
@@ -127,6 +138,11 @@ class Script:
         if isinstance(self.net, nn.Sequential):
             self.cut = self.cut or children[len(children) // 2]
         self.frozen = self.frozen or tuple(children[:1])
+
+    @property
+    def own_loss(self) -> Any:
+        """The user's own loss, without what it is declared as."""
+        return getattr(self.loss, "loss", self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +229,7 @@ def batches(
     ]
 
 
-def chain(*modules: nn.Module) -> nn.Sequential:
+def chain(*modules: nn.Module) -> Any:
     """Four layers, or these, from 6 to 3; the same each time."""
     torch.manual_seed(0)
     given = modules or (nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())

@@ -20,6 +20,9 @@ from tests.conformance.script import Case, Script, own_form
 TOLERANCE: Final = 1e-10
 NEAR_ZERO: Final = 1e-3  # smaller tensors are compared as if they were so large
 
+_SCHEDULES: Final = {"wpipe": "wpipe", "2bw": "pipedream-2bw"}
+_DELAYS: Final[dict[str, Any]] = {"wpipe": "front", "2bw": "all"}
+
 
 @dataclass
 class Outcome:
@@ -64,7 +67,10 @@ def run(case: Case, way: str, world: World | None = None) -> Outcome:
         way: of `script.WAYS`.
         world: the job of two workers, for ways that need one.
     """
-    expected = _plain(case, way).run()
+    try:
+        expected, plain_error = _plain(case, way).run(), ""
+    except Exception as raised:
+        expected, plain_error = None, f"{type(raised).__name__}: {raised}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -80,6 +86,8 @@ def run(case: Case, way: str, world: World | None = None) -> Outcome:
     ]
     if error:
         return Outcome(error, is_ours, {}, {}, {}, warned)
+    if expected is None:
+        return Outcome("", False, {plain_error: float("inf")}, {}, {}, warned)
     differences = dict(_differences(found, expected, is_last=is_last))
     return Outcome("", False, differences, found.seen, expected.seen, warned)
 
@@ -105,7 +113,7 @@ def _plain(case: Case, way: str) -> Plain:
         net,
         num_parts=1 if way == "compile" else script.num_microbatches,
         teacher=teacher,
-        delays=way == "wpipe",
+        delays=_DELAYS.get(way, "none"),
         freezes=way == "freeze",
     )
 
@@ -117,8 +125,10 @@ def _run(case: Case, way: str, world: World | None) -> tuple[Trained, bool]:
     options: dict[str, Any] = {"schedule": "1f1b", "world": world}
     if world is not None and script.cut:
         options["cut"] = [script.cut]
+    if way in _DELAYS:
+        options |= {"schedule": _SCHEDULES[way]}
     if way == "wpipe":
-        options |= {"schedule": "wpipe", "cut": [script.cut]}
+        options |= {"cut": [script.cut]}
     if way == "freeze":
         policy = hocket.freeze.Listed({1: 1}, every_steps=2, layers=script.layers)
         options |= {"freeze": policy, "shapes": {}}
@@ -161,18 +171,18 @@ def _pipelined(
         losses = []
         for step, batch in enumerate(script.batches):
             script.before_step(step, net)
-            if teacher is not None:
+            if teacher is not None and script.teacher_alike:
                 teacher.before_step(step, teacher.net)
             losses.append(pipeline.step(batch).loss)
             script.after_step(step, net)
+            if teacher is not None and script.teacher_alike:
+                teacher.after_step(step, teacher.net)
         seen = {name: [*found] for name, found in script.seen.items()}
-        state, loss_state = pipeline.state_dict(), state_of(script.loss)
-        if options["world"] is None:
+        state, loss_state = pipeline.state_dict(), state_of(script.own_loss)
+        if options["world"] is None and script.own_alike:
             own = {f"(own) {name}": x for name, x in state_of(net).items()}
             state |= own
-        evaluated = None
-        if script.evaluates:
-            evaluated = pipeline.evaluate(script.batches[:1]).loss
+        evaluated = _evaluated(pipeline, script) if script.evaluates else None
     return Trained(losses, state, loss_state, evaluated, seen)
 
 
@@ -191,8 +201,20 @@ def _compiled(script: Script, net: nn.Module) -> Trained:
                 scheduler.step()
             script.after_step(number, net)
         step.synchronize()
+        if hasattr(step.optimizer, "eval"):
+            step.optimizer.eval()
     seen = {name: [*found] for name, found in script.seen.items()}
-    return Trained(losses, state_of(net), state_of(script.loss), None, seen)
+    return Trained(losses, state_of(net), state_of(script.own_loss), None, seen)
+
+
+def _evaluated(pipeline: hocket.Pipeline, script: Script) -> tuple[float, float]:
+    metric = script.metric
+    if metric is None:
+        return pipeline.evaluate(script.batches[:1]).loss, 0.0
+    found = pipeline.evaluate(
+        script.batches[:1], lambda output, targets: {"it": metric(output, targets)}
+    )
+    return found.loss, found.metrics["it"]
 
 
 def _differences(

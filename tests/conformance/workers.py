@@ -39,10 +39,13 @@ def run_on_two(pool: WorkerPool, name: str, way: str) -> Outcome:
 
 
 def _joined(outcomes: list[Outcome]) -> Outcome:
-    """What came on both: the worst of each; what either of them has seen."""
-    for outcome in outcomes:
-        if outcome.error:
-            return outcome
+    """What came on both: the worst of each; what either of them has seen.
+
+    Of errors, that of the worker which did not only wait for the other.
+    """
+    failed = [outcome for outcome in outcomes if outcome.error]
+    if failed:
+        return min(failed, key=lambda x: x.error.startswith("WaitError"))
     first = outcomes[0]
     for other in outcomes[1:]:
         for name, value in other.differences.items():

@@ -1,4 +1,7 @@
-"""Writes docs/reference/tested-with.md: `python -m tests.tested_with.page`."""
+"""Writes two pages of docs/reference: `python -m tests.tested_with.page`.
+
+They are tested-with.md, and seen-and-refused.md (`seen_page.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, Final
 from tests.run.engine import test_exactness, test_exactness_long, test_training
 from tests.run.support.comparison import NUM_STEPS
 from tests.run.support.optimizers import OPTIMIZERS as MADE
+from tests.tested_with import seen_page
 from tests.tested_with.count import keys, named, num_cases
 from tests.tested_with.rows import FAULTS, LOSSES, OPTIMIZERS, Row
 from tests.zoo.catalogue.table import Outcome, outcome_of, results
@@ -96,3 +100,4 @@ def _cell(value: object) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    seen_page.PAGE.write_text(seen_page.seen_page())

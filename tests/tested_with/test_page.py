@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tested_with import seen_page
 from tests.tested_with.count import num_cases
 from tests.tested_with.page import PAGE, page
 
@@ -13,6 +14,11 @@ from tests.tested_with.page import PAGE, page
 def test_the_page_is_what_the_script_writes() -> None:
     """If not, write it again: python -m tests.tested_with.page."""
     assert PAGE.read_text() == page()
+
+
+def test_the_table_of_the_law_is_what_the_script_writes() -> None:
+    """The same command writes it."""
+    assert seen_page.PAGE.read_text() == seen_page.seen_page()
 
 
 @pytest.mark.parametrize("a", [1, 2, 3])

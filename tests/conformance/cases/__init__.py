@@ -13,11 +13,39 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.conformance.cases import attributes, inner_backwards, losses
+from tests.conformance.cases import (
+    attributes,
+    hooks,
+    inner_backwards,
+    inputs,
+    loss_forms,
+    losses,
+    modes,
+    modules,
+    optimizers,
+    outside,
+    randomness,
+    state,
+    weights,
+)
 from tests.conformance.script import Case
 
 # In the order of the page.
-FILES: Final = (attributes, inner_backwards, losses)
+FILES: Final = (
+    attributes,
+    outside,
+    modes,
+    hooks,
+    weights,
+    randomness,
+    losses,
+    loss_forms,
+    inputs,
+    optimizers,
+    state,
+    modules,
+    inner_backwards,
+)
 CASES: Final = {
     found.name: found
     for module in FILES

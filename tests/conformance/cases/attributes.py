@@ -1,19 +1,18 @@
-"""Plain attributes that the loop changes between two steps."""
+"""Plain attributes of modules that the loop changes between two steps."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain, refused
-
-WHAT: Final = "attributes of modules"
+from tests.conformance.script import Script, batches, case, chain, refused, still_open
 
 
 class Warm(nn.Module):
-    """Two layers; the root's forward divides by a temperature."""
+    """Two layers; what the root's forward does between them, its attributes say."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,8 +25,7 @@ class Warm(nn.Module):
 
 @case(
     "a temperature in the root's forward",
-    # Frozen layers become a stage of their own: the forward is cut apart.
-    {"freeze": refused("the model's own forward")},
+    {"freeze": refused("the model's own forward is cut apart")},
 )
 def temperature() -> Script:
     """As a schedule anneals it."""
@@ -38,9 +36,7 @@ def temperature() -> Script:
     return Script(Warm(), batches(), before_step=before_step, cut="b")
 
 
-@case(
-    "the momentum of a BatchNorm",
-)
+@case("the momentum of a BatchNorm")
 def batchnorm_momentum() -> Script:
     """As nets for point clouds schedule it."""
 
@@ -48,4 +44,214 @@ def batchnorm_momentum() -> Script:
         net[1].momentum = 0.1 / (step + 1)
 
     net = chain(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+@case("the rate of a Dropout, from 0 to 1")
+def dropout_rate() -> Script:
+    """At 0 and at 1 nothing is drawn."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].p = float(step >= 2)
+
+    net = chain(nn.Linear(6, 8), nn.Dropout(0.0), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+@case("the slope of an activation")
+def activation_slope() -> Script:
+    """A number that a module of torch keeps."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].negative_slope = 0.1 * step
+
+    net = chain(nn.Linear(6, 8), nn.LeakyReLU(0.0), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+@dataclass
+class Config:
+    """Settings that several modules share."""
+
+    scale: float = 1.0
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number of its settings."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.config.scale
+
+
+@case("a settings object that modules share")
+def shared_config() -> Script:
+    """The loop changes the object, and no attribute of a module."""
+    config = Config()
+
+    def before_step(step: int, net: Any) -> None:
+        config.scale = 1 + step / 2
+
+    net = chain(nn.Linear(6, 8), Scaled(config), nn.Linear(8, 8), Scaled(config))
+    return Script(net, batches(), before_step=before_step)
+
+
+class Listed(nn.Module):
+    """Multiplies by numbers in a list and in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [1.0, 1.0]
+        self.by_name = {"gain": 1.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scales[0] * self.scales[1] * self.by_name["gain"]
+
+
+@case("an entry of a list, and of a dict")
+def entries() -> Script:
+    """Changed in place: the attribute stays the same object."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].scales[1] = 1 + step / 2
+        net[1].by_name["gain"] = 1 / (1 + step)
+
+    net = chain(nn.Linear(6, 8), Listed(), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+class Branching(nn.Module):
+    """Which way its forward goes, attributes of two modules say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.skips = False
+        self.activation: Any = torch.tanh
+        self.b.gain = 1.0  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.activation(self.a(x))
+        x = x if self.skips else self.b(x) * self.b.gain
+        return self.c(x) * getattr(self, "late", 1.0)
+
+
+@case(
+    "a flag that chooses a branch: a layer left out under way",
+    {
+        "own-2 wpipe": refused("skips was False and is True"),
+        "freeze": refused("the model's own forward is cut apart"),
+    },
+)
+def flag() -> Script:
+    """The layer gets no gradient any more."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.skips = step >= 2
+
+    return Script(Branching(), batches(), before_step=before_step, cut="c")
+
+
+@case(
+    "an attribute of a layer that the root's forward reads",
+    {"own-1 own-2 teacher freeze wpipe 2bw": still_open("weights 37 % off")},
+)
+def read_by_another() -> Script:
+    """The root's, of a module that is called beside it."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.b.gain = 1 + step / 2
+
+    return Script(Branching(), batches(), before_step=before_step, cut="c")
+
+
+@case(
+    "a function that a module keeps, exchanged",
+    {"freeze": refused("the model's own forward is cut apart")},
+)
+def function_attribute() -> Script:
+    """Tanh, then a rectifier."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.activation = torch.tanh if step < 2 else torch.relu
+
+    return Script(Branching(), batches(), before_step=before_step, cut="c")
+
+
+@case(
+    "an attribute that is first set under way",
+    {"freeze": refused("the model's own forward is cut apart")},
+)
+def late_attribute() -> Script:
+    """The forward asks for it with a default."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net.late = 3.0
+
+    return Script(Branching(), batches(), before_step=before_step, cut="c")
+
+
+class Held(nn.Module):
+    """Multiplies by a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones((), dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+@case("a tensor attribute, changed in place")
+def tensor_attribute_in_place() -> Script:
+    """Neither a parameter nor a buffer."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].scale.fill_(1 + step / 2)
+
+    net = chain(nn.Linear(6, 8), Held(), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+@case("a tensor attribute, replaced")
+def tensor_attribute_replaced() -> Script:
+    """The name gets another tensor."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].scale = torch.full((), 1 + step / 2, dtype=torch.float64)
+
+    net = chain(nn.Linear(6, 8), Held(), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+class Counting(nn.Module):
+    """Warms up: counts its own training forwards in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return x * min(1.0, self.calls / 6)
+
+
+@case(
+    "a number that a forward itself counts up",
+    {"own-1 teacher wpipe 2bw": refused("1.calls")},
+)
+def counts_itself() -> Script:
+    """From zero when training begins, as a loop without a pipeline has it."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 0:
+            net[1].calls = 0
+
+    net = chain(nn.Linear(6, 8), Counting(), nn.Linear(8, 8), nn.Tanh())
     return Script(net, batches(), before_step=before_step)

@@ -1,0 +1,178 @@
+"""Forms of losses and metrics: what they return, compare, and count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hocket
+from tests.conformance.script import (
+    Script,
+    batches,
+    case,
+    chain,
+    mse,
+    refused,
+    still_open,
+    unsuited,
+)
+
+
+class Weighted(nn.Module):
+    """Two terms, whose weights are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_var = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        squares, sizes = mse(output, targets), (output - targets).abs().mean()
+        first, second = torch.exp(-self.log_var)
+        return first * squares + second * sizes + self.log_var.sum()
+
+
+@case(
+    "a loss module with weights of its own, clipped together with the model's",
+    {
+        "compile": unsuited("no `clip_norm`"),
+        "own-1 seq-1 teacher freeze wpipe 2bw": still_open("weights 1 % off"),
+    },
+)
+def loss_with_weights_clipped() -> Script:
+    """One norm over all of them."""
+    return Script(chain(), batches(), loss=Weighted(), clip_norm=0.1)
+
+
+class Centred(nn.Module):
+    """Keeps a moving mean of the targets in a buffer."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            self.mean.lerp_(targets.mean(0), 0.1)
+        return mse(output, targets - self.mean)
+
+
+@case(
+    "a loss module that changes a buffer of its own",
+    {
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("compares samples"),
+        "compile": still_open(
+            'RuntimeError: false INTERNAL ASSERT FAILED at "/__w/pytorch/...',
+            error="RuntimeError: false INTERNAL ASSERT FAILED at",
+        ),
+    },
+)
+def loss_with_buffer() -> Script:
+    """As DINO's centre, which is a mean over samples."""
+    return Script(chain(), batches(), loss=Centred(), evaluates=False)
+
+
+@case(
+    "the same, declared as `PerMicrobatch`",
+    {
+        "own-1 seq-1 freeze wpipe 2bw": still_open("weights 66 % off"),
+        "compile": still_open(
+            'RuntimeError: false INTERNAL ASSERT FAILED at "/__w/pytorch/...',
+            error="RuntimeError: false INTERNAL ASSERT FAILED at",
+        ),
+        "teacher": still_open(
+            "ModelError: loss(output, targets) of 4 samples is 0.870751...",
+            error="ModelError: loss(output, targets) of",
+        ),
+    },
+)
+def declared_loss_with_buffer() -> Script:
+    """One change for each microbatch."""
+    loss = hocket.PerMicrobatch(Centred())
+    return Script(chain(), batches(), loss=loss, evaluates=False)
+
+
+@case(
+    "a metric that reads the model's weights",
+    {"own-2 seq-2": refused("the metrics function reads 0.weight")},
+)
+def metric_of_weights() -> Script:
+    """The absolute sum, as an evaluation reports it."""
+    net = chain()
+
+    def metric(output: Tensor, targets: Tensor) -> Tensor:
+        return torch.stack([p.abs().sum() for p in net.parameters()]).sum()
+
+    return Script(net, batches(), metric=metric)
+
+
+@case("a metric of the output")
+def metric_of_output() -> Script:
+    """Means over samples."""
+
+    def metric(output: Tensor, targets: Tensor) -> Tensor:
+        return (output - targets).abs().mean()
+
+    return Script(chain(), batches(), metric=metric)
+
+
+@case(
+    "a number of the loss that the loop changes",
+    {"compile": still_open("weights 76 % off")},
+)
+def changing_loss() -> Script:
+    """An attribute of a loss object, and a closure."""
+
+    class Warmed:
+        weight = 0.0
+
+        def __call__(self, output: Tensor, targets: Tensor) -> Tensor:
+            return mse(output, targets) + self.weight * output.abs().mean()
+
+    loss = Warmed()
+
+    def before_step(step: int, net: Any) -> None:
+        loss.weight = step / 2
+
+    return Script(
+        chain(), batches(), loss=loss, before_step=before_step, evaluates=False
+    )
+
+
+@case("a loss that returns a dict")
+def dict_loss() -> Script:
+    """The sum is trained, as detection models mean theirs."""
+
+    def loss(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"squares": mse(output, targets), "sizes": output.abs().mean()}
+
+    return Script(chain(), batches(), loss=loss)
+
+
+@case(
+    "a loss that compares the samples of a batch",
+    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("compares samples")},
+)
+def compares_samples() -> Script:
+    """The mean over microbatches is another number than that of the batch."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return mse(output, targets) - output.std(0).mean()
+
+    return Script(chain(), batches(), loss=loss)
+
+
+@case("cross entropy with label smoothing")
+def cross_entropy() -> Script:
+    """Targets are classes."""
+    rng = torch.Generator().manual_seed(3)
+    data = [(x, torch.randint(3, (8,), generator=rng)) for x, _ in batches()]
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output, targets, label_smoothing=0.1)
+
+    return Script(chain(), data, loss=loss)

@@ -1,0 +1,193 @@
+"""Training and evaluation mode, and `requires_grad`, changed under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.conformance.script import Script, batches, case, chain, refused, still_open
+
+
+def _normed() -> nn.Sequential:
+    return chain(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
+
+
+@case(
+    "`.eval()` of a BatchNorm: its statistics freeze",
+    {"2bw": still_open("weights 100 % off")},
+)
+def batchnorm_eval_midway() -> Script:
+    """As fine-tuning of detectors does."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[1].eval()
+
+    return Script(_normed(), batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "`.eval()` of a BatchNorm before each step",
+    {"2bw": still_open("weights 8000 times off")},
+)
+def batchnorm_eval_each_step() -> Script:
+    """From the first step on: the net is made in training mode."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.train()
+        net[1].eval()
+
+    return Script(_normed(), batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "a BatchNorm in evaluation mode from the start, trained later",
+    {"wpipe 2bw": still_open("weights 50 % off")},
+)
+def batchnorm_train_later() -> Script:
+    """It was put so before the pipeline was made."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[1].train()
+
+    net = _normed()
+    net.train()
+    script = Script(net, batches(), before_step=before_step, teacher_alike=False)
+    net[1].eval()
+    return script
+
+
+@case("`.eval()` of a Dropout of rate 1", {"2bw": still_open("weights 14 % off")})
+def dropout_eval_midway() -> Script:
+    """Nothing goes through it, then everything."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].train(step < 2)
+
+    net = chain(nn.Linear(6, 8), nn.Dropout(1.0), nn.Tanh(), nn.Linear(8, 8))
+    return Script(net, batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "`.eval()` of the whole model for the last steps",
+    {
+        "freeze": refused("the model's own forward is cut apart"),
+        "2bw": still_open("weights 100 % off"),
+    },
+)
+def whole_model_eval() -> Script:
+    """It trains on, with statistics that stay."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.train(step < 2)
+
+    return Script(_normed(), batches(), before_step=before_step, teacher_alike=False)
+
+
+@case("a look at the model between two steps: `.eval()`, a forward, `.train()`")
+def looks_between() -> Script:
+    """Trains as if nobody had looked."""
+    data = batches()
+
+    def before_step(step: int, net: Any) -> None:
+        net.eval()
+        with torch.no_grad():
+            net(data[0][0])
+        net.train()
+
+    return Script(_normed(), data, before_step=before_step, teacher_alike=False)
+
+
+class ReadsMode(nn.Module):
+    """Its forward asks in which mode it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.a(x))
+        return self.b(x) * (2.0 if self.training else 1.0)
+
+
+@case("a forward that reads `self.training`")
+def reads_training() -> Script:
+    """Evaluation takes the other branch."""
+    return Script(ReadsMode(), batches(), cut="b")
+
+
+@case(
+    "`.eval()` of a root whose forward reads `self.training`",
+    {
+        "own-2 wpipe 2bw": still_open("weights 56 % off"),
+        "freeze": refused("the model's own forward is cut apart"),
+    },
+)
+def root_eval_midway() -> Script:
+    """The mode of the root alone; its layers have none."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.train(step % 2 == 0)
+
+    return Script(
+        ReadsMode(), batches(), before_step=before_step, cut="b", teacher_alike=False
+    )
+
+
+@case("a layer frozen from the start")
+def frozen_layer() -> Script:
+    """`requires_grad_(False)` before anything is made."""
+    net = chain()
+    net[0].requires_grad_(requires_grad=False)
+    return Script(net, batches(), frozen=("0",))
+
+
+@case(
+    "a layer that the loop freezes under way",
+    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("requires_grad of")},
+)
+def freezes_by_hand() -> Script:
+    """By `requires_grad_(False)`."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[2].requires_grad_(requires_grad=False)
+
+    return Script(chain(), batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "a layer that the loop unfreezes under way",
+    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("requires_grad of")},
+)
+def unfreezes_by_hand() -> Script:
+    """As gradual unfreezing does."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[0].requires_grad_(requires_grad=True)
+
+    net = chain()
+    net[0].requires_grad_(requires_grad=False)
+    return Script(net, batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "nothing trains: all parameters are frozen",
+    {
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe": refused(
+            "all of the model's parameters are frozen"
+        ),
+        "compile": refused("or all are frozen"),
+        "2bw": still_open("returns losses, though the plain loop fails"),
+    },
+)
+def nothing_trains() -> Script:
+    """The plain loop's backward fails."""
+    net = chain()
+    net.requires_grad_(requires_grad=False)
+    return Script(net, batches())

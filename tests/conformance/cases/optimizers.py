@@ -1,0 +1,408 @@
+"""Optimizers, learning rates, clipping, and what loops do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from tests.conformance.script import (
+    Script,
+    batches,
+    case,
+    chain,
+    mse,
+    refused,
+    sgd,
+    still_open,
+    unsuited,
+)
+
+
+def _warm_up(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    return LambdaLR(optimizer, lambda step: (1 + step) / 4)
+
+
+@case("a scheduler of the learning rate")
+def scheduler() -> Script:
+    """Stepped after each update."""
+    return Script(chain(), batches(), scheduler=_warm_up)
+
+
+@case("the learning rate of `param_groups`, set by the loop")
+def rate_by_hand() -> Script:
+    """The factory keeps every optimizer that it made."""
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made.append(sgd(parameters))
+        return made[-1]
+
+    def before_step(step: int, net: Any) -> None:
+        for each in made:
+            for group in each.param_groups:
+                group["lr"] = 0.1 / (1 + step)
+
+    return Script(chain(), batches(), optimizer=optimizer, before_step=before_step)
+
+
+@case("a learning rate in a tensor, changed in place")
+def tensor_rate() -> Script:
+    """One tensor for all parameters."""
+    rate = torch.tensor(0.1, dtype=torch.float64)
+
+    def before_step(step: int, net: Any) -> None:
+        rate.fill_(0.1 / (1 + step))
+
+    return Script(
+        chain(),
+        batches(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=rate),
+        before_step=before_step,
+    )
+
+
+@case("AdamW, groups with and without weight decay")
+def parameter_groups() -> Script:
+    """By the number of dimensions."""
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        given = list(parameters)
+        groups = [
+            {"params": [p for p in given if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in given if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.01)
+
+    return Script(chain(), batches(), optimizer=optimizer)
+
+
+@case("gradients clipped by their norm", {"compile": unsuited("no `clip_norm`")})
+def clipped() -> Script:
+    """`clip_norm=`, beside `clip_grad_norm_` of the loop."""
+    return Script(chain(), batches(), clip_norm=0.1)
+
+
+class Wave(nn.Module):
+    """A layer of complex weights; real in and out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 8)
+        self.phase = nn.Parameter(torch.randn(8, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * self.phase).abs()
+
+
+def _waves(**options: Any) -> Script:
+    net = chain(Wave(), nn.Linear(8, 8), nn.Tanh())
+    script = Script(net, batches(), **options)
+    net[0].phase = nn.Parameter(torch.full((8,), 0.5 + 0.5j, dtype=torch.complex128))
+    return script
+
+
+@case("complex weights")
+def complex_weights() -> Script:
+    """Phases of a wave."""
+    return _waves()
+
+
+@case(
+    "complex weights, clipped",
+    {
+        "compile": unsuited("no `clip_norm`"),
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe": still_open(
+            "NotImplementedError: clamp is not supported for complex types",
+            error="NotImplementedError: clamp is not supported for complex types",
+        ),
+    },
+)
+def complex_weights_clipped() -> Script:
+    """Their norm counts real and imaginary parts."""
+    return _waves(clip_norm=0.1)
+
+
+@case(
+    "a post-step hook of the optimizer that clamps weights",
+    {"compile": still_open("weights 96 % off")},
+)
+def step_hook() -> Script:
+    """`register_step_post_hook`."""
+
+    def clamp(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.clamp_(-0.2, 0.2)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made = sgd(parameters)
+        made.register_step_post_hook(clamp)
+        return made
+
+    return Script(chain(), batches(), optimizer=optimizer)
+
+
+@case(
+    "a pre-step hook of the optimizer that changes gradients",
+    {"compile": still_open("weights 200 % off")},
+)
+def step_pre_hook() -> Script:
+    """`register_step_pre_hook`."""
+
+    def sign(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.sign_()
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        made = sgd(parameters)
+        made.register_step_pre_hook(sign)
+        return made
+
+    return Script(chain(), batches(), optimizer=optimizer)
+
+
+class Clips(torch.optim.SGD):
+    """Clips by the norm of all gradients inside of `step()`."""
+
+    def step(self, closure: Any = None) -> Any:
+        every = [p for group in self.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(every, 0.05)
+        return super().step(closure)
+
+
+@case(
+    "an optimizer that clips by a global norm inside of `step()`",
+    {
+        "own-2 seq-2 wpipe": refused("the optimizer trains to other weights by stage"),
+        "compile": still_open("weights 4.6 % off"),
+    },
+)
+def clips_inside() -> Script:
+    """Its step looks at all gradients."""
+    return Script(chain(), batches(), optimizer=lambda p: Clips(p, lr=0.5))
+
+
+class Normed(torch.optim.Optimizer):
+    """Divides by the norm of all gradients; its defaults are a rate alone."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        found = [
+            p for g in self.param_groups for p in g["params"] if p.grad is not None
+        ]
+        norm = torch.stack([p.grad.square().sum() for p in found]).sum().sqrt()
+        for p in found:
+            p.sub_(0.1 * p.grad / norm)
+
+
+@case(
+    "an optimizer that divides by the norm of all gradients",
+    {
+        "own-2 seq-2 wpipe": refused("the optimizer trains to other weights by stage"),
+        "compile": still_open("KeyError: 'differentiable'", error="KeyError:"),
+    },
+)
+def normed_step() -> Script:
+    """Its step looks at all gradients."""
+    return Script(chain(), batches(), optimizer=Normed)
+
+
+class Signs(torch.optim.Optimizer):
+    """Takes each parameter by itself; its defaults are a rate alone."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(group["lr"] * p.grad.sign())
+
+
+@case(
+    "an optimizer of one's own",
+    {"compile": still_open("KeyError: 'differentiable'", error="KeyError:")},
+)
+def own_optimizer() -> Script:
+    """Without torch's option `differentiable`."""
+    return Script(chain(), batches(), optimizer=Signs)
+
+
+@case(
+    "Adafactor",
+    {"compile": still_open("KeyError: 'differentiable'", error="KeyError:")},
+)
+def adafactor() -> Script:
+    """Of torch."""
+    return Script(
+        chain(), batches(), optimizer=lambda p: torch.optim.Adafactor(p, lr=0.01)
+    )
+
+
+@case(
+    "an optimizer that needs a closure",
+    {
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
+            "its step() needs closure"
+        ),
+        "compile": still_open("KeyError: 'differentiable'", error="KeyError:"),
+    },
+)
+def lbfgs() -> Script:
+    """L-BFGS; the plain loop here gives it none either, and fails."""
+
+    class Once(torch.optim.LBFGS):
+        def step(self, closure: Any = None) -> Any:
+            given = closure or (lambda: torch.zeros(()))
+            return super().step(given)  # type: ignore[no-untyped-call]
+
+    return Script(chain(), batches(), optimizer=lambda p: Once(list(p), lr=0.1))
+
+
+class Averaging(torch.optim.Optimizer):
+    """Keeps two sets of weights, as schedule-free optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.is_training = True
+
+    def train(self) -> None:
+        """Exchange the weights."""
+        self._put(is_training=True)
+
+    def eval(self) -> None:
+        """Exchange the weights."""
+        self._put(is_training=False)
+
+    @torch.no_grad()
+    def _put(self, *, is_training: bool) -> None:
+        if is_training == self.is_training:
+            return
+        self.is_training = is_training
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "mean" in state:
+                    kept = p.clone()
+                    p.copy_(state["mean"])
+                    state["mean"].copy_(kept)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        if not self.is_training:
+            raise RuntimeError("step() in evaluation mode")
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["mean"] = p.clone()
+                p.sub_(group["lr"] * p.grad)
+                state["mean"].lerp_(p, 0.5)
+
+
+@case(
+    "an optimizer with `train()` and `eval()` weights",
+    {
+        "own-1 seq-1 teacher freeze wpipe 2bw": still_open("weights 26 % off"),
+        "compile": still_open("KeyError: 'differentiable'", error="KeyError:"),
+    },
+)
+def two_modes() -> Script:
+    """Evaluation and `state_dict()` take those of `eval()`."""
+    return Script(chain(), batches(), optimizer=Averaging, own_alike=False)
+
+
+@case("SGD with momentum")
+def momentum() -> Script:
+    """With Nesterov's."""
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True)
+
+    return Script(chain(), batches(), optimizer=optimizer)
+
+
+class Words(nn.Module):
+    """Sums words of a sparse embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(11, 8, sparse=True, mode="sum")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bag(x)
+
+
+@case(
+    "sparse gradients of an embedding",
+    {
+        "compile": still_open(
+            "NotImplementedError: Cannot access storage of SparseTensorImpl",
+            error="NotImplementedError: Cannot access storage of SparseTensorImpl",
+        )
+    },
+)
+def sparse_gradients() -> Script:
+    """With plain SGD."""
+    rng = torch.Generator().manual_seed(3)
+    data = [(torch.randint(11, (8, 5), generator=rng), y) for _, y in batches()]
+    return Script(chain(Words(), nn.Linear(8, 8), nn.Tanh()), data, loss=mse)
+
+
+class Lingers(torch.optim.SGD):
+    """Keeps half of the gradients for the next step."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.mul_(0.5)
+
+
+@case(
+    "an optimizer whose `zero_grad()` keeps half of the gradients",
+    {
+        "own-1 own-2 seq-1 seq-2 compile teacher freeze wpipe 2bw": still_open(
+            "weights 33 % off"
+        )
+    },
+)
+def zero_grad_of_its_own() -> Script:
+    """The plain loop calls it behind each update."""
+    return Script(chain(), batches(), optimizer=lambda p: Lingers(p, lr=0.1))
+
+
+@case("a group of parameters, whose rate the loop sets to 0")
+def rate_of_a_group() -> Script:
+    """Biases stay as they are from the third step on."""
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        given = list(parameters)
+        groups = [
+            {"params": [p for p in given if p.ndim > 1]},
+            {"params": [p for p in given if p.ndim <= 1]},
+        ]
+        made.append(torch.optim.SGD([g for g in groups if g["params"]], lr=0.1))
+        return made[-1]
+
+    def before_step(step: int, net: Any) -> None:
+        for each in made:
+            each.param_groups[-1]["lr"] = 0.1 if step < 2 else 0.0
+
+    return Script(chain(), batches(), optimizer=optimizer, before_step=before_step)
