@@ -91,9 +91,9 @@ def cross(worker: Worker) -> list[Any]:
         transport.plan(planned((sender, receiver), (sender, receiver)))
         receiver.expect([7], HEADER)
         receiver.expect([first, second], SCHEMA)
-        sender.send(7, (torch.tensor([1, 2, worker.rank]),), HEADER)
+        sender.send(7, (torch.tensor([1, 2, worker.rank, 0]),), HEADER)
         sender.send(first, content(worker.rank, 0), SCHEMA)
-        assert receiver.receive(7)[0].tolist() == [1, 2, peer]
+        assert receiver.receive(7)[0].tolist() == [1, 2, peer, 0]
         receiver.release(7)
         assert same(receiver.receive(first), content(peer, 0))
         sender.send(second, content(worker.rank, 1), SCHEMA)

@@ -71,7 +71,7 @@ class World:
             rank 0's.
         timeout_s: how long to wait for another worker.
         attempt: how many times the job was restarted; equal on all workers.
-        token: distinguishes this job from others, also of its name; equal on all workers.
+        token: distinguishes this job from others of its name; equal on all workers.
         store: the store that all workers share, under this attempt's prefix.
         exchange: exchanges small values through the store.
     """

@@ -182,7 +182,7 @@ def _unclear(value: Any, name: str, num_samples: int) -> Iterator[str]:
                 f"{name} is a {kind} of {length} entries, as many as the batch has "
                 "samples, so that it may be one for each sample, or the same for all"
             )
-    if is_leaf and tensors_in([*_attributes(value)]):
+    if is_leaf and num_samples and tensors_in([*_attributes(value)]):
         yield f"{name} is a {kind}, which holds tensors, and it is not known how to cut"
     for path, child in inner if not is_leaf else ():
         yield from _unclear(child, f"{name}{pytree.keystr(path)}", num_samples)
