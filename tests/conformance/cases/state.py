@@ -323,7 +323,6 @@ class Symmetric(nn.Module):
 
 @case(
     "a parametrization whose number the loop changes",
-    {"own-1 compile teacher freeze wpipe 2bw": still_open("weights 12 % off")},
 )
 def changing_parametrization() -> Script:
     """An attribute of the parametrization."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from hocket.model.guards.reached import PLAIN, Holders
+from hocket.model.guards.reached import PLAIN, Holders, used_by_forward
 
 # torch's own attributes: those of all modules, and those of recurrent ones, whose
 # weights are in a list as well.
@@ -56,9 +56,14 @@ class ModelChange:
     kind: str = ""
 
     @property
+    def is_outside(self) -> bool:
+        """Whether it is a global or a variable, or what one holds."""
+        return self.name.startswith(("the global ", "the variable "))
+
+    @property
     def is_mode(self) -> bool:
         """Whether it is a module's training or evaluation mode."""
-        return self.name.rpartition(".")[2] == "training" and len(self.owners) == 1
+        return self.name.rpartition(".")[2] == "training"
 
     def __str__(self) -> str:
         """Return one line."""
@@ -200,10 +205,20 @@ class Guards:
                 continue
             before = dict(zip(names, noted[1], strict=True))
             for name, a, b in _different(before, _own(module)):
-                yield _joined(path, name), a, b, (path,)
+                yield _joined(path, name), a, b, (path, *self._readers(path, name))
         for name, x in self._tensors.items():
             if next(was) != x._version:
                 yield f"{name} (in place)", x, x, (name.rpartition(".")[0],)
+
+    def _readers(self, path: str, name: str) -> Iterator[str]:
+        """Yield the modules around one whose code names an attribute of it."""
+        for outer, one, _ in self._modules:
+            is_around = path and path != outer and f"{path}.".startswith(f"{outer}.")
+            if name == "training" or not (is_around or (path and not outer)):
+                continue
+            module = one()
+            if module is not None and name in used_by_forward(type(module)):
+                yield outer
 
     def _hooks_now(self) -> Iterator[tuple[str, Any]]:
         """Yield the hooks of all modules, and those of each."""

@@ -117,7 +117,7 @@ class Holders:
             self._value(value, name, path, seen)
 
     def _class(self, kind: type, path: str, seen: set[int]) -> None:
-        names = _used_by_forward(kind) if issubclass(kind, nn.Module) else None
+        names = used_by_forward(kind) if issubclass(kind, nn.Module) else None
         for base in kind.__mro__:
             if is_installed(base.__module__):
                 continue
@@ -161,7 +161,13 @@ class Holders:
             if isinstance(value, ModuleType):
                 self._module(value, names, path, seen)
             elif name in vars(module):
-                self._entry(vars(module), name, f"{module.__name__}.{name}", path, seen)
+                self._entry(
+                    vars(module),
+                    name,
+                    f"the global {module.__name__}.{name}",
+                    path,
+                    seen,
+                )
 
     def _entry(
         self, home: dict[str, Any], name: str, title: str, path: str, seen: set[int]
@@ -170,7 +176,7 @@ class Holders:
         self._value(home[name], title, path, seen)
 
 
-def _used_by_forward(kind: type[nn.Module]) -> set[str]:
+def used_by_forward(kind: type[nn.Module]) -> set[str]:
     """Return the names of attributes that the code of `forward` reads, or may read."""
     names, todo = set[str](), ["forward"]
     while todo:

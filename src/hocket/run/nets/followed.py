@@ -141,7 +141,8 @@ class FollowedNet:
             del self._noted[change.name]
             if change.is_mode and not self._trains:
                 continue
-            self.digest = zlib.crc32(str(change).encode(), self.digest)
+            if not change.is_outside:  # which may well differ by rank
+                self.digest = zlib.crc32(str(change).encode(), self.digest)
             if not self._runs_as_is(change, step, runners, may_freeze=may_freeze):
                 split.append(change)
         if split:
@@ -201,7 +202,13 @@ class FollowedNet:
         """
         model = self._model()
         assert model is not None
-        names = {x.name for x in changes if _number(model, x.name) is not None}
+        as_is = self._captured.as_is
+        names = {
+            x.name
+            for x in changes
+            if _number(model, x.name) is not None
+            and x.name.rpartition(".")[0] not in as_is
+        }
         self._numbers = {x for x in self._numbers if _number(model, x) is not None}
         for numbers in dict.fromkeys((frozenset(self._numbers | names), frozenset())):
             try:

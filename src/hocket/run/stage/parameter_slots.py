@@ -49,6 +49,7 @@ class ParameterSlots:
                     "torch.no_grad(): old.copy_(new)`), or make a new pipeline"
                 )
             slots[key] = parameter
+        self._placed = {}
 
     @contextmanager
     def filled(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
