@@ -60,7 +60,8 @@ def measure(
     batch = case.batch()
     with hocket.Pipeline(
         model_of(case),  # nothing else refers to it: other workers' stages are freed
-        case.loss,
+        # Comparing losses with the batch's, in some steps, takes memory of its own.
+        hocket.PerMicrobatch(case.loss),
         optimizer=adamw,
         example=batch,
         schedule=order_of(schedule, num_microbatches),

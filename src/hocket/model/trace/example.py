@@ -136,7 +136,8 @@ def argument_name(path: tuple[Any, ...]) -> str:
 
 
 def _check_same(name: str, leaf: Any, old: Any, *, shares: bool) -> None:
-    if isinstance(leaf, _ARRAYS) and type(leaf) is type(old):
+    are_tensors = isinstance(leaf, Tensor) and isinstance(old, Tensor)
+    if are_tensors or (isinstance(leaf, _ARRAYS) and type(leaf) is type(old)):
         first = 0 if shares else 1
         if leaf.dtype != old.dtype or leaf.shape[first:] != old.shape[first:]:
             may = "what is Shared keeps its shape"

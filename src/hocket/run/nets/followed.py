@@ -103,8 +103,11 @@ class FollowedNet:
         """
         self._take_out_versions(runners)
         changes = self._guards.changes()
-        if changes and cannot:
-            raise _refused(changes[0], step, cannot)
+        captured = {span.path for span in self._captured.training.trace.spans.values()}
+        for change in changes if cannot else ():
+            # What is outside is read when a module runs, if that runs as it is.
+            if not change.is_outside or change.owners & captured:
+                raise _refused(change, step, cannot)
         for change in changes:
             known = self._noted.get(change.name)
             before = change.before if known is None else known.before
