@@ -15,7 +15,11 @@ import hocket
 from hocket.recipes.config.recipe import Recipe
 
 SOURCE: Final = Path(inspect.getfile(hocket)).parent
-FILES: Final = [*SOURCE.glob("recipes/*/*.py"), *SOURCE.glob("cli/*.py")]
+FILES: Final = [
+    *SOURCE.glob("recipes/*/*.py"),
+    *SOURCE.glob("cli/*.py"),
+    SOURCE / "options.py",
+]
 WRITTEN: Final = (
     "recipe",
     "model_settings",
