@@ -48,6 +48,7 @@ from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
+from hocket.run.nets.followed import CACHED
 from hocket.run.stage.loss_checks.own_state import loss_name, loss_part
 from hocket.run.tune.config import PipelineConfig
 
@@ -163,7 +164,7 @@ class StagedRun(WorkerRun, ABC):
                 "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
             )
         elif self._cache is not None:
-            cannot = "outputs of frozen layers are cached (`cache`)"
+            cannot = CACHED
         with self._reported():
             for net in self._followed:
                 net.note(cannot, self._step, self._executor.runners)

@@ -35,6 +35,7 @@ from hocket.model.trace.state import State
 from hocket.run.stage.runner import StageRunner
 
 _ENOUGH: Final = 3
+CACHED: Final = "outputs of frozen layers are cached (`cache`)"
 
 
 class FollowedNet:
@@ -106,7 +107,9 @@ class FollowedNet:
         captured = {span.path for span in self._captured.training.trace.spans.values()}
         for change in changes if cannot else ():
             # What is outside is read when a module runs, if that runs as it is.
-            if not change.is_outside or change.owners & captured:
+            is_read_live = change.is_outside and not change.owners & captured
+            # Cached layers are evaluated.
+            if not (is_read_live or (change.is_mode and cannot is CACHED)):
                 raise _refused(change, step, cannot)
         for change in changes:
             known = self._noted.get(change.name)
