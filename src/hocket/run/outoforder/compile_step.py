@@ -314,7 +314,7 @@ class ModelAndLoss(nn.Module):
         super().__init__()
         self.model, self.loss = model, loss
         part = loss_part(loss, [model])
-        if any(True for _ in (*part.parameters(), *part.buffers())):
+        if part is not loss and [*part.parameters(), *part.buffers()]:
             self.part = part  # of a loss that is no module itself
         self.training = model.training
 
