@@ -23,7 +23,6 @@ class ParameterSlots:
     """
 
     def __init__(self, module: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
-        self._placed: Mapping[str, Tensor] = {}
         names = {id(parameter): name for name, parameter in trained.items()}
         self._slots = [
             (_entries(part), key, names[id(parameter)], parameter)
@@ -34,22 +33,20 @@ class ParameterSlots:
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
         """Let the module compute with these tensors, by name, until `empty`."""
-        self._placed = tensors
         for slots, key, name, _ in self._slots:
             slots[key] = tensors[name]
 
     def empty(self) -> None:
         """Put the parameters back."""
         for slots, key, name, parameter in self._slots:
-            placed = self._placed.get(name, parameter)
-            if slots[key] is not placed and slots[key] is not parameter:
+            # Old weights, also those of another stage, are no parameters.
+            if slots[key] is not parameter and isinstance(slots[key], nn.Parameter):
                 raise ModelError(
                     f"{name} was replaced between two steps, while its place held an "
                     "older version of it: copy the values in place (`with "
                     "torch.no_grad(): old.copy_(new)`), or make a new pipeline"
                 )
             slots[key] = parameter
-        self._placed = {}
 
     @contextmanager
     def filled(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
