@@ -183,6 +183,9 @@ def after_patience(proposals: Sequence[int], patience: int, num_frozen: int) -> 
 class Alpha(Planned):
     """After e decisions, `ceil(L * (1 - (1 - alpha)**e))` of L layers are frozen.
 
+    Source: He et al., "PipeTransformer", arXiv:2102.03161 (ICML 2021), whose released
+    code freezes by this bound alone.
+
     Args:
         alpha: the share of the layers left that freezes at each decision.
         every_steps: steps between decisions; the ends of epochs when not given.

@@ -108,18 +108,18 @@ def test_ops_cost_what_they_took_in_the_lane() -> None:
     assert [step.step for step in steps] == [0, 1, 2]
 
 
-def test_modules_in_evaluation_are_switched_back() -> None:
-    """Before each step, also what the steps before have switched already."""
+def test_modules_keep_the_modes_that_the_loop_sets() -> None:
+    """Before, each step switched them back: a frozen batch norm went on counting."""
     model = make_model("dropout")
     (batch,) = batches("dropout", 1, 8, 8)
     layers = [*model.children()]
 
     with _pipeline("dropout", model, batch) as pipeline:
-        for part in (model, layers[1]):
+        for part in (layers[1], model):
             pipeline.step(batch)
             part.eval()
             pipeline.step(batch)
-            assert all(x.training for layer in layers for x in layer.modules())
+            assert not any(x.training for x in part.modules())
 
 
 def _pipeline(

@@ -135,7 +135,8 @@ def seed_points(
             continue
         where = at.partition("@")[0]
         inside = where[len(path) + 1 :] if path else where
-        pairs = points.setdefault(inside, [(None, None) for _ in calls[where]])
+        known = calls.setdefault(where, [at])  # of a child of an nn.Sequential
+        pairs = points.setdefault(inside, [(None, None) for _ in known])
         place = calls[where].index(at)
         before, after = pairs[place]
         pairs[place] = (number, after) if is_before else (before, number)
