@@ -135,8 +135,9 @@ class Plain:
         if self.script.clip_norm is None:
             return
         every = [*self._parameters()]
-        for is_old in (True, False):
-            group = [p for p in every if (id(p) in delayed) == is_old]
+        is_front = self.delays == "front"
+        for is_old in (True, False) if is_front else (None,):
+            group = [p for p in every if is_old in (None, id(p) in delayed)]
             nn.utils.clip_grad_norm_(group, self.script.clip_norm)
 
     def _parts(self, batch: tuple[Any, Any]) -> Iterator[tuple[Any, Any, float]]:

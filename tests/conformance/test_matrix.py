@@ -21,7 +21,7 @@ from tests.conformance.workers import run_on_two
 from tests.run.support.worker_pool import WorkerPool
 
 MOST_REFUSED: Final = 12  # of 60 cases
-STRICT: Final = False  # whether a cell that is no longer open must be changed
+STRICT: Final = True  # whether a cell that is no longer open must be changed
 MAIN: Final = ("own-1", "own-2", "seq-1", "seq-2")
 LONG: Final = {"2bw"}  # as WPipe, whose stages have two delays
 CELLS: Final = {

@@ -67,10 +67,12 @@ def run(case: Case, way: str, world: World | None = None) -> Outcome:
         way: of `script.WAYS`.
         world: the job of two workers, for ways that need one.
     """
-    try:
-        expected, plain_error = _plain(case, way).run(), ""
-    except Exception as raised:
-        expected, plain_error = None, f"{type(raised).__name__}: {raised}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected, plain_error = _plain(case, way).run(), ""
+        except Exception as raised:
+            expected, plain_error = None, f"{type(raised).__name__}: {raised}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -36,10 +36,7 @@ class Weighted(nn.Module):
 
 @case(
     "a loss module with weights of its own, clipped together with the model's",
-    {
-        "compile": unsuited("no `clip_norm`"),
-        "own-1 seq-1 teacher freeze wpipe 2bw": still_open("weights 1 % off"),
-    },
+    {"compile": unsuited("no `clip_norm`"), "2bw": still_open("weights 0.0035 % off")},
 )
 def loss_with_weights_clipped() -> Script:
     """One norm over all of them."""
@@ -63,13 +60,7 @@ class Centred(nn.Module):
 
 @case(
     "a loss module that changes a buffer of its own",
-    {
-        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("compares samples"),
-        "compile": still_open(
-            'RuntimeError: false INTERNAL ASSERT FAILED at "/__w/pytorch/...',
-            error="RuntimeError: false INTERNAL ASSERT FAILED at",
-        ),
-    },
+    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("compares samples")},
 )
 def loss_with_buffer() -> Script:
     """As DINO's centre, which is a mean over samples."""
@@ -79,15 +70,10 @@ def loss_with_buffer() -> Script:
 @case(
     "the same, declared as `PerMicrobatch`",
     {
-        "own-1 seq-1 freeze wpipe 2bw": still_open("weights 66 % off"),
-        "compile": still_open(
-            'RuntimeError: false INTERNAL ASSERT FAILED at "/__w/pytorch/...',
-            error="RuntimeError: false INTERNAL ASSERT FAILED at",
-        ),
         "teacher": still_open(
-            "ModelError: loss(output, targets) of 4 samples is 0.870751...",
+            "ModelError: loss(output, targets) of 4 samples is 1.00031,...",
             error="ModelError: loss(output, targets) of",
-        ),
+        )
     },
 )
 def declared_loss_with_buffer() -> Script:
@@ -120,10 +106,7 @@ def metric_of_output() -> Script:
     return Script(chain(), batches(), metric=metric)
 
 
-@case(
-    "a number of the loss that the loop changes",
-    {"compile": still_open("weights 76 % off")},
-)
+@case("a number of the loss that the loop changes")
 def changing_loss() -> Script:
     """An attribute of a loss object, and a closure."""
 

@@ -23,7 +23,7 @@ from tests.conformance.script import (
 WHAT: Final = "what the loss keeps and reads"
 # On several workers, and where old weights are read.
 RETURNED: Final = {PIPELINES: refused("Return it from the model's forward")}
-READS: Final = {"own-2 seq-2 wpipe": refused("the loss reads")}
+READS: Final = {"own-2 seq-2 wpipe 2bw": refused("the loss reads")}
 
 
 class TaskWeights(nn.Module):
@@ -147,13 +147,7 @@ def learned_scale() -> Script:
     return Script(net, batches(), loss=loss)
 
 
-@case(
-    "a loss that begins to read weights at its third step",
-    {
-        "own-2 seq-2": refused("rank 1"),
-        "wpipe": refused("the loss reads"),
-    },
-)
+@case("a loss that begins to read weights at its third step", READS)
 def late_penalty() -> Script:
     """A warm-up: the first step does not show it."""
     net, step = chain(), [0]

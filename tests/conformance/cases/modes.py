@@ -14,10 +14,7 @@ def _normed() -> nn.Sequential:
     return chain(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8))
 
 
-@case(
-    "`.eval()` of a BatchNorm: its statistics freeze",
-    {"2bw": still_open("weights 100 % off")},
-)
+@case("`.eval()` of a BatchNorm: its statistics freeze")
 def batchnorm_eval_midway() -> Script:
     """As fine-tuning of detectors does."""
 
@@ -28,10 +25,7 @@ def batchnorm_eval_midway() -> Script:
     return Script(_normed(), batches(), before_step=before_step, teacher_alike=False)
 
 
-@case(
-    "`.eval()` of a BatchNorm before each step",
-    {"2bw": still_open("weights 8000 times off")},
-)
+@case("`.eval()` of a BatchNorm before each step")
 def batchnorm_eval_each_step() -> Script:
     """From the first step on: the net is made in training mode."""
 
@@ -60,7 +54,7 @@ def batchnorm_train_later() -> Script:
     return script
 
 
-@case("`.eval()` of a Dropout of rate 1", {"2bw": still_open("weights 14 % off")})
+@case("`.eval()` of a Dropout of rate 1")
 def dropout_eval_midway() -> Script:
     """Nothing goes through it, then everything."""
 
@@ -73,10 +67,7 @@ def dropout_eval_midway() -> Script:
 
 @case(
     "`.eval()` of the whole model for the last steps",
-    {
-        "freeze": refused("the model's own forward is cut apart"),
-        "2bw": still_open("weights 100 % off"),
-    },
+    {"freeze": refused("the model's own forward is cut apart")},
 )
 def whole_model_eval() -> Script:
     """It trains on, with statistics that stay."""
@@ -123,7 +114,7 @@ def reads_training() -> Script:
 @case(
     "`.eval()` of a root whose forward reads `self.training`",
     {
-        "own-2 wpipe 2bw": still_open("weights 56 % off"),
+        "own-2 wpipe": still_open("weights 56 % off"),
         "freeze": refused("the model's own forward is cut apart"),
     },
 )
@@ -179,11 +170,10 @@ def unfreezes_by_hand() -> Script:
 @case(
     "nothing trains: all parameters are frozen",
     {
-        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe": refused(
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
             "all of the model's parameters are frozen"
         ),
         "compile": refused("or all are frozen"),
-        "2bw": still_open("returns losses, though the plain loop fails"),
     },
 )
 def nothing_trains() -> Script:

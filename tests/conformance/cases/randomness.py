@@ -48,7 +48,6 @@ def _drawing(draw: Callable[[], float]) -> Script:
             "ModelError: cut points must follow the order of the model,...",
             error="ModelError: cut points must follow the order of the mode",
         ),
-        "2bw": still_open("what the script's functions see is lost"),
     },
 )
 def python_random() -> Script:
@@ -64,7 +63,6 @@ def python_random() -> Script:
             "ModelError: cut points must follow the order of the model,...",
             error="ModelError: cut points must follow the order of the mode",
         ),
-        "2bw": still_open("what the script's functions see is lost"),
     },
 )
 def numpy_random() -> Script:
@@ -75,10 +73,7 @@ def numpy_random() -> Script:
 @case(
     "a generator of the module's own: new numbers in each microbatch",
     {
-        "own-1 teacher wpipe 2bw": still_open(
-            "what the script's functions see is lost"
-        ),
-        "own-2": refused("the module 1 is cut apart"),
+        "own-2 wpipe": refused("the module 1 is cut apart"),
         "freeze": still_open(
             "ModelError: cut points must follow the order of the model,...",
             error="ModelError: cut points must follow the order of the mode",

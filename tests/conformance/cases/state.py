@@ -42,13 +42,7 @@ def buffer_in_forward() -> Script:
     return _with(Follows(), cut="1")
 
 
-@case(
-    "a buffer replaced in forward",
-    {
-        "compile": still_open("weights 100 % off"),
-        "freeze": refused("is no place to cut at"),
-    },
-)
+@case("a buffer replaced in forward", {"freeze": refused("is no place to cut at")})
 def buffer_replaced_in_forward() -> Script:
     """By an assignment."""
     return _with(Follows(replaces=True), cut="1")
@@ -126,10 +120,7 @@ class Remembers(nn.Module):
 
 @case(
     "a tensor kept from one forward to the next",
-    {
-        "own-1 teacher wpipe 2bw": refused("1.last"),
-        "freeze": still_open("weights 2.1 % off"),
-    },
+    {"own-1 teacher wpipe 2bw": refused("1.last")},
 )
 def kept_tensor() -> Script:
     """Detached, as recurrent nets do with truncated backpropagation."""
@@ -158,7 +149,7 @@ class KeepsGraph(nn.Module):
 @case(
     "an activation kept on the module, with its graph",
     {
-        "own-2": refused("the module 1 is cut apart"),
+        "own-2 wpipe": refused("the module 1 is cut apart"),
         "freeze": refused("is no place to cut at"),
     },
 )
@@ -234,21 +225,21 @@ class Float8(nn.Module):
         return x * self.scale.to(x.dtype)
 
 
-@case("a buffer of float8")
+@case(
+    "a buffer of float8",
+    {
+        "compile": still_open(
+            "NotImplementedError: \"add_stub\" not implemented for 'Float8_e4m3fn'",
+            error="NotImplementedError:",
+        )
+    },
+)
 def float8_buffer() -> Script:
     """Which gloo does not carry."""
     return _with(Float8())
 
 
-@case(
-    "an expanded buffer",
-    {
-        "own-1 seq-1 compile teacher freeze wpipe 2bw": still_open(
-            "RuntimeError: unsupported operation: more than one element o...",
-            error="RuntimeError: unsupported operation: more than one element",
-        )
-    },
-)
+@case("an expanded buffer")
 def expanded_buffer() -> Script:
     """Several places of it are one memory."""
     return _with(Typed(torch.arange(8.0, dtype=torch.float64).expand(4, 8)))
@@ -321,9 +312,7 @@ class Symmetric(nn.Module):
         return (x + x.T) * self.gain / 2
 
 
-@case(
-    "a parametrization whose number the loop changes",
-)
+@case("a parametrization whose number the loop changes")
 def changing_parametrization() -> Script:
     """An attribute of the parametrization."""
 
