@@ -116,10 +116,6 @@ def complex_weights() -> Script:
     "complex weights, clipped",
     {
         "compile": unsuited("no `clip_norm`"),
-        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": still_open(
-            "NotImplementedError: clamp is not supported for complex types",
-            error="NotImplementedError: clamp is not supported for complex types",
-        ),
     },
 )
 def complex_weights_clipped() -> Script:

@@ -181,6 +181,57 @@ def load_plain(model: nn.Module, source: Path) -> None:
     model.load_state_dict(state)
 
 
+class Rotated(nn.Module):
+    """A layer with a complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex128))
+        self.linear = nn.Linear(6, 6).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute."""
+        return self.linear((x.to(self.weight.dtype) @ self.weight).abs())
+
+
+def train_complex(folder: str) -> dict[str, Any]:
+    """Clip, save and load complex weights."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Rotated(), Rotated())
+
+    plain = made()
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    for inputs, targets in BATCHES:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(plain(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+        optimizer.step()
+    with pipeline_of(made(), clip_norm=0.1) as pipeline:
+        for batch in BATCHES:
+            pipeline.step(batch)
+        state = pipeline.state_dict()
+        pipeline.save(folder)
+        target = Path(folder) / "no.safetensors"
+        is_main = pipeline.is_main
+        error = error_of(lambda: export(folder, target)) if is_main else []
+    with pipeline_of(made(), clip_norm=0.1) as pipeline:
+        pipeline.load(folder)
+        loaded = pipeline.state_dict()
+    return {
+        "trained": complex_difference(state, plain.state_dict()),
+        "loaded": complex_difference(loaded, state),
+        "is_main": is_main,
+        "safetensors": error,
+    }
+
+
+def complex_difference(state: Any, other: Any) -> float:
+    """The largest difference."""
+    return max(float((x - other[name]).abs().max()) for name, x in state.items())
+
+
 def refuse(_folder: str) -> list[list[str]]:
     """What an extra state cannot be, and what else a module may not save."""
 

@@ -154,10 +154,11 @@ def _safetensors(
     max_file_bytes: int,
 ) -> list[Path]:
     """Write `model.safetensors`, or numbered files and an index."""
-    if opened.extra:
+    wide = [name for name, x in locations.items() if x.record.dtype == "C128"]
+    if others := [*opened.extra, *wide]:
         raise CheckpointError(
-            f"{opened.path} holds {', '.join(opened.extra)}, and safetensors hold "
-            "tensors alone: export as pt or dcp"
+            f"{opened.path} holds {', '.join(others)}, and safetensors hold neither "
+            "extra state nor complex128: export as pt or dcp"
         )
     groups = list(_split(locations, max_file_bytes))
     if len(groups) == 1:

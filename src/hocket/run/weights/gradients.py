@@ -87,7 +87,7 @@ class Gradients:
         self._counted = [parameter for _, parameter in selected]
         self._all_workers = all_workers
         self._device = device
-        self._type = dtype
+        self._type = dtype.to_real()  # norms of complex gradients are real
         # Made once: indexing with lists makes the host wait for a GPU, each time.
         self._rows = torch.tensor(
             [i for i, _ in selected], dtype=torch.long, device=device
@@ -96,7 +96,7 @@ class Gradients:
         self._members = (
             torch.tensor(places, dtype=torch.long) if len(places) < len(names) else None
         )
-        self._none = torch.tensor(_NONE, dtype=dtype, device=device)
+        self._none = torch.tensor(_NONE, dtype=self._type, device=device)
         self._norms = torch.zeros(0)
         self._rates = rates
         self._rates_here = torch.empty(

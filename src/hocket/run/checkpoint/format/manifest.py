@@ -29,6 +29,7 @@ ITEM_BYTES: Final = {
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
     **dict.fromkeys(("I32", "U32", "F32"), 4),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+    "C128": 16,
 }
 
 

@@ -45,6 +45,7 @@ BY_NAME: Final = {
     "U64": torch.uint64,
     "F64": torch.float64,
     "C64": torch.complex64,
+    "C128": torch.complex128,  # ours: safetensors has no name for it
 }
 _NAMES: Final = {dtype: name for name, dtype in BY_NAME.items()}
 
@@ -88,8 +89,7 @@ class OpenedCheckpoint:
     @property
     def extra(self) -> dict[str, Any]:
         """The extra states of modules, by name."""
-        parts = [part.extra.items() for part in self.parts]
-        return {name: unpack(x) for part in parts for name, x in part}
+        return {k: unpack(x) for part in self.parts for k, x in part.extra.items()}
 
     def files(self, section: Section) -> Iterator[tuple[WorkerPart, TensorFile]]:
         """Return the tensor files of one section, by rank."""
