@@ -114,7 +114,7 @@ def reads_training() -> Script:
 @case(
     "`.eval()` of a root whose forward reads `self.training`",
     {
-        "own-2 wpipe": still_open("weights 56 % off"),
+        "own-2 wpipe": refused("training was True and is False"),
         "freeze": refused("the model's own forward is cut apart"),
     },
 )

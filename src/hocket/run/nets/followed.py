@@ -237,6 +237,8 @@ class FollowedNet:
     ) -> Captured | None:
         """Return the captured model, some numbers as tensors; None if it differs."""
         old = self._captured
+        if not model.training:  # a capture would be of its training mode
+            return None
         tensors = State.of(model).tensors
         copy = deepcopy(model, {id(x): on_meta(x) for x in tensors.values()})
         for name in numbers:
