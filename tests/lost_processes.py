@@ -42,7 +42,12 @@ class Scheduling(LoadGroupScheduling):  # type: ignore[misc]
         return running
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Give a process so much that it begins; end it if there is no more."""
+        """Give a process so much that it begins; end it if there is no more.
+
+        One that has not collected its tests yet asks again when it has.
+        """
+        if node not in self.registered_collections:
+            return
         while self.workqueue and not node.shutting_down:
             if self._pending_of(self.assigned_work[node]) > MAX_PENDING:
                 return
