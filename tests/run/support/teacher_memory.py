@@ -31,7 +31,8 @@ def kept(folder: str) -> list[dict[str, Any]]:
     world = join_world()
     found = []
     with captured_once() as shelf:
-        for case in (case_of("frozen", "1f1b"), case_of("momentum", "1f1b", delay=1)):
+        moving = case_of("momentum", "1f1b", delay=1) | {"cut": ["blocks.2"]}
+        for case in (case_of("frozen", "1f1b"), moving):
             with make_pipeline(case, world, Path(folder), shelf) as pipeline:
                 found.append(_count(pipeline))
     return found

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from torch import nn
 
+import hocket
 from tests.run.support.forked import answers_of
 from tests.run.support.teacher_models import (
     NUM_STEPS,
@@ -278,3 +282,29 @@ def test_the_fastest_filled_order_is_chosen(tmp_path: Path) -> None:
         folder=tmp_path,
     ):
         assert found["auto"] <= min(found[name] for name in named)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", [None, "train"])
+def test_children_of_a_sequential_teacher_have_its_mode(mode: Any) -> None:
+    """They run as they are; a dry run had put back the mode they were given in.
+
+    A frozen teacher that came in training mode so normalized by its batches.
+    """
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)).double()
+    student = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)).double()
+    x = torch.randn(8, 16, dtype=torch.float64)
+    beside = copy.deepcopy(teacher).train(mode == "train")
+    output = student(x).detach()
+    parts = [beside(part).detach() for part in x.chunk(2)]
+    expected = nn.functional.mse_loss(output, torch.cat(parts)).item()
+    with hocket.Pipeline(
+        student,
+        lambda output, _, teachers: nn.functional.mse_loss(output, teachers["t"].own),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        example=(x, x),
+        num_microbatches=2,
+        teachers={"t": hocket.Teacher(teacher, mode=mode)},
+    ) as pipeline:
+        assert pipeline.step((x, x)).loss == pytest.approx(expected, rel=1e-12)

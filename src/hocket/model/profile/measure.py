@@ -16,7 +16,7 @@ alternating with whole backwards, and divided among layers by their W.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
 from statistics import median
@@ -352,7 +352,7 @@ def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
 
 @contextmanager
 def restored_model(
-    captured: Captured, device: torch.device, moved: Iterable[Tensor] = ()
+    captured: Captured, device: torch.device, stages: Sequence[nn.Module] = ()
 ) -> Iterator[None]:
     """Restore whatever changes when the model runs.
 
@@ -362,14 +362,15 @@ def restored_model(
     Args:
         captured: the model.
         device: the device that it runs on, whose random state is restored.
-        moved: buffers of stages that are on that device, and no longer the model's own.
+        stages: of the model, on that device: their modes are restored with those of
+            the modules in them, and their buffers, which may not be the model's own.
     """
-    state = [*captured.state.tensors.values(), *captured.model.buffers(), *moved]
+    modules = nn.ModuleList([captured.model, *captured.beside.values(), *stages])
+    state = [*captured.state.tensors.values(), *modules.buffers()]
     tensors = {id(tensor): tensor for tensor in state}.values()
     trained = [(t, t.data, t.grad) for t in tensors if t.requires_grad]
     others = [(t, t.data, t.detach().clone()) for t in tensors if not t.requires_grad]
     drawing = [device] if device.type == "cuda" else []
-    modules = nn.ModuleList([captured.model, *captured.beside.values()])
     with preserve_attributes(modules), torch.random.fork_rng(drawing):
         try:
             yield

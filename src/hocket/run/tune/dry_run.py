@@ -95,10 +95,9 @@ def dry_run(
     order = steps_as_one(_without_ends(schedule))
     modules = modules_of(schedule.program, nets)
     own = [modules[stage].to(world.device) for stage in order.program.stages_on[device]]
-    buffers = [buffer for module in own for buffer in module.buffers()]
     with ExitStack() as stack:
         for model in captured:
-            stack.enter_context(restored_model(model, world.device, buffers))
+            stack.enter_context(restored_model(model, world.device, own))
         runners = make_runners(
             order.program,
             nets,
