@@ -124,8 +124,9 @@ class JobRandom(DrawRule):
             generator.set_state(state)
 
     def save_state(self) -> None:
-        """Keep the generators' states as this job's."""
-        self._states = [generator.get_state() for generator in self.generators]
+        """Keep the generators' states as this job's; in place, for memory is watched."""
+        for generator, state in zip(self.generators, self._states, strict=True):
+            state.copy_(generator.get_state())
 
     @contextmanager
     def held(self, what: str = "") -> Iterator[None]:
