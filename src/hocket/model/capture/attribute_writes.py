@@ -10,13 +10,9 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-# torch's own attributes: those of all modules, those of recurrent ones, whose weights
-# are in a list as well, and a forward that replaces the class's.
-_OWN: Final = frozenset(vars(nn.Module())) | {
-    "_flat_weights",
-    "_flat_weight_refs",
-    "forward",
-}
+from hocket.model.guards.guards import OWN
+
+_OWN: Final = OWN | {"forward"}  # that replaces the class's
 _ABSENT: Final = object()
 COLLECTIONS: Final = list, dict, set, deque
 # A class of its own may forbid what restoring does.

@@ -11,8 +11,7 @@ Detector                        works: no       only passes on what modules retu
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -82,11 +81,9 @@ def watch_calls(model: nn.Module, example: Example) -> ModuleCall:
     """
     args, kwargs = example.call()
     watch = _CallRecorder()
-    with ExitStack() as stack:
-        stack.enter_context(preserve_attributes(model))
+    with preserve_attributes(model):
         for path, module in model.named_modules():
-            for remove in watch.follow(path, module):
-                stack.callback(remove)
+            watch.follow(path, module)
         with torch.enable_grad(), watch:
             model(*args, **kwargs)
     (call,) = watch.found
@@ -101,8 +98,8 @@ class _CallRecorder(TorchFunctionMode):
         self.found: list[ModuleCall] = []
         self.stack: list[ModuleCall] = []
 
-    def follow(self, path: str, module: nn.Module) -> list[Callable[[], None]]:
-        """Record a module's calls; return what ends the recording."""
+    def follow(self, path: str, module: nn.Module) -> None:
+        """Record a module's calls, until its attributes are restored."""
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> None:
             self.stack.append(ModuleCall(path, module, args, kwargs))
@@ -112,12 +109,8 @@ class _CallRecorder(TorchFunctionMode):
             call.out = out
             (self.stack[-1].inner if self.stack else self.found).append(call)
 
-        return [
-            module.register_forward_pre_hook(
-                before, prepend=True, with_kwargs=True
-            ).remove,
-            module.register_forward_hook(after, with_kwargs=True).remove,
-        ]
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after, with_kwargs=True)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -11,8 +11,8 @@ they are read, from the graph as far as it is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -21,23 +21,14 @@ from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hocket.model.trace.replaced import replaced
+
 _LOOKS: Final = ("__bool__", "__float__", "__index__", "__int__", "item")
 
 
-@contextmanager
-def constants_shown() -> Iterator[None]:
+def constants_shown() -> AbstractContextManager[None]:
     """Answer reads of constants while the block runs; pass on all others."""
-    own = {name: vars(Tensor).get(name) for name in _LOOKS}
-    for name in _LOOKS:
-        setattr(Tensor, name, _answering(getattr(Tensor, name)))
-    try:
-        yield
-    finally:
-        for name, function in own.items():
-            if function is None:
-                delattr(Tensor, name)
-            else:
-                setattr(Tensor, name, function)
+    return replaced(Tensor, *_LOOKS, by=_answering)
 
 
 def _answering(look: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:

@@ -21,16 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.replaced import replaced
 from hocket.model.trace.state import State, overwrite
 from hocket.model.trace.trace import Trace
 from hocket.model.trace.value import order_of
 
-# What begins a backward, or what is like one, from Python.
-_BACKWARDS: Final = (
-    (torch.autograd, "_engine_run_backward"),
-    (eager_transforms, "_grad_increment_nesting"),
-    (eager_transforms, "_jvp_increment_nesting"),
-)
+# What begins a transform of torch.func that is like a backward.
+_TRANSFORMS: Final = "_grad_increment_nesting", "_jvp_increment_nesting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +215,6 @@ def noticed_backwards(notice: Callable[[], object]) -> Iterator[None]:
 
     That is `torch.autograd.grad`, `Tensor.backward`, `torch.func.grad`, `jvp` and such.
     """
-    places = [(vars(module), name, vars(module)[name]) for module, name in _BACKWARDS]
 
     def noticed(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -227,13 +223,11 @@ def noticed_backwards(notice: Callable[[], object]) -> Iterator[None]:
 
         return run
 
-    for own, name, function in places:
-        own[name] = noticed(function)
-    try:
+    with (
+        replaced(torch.autograd, "_engine_run_backward", by=noticed),
+        replaced(eager_transforms, *_TRANSFORMS, by=noticed),
+    ):
         yield
-    finally:
-        for own, name, function in places:
-            own[name] = function
 
 
 def is_random(func: Any, args: Any, kwargs: Any) -> bool:

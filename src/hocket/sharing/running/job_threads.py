@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 
 from hocket.errors import HocketError, RunError
+from hocket.model.trace.replaced import replaced
 from hocket.sharing.running.random_state import THREAD, DrawGuard, DrawRule
-from hocket.sharing.running.replaced import replaced
 
 
 class JobThreads(DrawRule):
@@ -138,4 +138,4 @@ def _start_of_job(start: Callable[..., None]) -> Callable[..., None]:
 
 def starts_seen() -> AbstractContextManager[None]:
     """Replace `Thread.start` in the block, to see which job starts a thread."""
-    return replaced(threading.Thread, "start", _start_of_job)
+    return replaced(threading.Thread, "start", by=_start_of_job)

@@ -12,6 +12,7 @@ import torch
 
 from hocket import env
 from hocket.errors import ConfigError
+from hocket.model.trace.replaced import replaced
 from hocket.run.device.open import open_device
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import ShareReport
@@ -28,7 +29,6 @@ from hocket.sharing.running.random_state import (
     default_generators,
     generators_by_thread,
 )
-from hocket.sharing.running.replaced import replaced
 from hocket.sharing.running.request import Request, read_request
 from hocket.sharing.running.runner import JobRunner, SharedSettings
 from hocket.sharing.running.shared_state import SharedState
@@ -276,4 +276,4 @@ def _enter_without_cache(enter: Callable[..., Any]) -> Callable[..., Any]:
 
 def blocks_checked() -> AbstractContextManager[None]:
     """Replace `torch.autocast.__enter__` in the block, to see which job calls it."""
-    return replaced(torch.autocast, "__enter__", _enter_without_cache)
+    return replaced(torch.autocast, "__enter__", by=_enter_without_cache)
