@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 import hocket
 from tests.conformance.script import (
+    ALL,
     Script,
     batches,
     case,
     chain,
     mse,
     refused,
-    still_open,
 )
 
 
@@ -281,15 +281,7 @@ def sparse_input() -> Script:
 
 @case(
     "a nested (jagged) input",
-    {
-        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
-            "args[0] is a nested tensor"
-        ),
-        "compile": still_open(
-            "AttributeError: 'NestedIntNode' object has no attribute 'expr'",
-            error="AttributeError:",
-        ),
-    },
+    {ALL: refused("args[0] is a nested tensor")},
 )
 def nested_input() -> Script:
     """Samples of different lengths in one tensor."""

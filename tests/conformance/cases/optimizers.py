@@ -325,15 +325,7 @@ class Words(nn.Module):
         return self.bag(x)
 
 
-@case(
-    "sparse gradients of an embedding",
-    {
-        "compile": still_open(
-            "NotImplementedError: Cannot access storage of SparseTensorImpl",
-            error="NotImplementedError: Cannot access storage of SparseTensorImpl",
-        )
-    },
-)
+@case("sparse gradients of an embedding")
 def sparse_gradients() -> Script:
     """With plain SGD."""
     rng = torch.Generator().manual_seed(3)

@@ -10,6 +10,7 @@ eager mode, so that the same kernels compute the same bits.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import CaptureError
+from hocket.errors import CaptureError, HocketError
+from hocket.model.capture.source_line import source_line_of
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.outoforder.capture.lstm import RnnTracing
@@ -72,6 +74,29 @@ class WeightChangeError(CaptureError):
     """The model changes its weights or its batch in forward."""
 
 
+@contextmanager
+def _as_capture_errors() -> Iterator[None]:
+    """Raise what torch cannot trace as an error of ours, with the user's line."""
+    try:
+        yield
+    except HocketError:
+        raise
+    except CannotCompileError as error:
+        raise CaptureError(f"{error}, where a graph does the same each time") from error
+    except Exception as error:
+        kind, why = type(error).__name__, str(error).partition("\n")[0]
+        text = f"torch cannot trace it: {kind}: {why}"
+        if kind in {"DataDependentOutputException", "DynamicOutputShapeException"}:
+            text = (
+                f"the step's operators depend on the values of tensors ({error}), as "
+                "in `if x.sum() > 0` or `x[mask]`: a graph does the same for all "
+                "batches"
+            )
+        frames = traceback.extract_tb(error.__traceback__)
+        raise CaptureError(f"{text}\n{source_line_of(frames)}") from error
+
+
+@_as_capture_errors()
 def trace_step(
     model: nn.Module, loss: LossFunction, batch: Any, *, fuses_lstm: bool = False
 ) -> StepGraph:
@@ -86,7 +111,7 @@ def trace_step(
     Raises:
         CaptureError: the step's operators depend on values of tensors, the model
             changes its weights or attributes in forward, or draws random numbers in
-            backward.
+            backward; or torch cannot trace it.
         ModelError: the loss has an unknown form, or no weight wants a gradient.
     """
     mode = make_mode()
@@ -134,7 +159,7 @@ def trace_step(
     fakes = [_fake(mode, x) for x in (*tensors.values(), *(leaves[i] for i in places))]
     # An RNN lists its weights once more, which functional_call exchanges.
     watched = [x for x in model.modules() if not isinstance(x, nn.RNNBase)]
-    with _as_capture_errors(), check_traceable(watched):
+    with check_traceable(watched):
         with on_fakes(mode):
             total = with_state(fakes, lambda: forward(fakes))[TOTAL]
         if not total.requires_grad:
@@ -287,20 +312,3 @@ def _assignments(
         node.replace_all_uses_with(new)
         graph.erase_node(node)
     return assigned
-
-
-@contextmanager
-def _as_capture_errors() -> Iterator[None]:
-    """Raise torch's errors of tensors without values as ours."""
-    try:
-        yield
-    except CannotCompileError as error:
-        raise CaptureError(f"{error}, where a graph does the same each time") from error
-    except RuntimeError as error:
-        kind = type(error).__name__
-        if kind not in {"DataDependentOutputException", "DynamicOutputShapeException"}:
-            raise
-        raise CaptureError(
-            f"the step's operators depend on the values of tensors ({error}), as in "
-            "`if x.sum() > 0` or `x[mask]`: a graph does the same for all batches"
-        ) from error

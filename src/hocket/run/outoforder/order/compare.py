@@ -290,7 +290,8 @@ def _check_all(
         if value.is_floating_point() or value.is_complex():
             old = before.get(what, torch.zeros_like(value))
             share = _tolerance([value.dtype]) if tolerance is None else tolerance
-            moved = max(_most(x - old) for x in (value, actual[what]))
+            both = (_numbers(x) - _numbers(old) for x in (value, actual[what]))
+            moved = max(map(_most, both))
             rounding = _NUM_ROUNDINGS * torch.finfo(value.dtype).eps * _most(old)
             limit = share * max(moved, least) + rounding
         off = (_numbers(actual[what]) - _numbers(value)).abs()
