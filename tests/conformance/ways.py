@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import hocket
 from hocket.errors import HocketError
@@ -104,7 +105,8 @@ def _scripts(case: Case, way: str) -> tuple[Script, nn.Module, Script | None]:
     teacher.net = own_form(teacher.net).eval()
     with torch.no_grad():
         for p in teacher.net.parameters():
-            p.mul_(0.8)
+            if not is_lazy(p):
+                p.mul_(0.8)
     return script, net, teacher
 
 
@@ -142,11 +144,14 @@ def _run(case: Case, way: str, world: World | None) -> tuple[Trained, bool]:
 
 
 def _with_teacher(script: Script) -> Any:
+    """The loss of a script with a term for its teacher; declared as its own is."""
+
     def loss(output: Any, targets: Any, teachers: Any) -> Tensor:
         found = total_of(script.loss(output, targets))
         return found + apart(output, teachers["teacher"].own)
 
-    return loss
+    declared = isinstance(script.loss, hocket.PerMicrobatch)
+    return hocket.PerMicrobatch(loss) if declared else loss
 
 
 def _pipelined(

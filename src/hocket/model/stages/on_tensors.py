@@ -39,7 +39,7 @@ def on_tensors(
     model = live
     if model is None:
         keeps = is_outline and not captured.as_is
-        model = captured.model if keeps else copy.deepcopy(captured.model, copies)
+        model = captured.model if keeps else copied(captured.model, copies)
     changed = replace(state, tensors=new)
 
     modules = None if live is None else dict(live.named_modules())
@@ -48,7 +48,7 @@ def on_tensors(
         if path is not None and modules is not None:
             return modules.get(path)
         if isinstance(found, nn.Module):
-            return copy.deepcopy(found, copies)
+            return copied(found, copies)
         return copies.get(id(found), found)
 
     def moved(flow: TraceFlow) -> TraceFlow:
@@ -69,6 +69,20 @@ def on_tensors(
         training=moved(captured.training),
         evaluation=moved(captured.evaluation),
     )
+
+
+def copied(model: nn.Module, copies: dict[int, Any]) -> Any:
+    """Return a deep copy of a module, also of one that is pruned or keeps a graph.
+
+    Args:
+        model: the module.
+        copies: what takes the place of some objects, by identity; grows.
+    """
+    for module in model.modules():
+        for x in vars(module).values():
+            if isinstance(x, Tensor) and not x.is_leaf:
+                copies.setdefault(id(x), x.detach().clone())
+    return copy.deepcopy(model, copies)
 
 
 def on_meta(tensor: Tensor) -> Tensor:

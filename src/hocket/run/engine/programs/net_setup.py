@@ -118,7 +118,8 @@ def example_output(captured: Captured, *, training: bool) -> Any:
     args, kwargs = pytree.tree_unflatten(list(example.leaves), example.spec)
     with restored_model(captured, torch.device("cpu")), torch.no_grad():
         captured.model.train(training)
-        return captured.model(*args, **kwargs)
+        output = captured.model(*args, **kwargs)
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, output)
 
 
 class ParameterNames:
