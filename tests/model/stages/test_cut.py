@@ -139,7 +139,7 @@ def test_modules_that_begin_together_name_the_same_cut() -> None:
         (["vit.embeddings"], "the model begins with vit.embeddings"),
         (
             ["classifier", "vit.layers.0"],
-            "follow the order of the model, .* 5, 1",
+            "follow the order of the model, .* layer 5, and .* layer 1",
         ),
         (["vit.layers.0", "vit.layers.0.layernorm_before"], "each at another layer"),
     ],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import CaptureError
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.lost_in_graph import numbers_state
+from hocket.model.capture.sequential import hooks_of
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
@@ -149,7 +150,8 @@ class ModulesAsIs:
     """Puts the operator in place of modules while a model is exported once.
 
     Args:
-        closed: the paths of the modules that are run as they are.
+        closed: the paths of the modules that are run as they are; of the model itself,
+            the hooks alone are left out.
         runs: what the modules did with the example's samples, with equal ones, and
             with one more.
         example: what the runs are with, and the form of what it is exported with.
@@ -158,7 +160,7 @@ class ModulesAsIs:
         calls: the calls in the graph, by the operator's first argument.
         running: the keys of the calls that are running, outermost first.
         watched: all calls of modules, by key.
-        special: the calls whose own code does what calls in a graph do not.
+        special: what the own code of some calls does that calls in a graph do not.
         drawing: the calls that draw random numbers of Python or NumPy.
     """
 
@@ -172,7 +174,7 @@ class ModulesAsIs:
         self.calls: dict[str, OpaqueCall] = {}
         self.running: list[str] = []
         self.watched: dict[str, WatchedCall] = {}
-        self.special: set[str] = set()
+        self.special: dict[str, str] = {}
         self.drawing: set[str] = set()
         self._numbers = numbers_state()
         self._runs = runs
@@ -184,14 +186,17 @@ class ModulesAsIs:
 
     def put_in(self, model: nn.Module) -> None:
         """Change the model's modules, until their attributes are restored."""
-        model.register_forward_pre_hook(self._note_samples, with_kwargs=True)
         for path, module in model.named_modules():
+            # A call of the module calls its hooks; those of backwards do nothing here.
+            for hooks in hooks_of(module, forward=path in self.closed):
+                hooks.clear()
             module.register_forward_pre_hook(
                 self._beginning(path), prepend=True, with_kwargs=True
             )
             module.register_forward_hook(self._ended)
-            if path in self.closed:
+            if path and path in self.closed:
                 module.forward = self._opaque(path, module)
+        model.register_forward_pre_hook(self._note_samples, with_kwargs=True)
 
     def _note_samples(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         self._num_samples = pytree.tree_leaves((args, kwargs))[self._first_leaf].shape[
@@ -211,15 +216,16 @@ class ModulesAsIs:
 
         return begin
 
-    def note_special(self) -> None:
-        """Note that the code of the innermost module does what a graph loses."""
-        self.special.update(self.running[-1:])
+    def note_special(self, what: str) -> None:
+        """Note what the code of the innermost module does that a graph loses."""
+        self.special |= dict.fromkeys(self.running[-1:], what)
 
     def _note_drawing(self) -> None:
         """Note whether the code that has run since a module began or ended drew."""
         numbers = numbers_state()
         if numbers != self._numbers:
             self.drawing.update(self.running[-1:])
+            self.note_special("it draws random numbers of Python or NumPy")
             self._numbers = numbers
 
     def _ended(self, _: nn.Module, __: Any, out: Any) -> None:
@@ -308,14 +314,10 @@ def seen_calls(
     """
     equal = example.resized(1).resized(example.num_samples)
     first, second = (_run(model, x, state) for x in (example, equal))
-    try:
-        return (
-            first,
-            second,
-            _run(model, example.resized(example.num_samples + 1), state),
-        )
-    except Exception:
-        return first, second, first
+    with suppress(Exception):
+        more = example.resized(example.num_samples + 1)
+        return first, second, _run(model, more, state)
+    return first, second, first
 
 
 def _run(model: nn.Module, example: Example, state: State) -> SeenCalls:
@@ -343,10 +345,8 @@ def _run_once(
         return after
 
     args, kwargs = example.call()
-    with ExitStack() as stack:
-        stack.enter_context(preserve_attributes(model))
-        stack.enter_context(preserve_state(state))
-        stack.enter_context(torch.set_grad_enabled(records))
+    recording = torch.set_grad_enabled(records)
+    with preserve_attributes(model), preserve_state(state), recording:
         for path, module in model.named_modules():
             module.register_forward_hook(note(path), with_kwargs=True)
         model(*args, **kwargs)

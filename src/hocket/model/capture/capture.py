@@ -19,11 +19,12 @@ from hocket.model.capture.export import export
 from hocket.model.capture.lost_in_graph import LostInGraphError
 from hocket.model.capture.sequential import (
     has_hooks,
+    hooks_of,
     is_plain_sequential,
     open_structures,
     trace_sequential,
 )
-from hocket.model.capture.source_line import OTHER_WAY
+from hocket.model.capture.source_line import OTHER_WAY, place_of
 from hocket.model.capture.submodules import (
     check_open,
     closed_modules,
@@ -89,9 +90,11 @@ def capture(
                 found = _of_any(model, example, state, cut)
             case _:
                 assert_never(capture)
-        modules = model.named_modules()
-        found.as_is.update(path for path, module in modules if has_hooks(module))
-        found.as_is.update(found.training.trace.as_is, found.evaluation.trace.as_is)
+        for path, module in model.named_modules():
+            if hooks := [x for kind in hooks_of(module) for x in kind.values()]:
+                found.as_is[path] = f"it calls {', '.join(map(place_of, hooks))}"
+        found.as_is.update(found.evaluation.trace.as_is)
+        found.as_is.update(found.training.trace.as_is)
         return with_more_layers(found, cut)
 
 
@@ -133,16 +136,13 @@ def _of_submodules(
     model: nn.Module, example: Example, state: State, cut: Sequence[str]
 ) -> Captured:
     larger = example.resized(example.num_samples + 1)
-    with in_mode(model, training=True), preserve_state(state):
-        calls = watch_calls(model, example)
-    with in_mode(model, training=False), preserve_state(state):
-        calls_evaluating = watch_calls(model, example)
-    closed = closed_modules((calls, calls_evaluating), state)
+    calls = []
+    for mode in (True, False):
+        with in_mode(model, training=mode), preserve_state(state):
+            calls.append(watch_calls(model, example))
+    closed = closed_modules(calls, state)
     check_open(closed, cut)
-    training, evaluation = (
-        trace_submodules(call, closed, example, state)
-        for call in (calls, calls_evaluating)
-    )
+    training, evaluation = (trace_submodules(x, closed, example, state) for x in calls)
     with in_mode(model, training=False):
         seen_evaluating = _watch(model, evaluation, example)
     fixed = ""
@@ -173,7 +173,9 @@ def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
         try:
             return _with_modules_as_is(model, example, state, closed)
         except _StoppedInModuleError as error:
-            if not error.path or isinstance(error.why, LostInGraphError):
+            is_hooked = not error.path and "" not in closed and has_hooks(model)
+            is_lost = isinstance(error.why, LostInGraphError)
+            if is_lost or not (error.path or is_hooked):
                 raise error.why from error
             closed |= _modules_like(model, error.path)
 
@@ -194,9 +196,9 @@ class _StoppedInModuleError(Exception):
 
 
 def _modules_like(model: nn.Module, path: str) -> frozenset[str]:
-    """Return the modules of the same class; only itself if the class is torch's."""
+    """Return the modules of its class; only itself if it is torch's, or the model."""
     kind = type(model.get_submodule(path))
-    if kind.__module__.startswith("torch."):
+    if not path or kind.__module__.startswith("torch."):
         return frozenset({path})
     modules = model.named_modules()
     return frozenset(other for other, x in modules if type(x) is kind)

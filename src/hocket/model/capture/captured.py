@@ -62,8 +62,8 @@ class Captured:
         values: the tensors that cross any admissible cut, by the call that makes each.
         fixed_batch: why only the example's number of samples works; empty if any does.
         trained: the parameters that wanted a gradient.
-        as_is: the paths of modules that run as they are in stages that have all of
-            them, in place of their captured calls; may grow.
+        as_is: the modules that run as they are in stages that have all of them, in
+            place of their captured calls: by path, why; may grow.
         beside: modules that are called on the outputs, by the name that comes before
             theirs in the state: what belongs to a loss.
     """
@@ -81,7 +81,7 @@ class Captured:
     values: Mapping[fx.Node, SentTensor]
     fixed_batch: str
     trained: frozenset[str]
-    as_is: set[str] = field(default_factory=set)
+    as_is: dict[str, str] = field(default_factory=dict)
     beside: Mapping[str, nn.Module] = field(default_factory=dict)
 
     @property

@@ -121,10 +121,7 @@ class _Conversion:
             self.program.call_spec.out_spec,
             frozenset(self.data_sized & alive),
             _spans(self.program, self.as_is.watched, self.new, alive),
-            frozenset(
-                key.partition("@")[0]
-                for key in (*self.as_is.special, *self.as_is.drawing)
-            ),
+            {key.partition("@")[0]: x for key, x in self.as_is.special.items()},
             frozenset(self.as_is.drawing),
         )
 

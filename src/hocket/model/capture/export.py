@@ -83,9 +83,9 @@ def export(
         preserve_numbers(),
         hooks_noted(as_is.note_special),
     ):
-        model.register_forward_hook(lambda *_: changed.extend(notes.changed()))
         model.forward = call
         as_is.put_in(model)
+        model.register_forward_hook(lambda *_: changed.extend(notes.changed()))
         try:
             dynamic = shapes.dynamic_shapes(model, args, kwargs)
             program = torch.export.export(
@@ -98,7 +98,9 @@ def export(
     _check_attributes(state, [str(warning.message) for warning in warned])
     if changed:
         names = check_keeps_no_state(model, given, list(dict.fromkeys(changed)))
-        as_is.special.update(name.rpartition(".")[0] for name in names)
+        as_is.special |= {
+            name.rpartition(".")[0]: f"each forward changes {name}" for name in names
+        }
     if any_batch:
         _check_open(program, example)
     return program

@@ -18,8 +18,9 @@ Only a model whose forward changes its attributes is looked at, by two forwards.
 from __future__ import annotations
 
 import random
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -31,10 +32,12 @@ from hocket.model.capture.attribute_writes import (
     AttributeSnapshot,
     preserve_attributes,
 )
+from hocket.model.capture.source_line import source_line_of
 from hocket.model.trace.are_close import are_close
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.replaced import replaced
 from hocket.model.trace.state import State
 
 _HOOKS: Final = ("register_hook", "retain_grad", "register_post_accumulate_grad_hook")
@@ -63,28 +66,18 @@ def preserve_numbers() -> Iterator[None]:
         restore_numbers(state)
 
 
-@contextmanager
-def hooks_noted(note: Callable[[], None]) -> Iterator[None]:
-    """Call a function whenever a hook is put on a tensor, while the block runs."""
-    own = {name: vars(Tensor).get(name) for name in _HOOKS}
+def hooks_noted(note: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Call a function whenever a hook is put on a tensor; it gets the user's line."""
 
     def noting(hook: Callable[..., Any]) -> Callable[..., Any]:
         def noted(tensor: Tensor, *args: Any) -> Any:
-            note()
+            line = source_line_of(traceback.extract_stack()).strip()
+            note(f"its forward calls {hook.__name__} {line}")
             return hook(tensor, *args)
 
         return noted
 
-    for name in _HOOKS:
-        setattr(Tensor, name, noting(getattr(Tensor, name)))
-    try:
-        yield
-    finally:
-        for name, hook in own.items():
-            if hook is None:
-                delattr(Tensor, name)
-            else:
-                setattr(Tensor, name, hook)
+    return replaced(Tensor, *_HOOKS, by=noting)
 
 
 class LostInGraphError(CaptureError):

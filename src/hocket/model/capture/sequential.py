@@ -25,13 +25,13 @@ def is_plain_sequential(model: nn.Module) -> bool:
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a module has forward or backward hooks."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(hooks)
+    return any(hooks_of(module))
+
+
+def hooks_of(module: nn.Module, *, forward: bool = True) -> list[dict[int, Any]]:
+    """Return where a module keeps its backward hooks, and its forward hooks."""
+    found = [module._backward_hooks, module._backward_pre_hooks]
+    return found + [module._forward_hooks, module._forward_pre_hooks] * forward
 
 
 def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Trace:

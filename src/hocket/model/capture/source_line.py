@@ -6,7 +6,7 @@ import linecache
 import os
 import traceback
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -18,7 +18,14 @@ OTHER_WAY: Final = (
     "nn.Sequential of the model's submodules, which are then run as they are."
 )
 _TORCH_FOLDER: Final = f"{Path(torch.__file__).parent}{os.sep}"
-_HOCKET_FOLDER: Final = f"{Path(__file__).parent.parent}{os.sep}"
+_HOCKET_FOLDER: Final = f"{Path(__file__).parents[2]}{os.sep}"
+
+
+def place_of(function: Any) -> str:
+    """Return a function's name, and the line of the file in which it is written."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
 def source_line_of(frames: traceback.StackSummary) -> str:

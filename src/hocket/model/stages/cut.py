@@ -120,7 +120,7 @@ def check_as_is(
                 or flow.trace.runs_as_is(key)
                 or _does_nothing(captured, flow, span)
             ):
-                raise AsIsError(span.path, len(pairs))
+                raise AsIsError(span.path, captured.as_is[span.path], len(pairs))
 
 
 class AsIsError(ModelError):
@@ -128,26 +128,28 @@ class AsIsError(ModelError):
 
     Args:
         path: the module's path in the model.
+        why: why it must run as it is.
         num_stages: the number of stages.
     """
 
-    def __init__(self, path: str, num_stages: int) -> None:
-        self.path = path
+    def __init__(self, path: str, why: str, num_stages: int) -> None:
         what = f"the module {path}" if path else "the model's own forward"
         super().__init__(
             f"{what} is cut apart between {num_stages} stages, or its arguments are "
-            "not known, and it must run as it is: a hook, its own attributes or random "
-            "numbers of Python are otherwise lost. Cut elsewhere (cut=[...], or fewer "
-            "stages), or move what is special about it into a submodule"
+            f"not known, and it must run as it is: {why}. Cut elsewhere (cut=[...], or "
+            "fewer stages), or move what is special about it into a submodule"
         )
 
 
 def _does_nothing(captured: Captured, flow: TraceFlow, span: CallSpan) -> bool:
-    """Return whether a module of torch's returns its argument, whatever it holds."""
-    module = captured.model.get_submodule(span.path)
+    """Return whether a module returns its argument, and does nothing else."""
+    module, path = captured.model.get_submodule(span.path), span.path
     is_identity = set(span.out.values()) <= set(span.given)
-    is_known = type(module).__module__.startswith("torch.nn.modules.")
-    return is_identity and is_known and not has_hooks(module)
+    is_torchs = type(module).__module__.startswith("torch.nn.modules.")
+    # What it does in training alone; not what has changed since it was captured.
+    why = captured.as_is[path], captured.training.trace.as_is.get(path)
+    is_training = why[0] == why[1] and path not in flow.trace.as_is
+    return is_identity and (is_torchs or is_training) and not has_hooks(module)
 
 
 def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int, ...]:
@@ -170,11 +172,18 @@ def boundaries_from_names(captured: Captured, names: Sequence[str]) -> tuple[int
         if name not in cuts:
             raise ModelError(_unknown(captured, name, known, list(cuts)))
         found.append(cuts[name])
-    if sorted(set(found)) != found:
-        raise ModelError(
-            f"cut points must follow the order of the model, each at another layer: "
-            f"{', '.join(names)} are the layers {', '.join(map(str, found))}"
-        )
+    for (a, first), (b, second) in pairwise(zip(names, found, strict=True)):
+        if first >= second:
+            why = (
+                ": what is between them runs in training alone, or in evaluation, or "
+                "gives no tensor of a known shape; name other modules (cut=[...], or "
+                'layers="..." of freeze=)'
+            )
+            raise ModelError(
+                "cut points must follow the order of the model, each at another layer: "
+                f"{a} is the layer {first}, and {b} is the layer {second}"
+                f"{why if first == second else ''}"
+            )
     return tuple(found)
 
 

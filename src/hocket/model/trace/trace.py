@@ -64,7 +64,8 @@ class Trace:
         data_sized: the calls that return tensors whose shapes depend on the data.
         spans: the calls of modules that could run as they are in place of their inside,
             by key, in the order in which they begin.
-        as_is: the paths of modules whose own code does what calls in a graph do not.
+        as_is: the modules whose own code does what calls in a graph do not: by path,
+            what that is.
         drawing: the calls, by key, that draw random numbers of Python or NumPy.
     """
 
@@ -77,7 +78,7 @@ class Trace:
     out_spec: pytree.TreeSpec
     data_sized: frozenset[fx.Node] = frozenset()
     spans: Mapping[str, CallSpan] = field(default_factory=dict)
-    as_is: frozenset[str] = frozenset()
+    as_is: Mapping[str, str] = field(default_factory=dict)
     drawing: frozenset[str] = frozenset()
 
     @property

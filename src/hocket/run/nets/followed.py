@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from typing import Final
 from weakref import ref
@@ -28,7 +27,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, with_module, with_starts
 from hocket.model.guards.guards import Guards, ModelChange
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
-from hocket.model.stages.on_tensors import on_meta, on_tensors
+from hocket.model.stages.on_tensors import copied, on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
 from hocket.model.trace.state import State
@@ -64,7 +63,7 @@ class FollowedNet:
     ) -> None:
         self.digest = 0
         self._trains = trains
-        self._noted: dict[str, ModelChange] = {}  # and not followed yet
+        self._noted: dict[object, ModelChange] = {}  # and not followed yet
         self._num_unchanged = 0
         self._model = ref(captured.model)
         self._guards = Guards(captured.model)
@@ -112,11 +111,13 @@ class FollowedNet:
             if not (is_read_live or (change.is_mode and cannot is CACHED)):
                 raise _refused(change, step, cannot)
         for change in changes:
-            known = self._noted.get(change.name)
+            # A parameter may become an attribute of the same name.
+            key = change.name, change.kind
+            known = self._noted.get(key)
             before = change.before if known is None else known.before
-            self._noted[change.name] = replace(change, before=before)
+            self._noted[key] = replace(change, before=before)
             if change.is_mode and before == change.now:
-                del self._noted[change.name]
+                del self._noted[key]
 
     def follow(
         self,
@@ -142,9 +143,9 @@ class FollowedNet:
         if not changes:
             return
         known = self._captured.as_is
-        before, split = frozenset(known), list[ModelChange]()
+        before, split = set(known), list[ModelChange]()
         for change in changes:
-            del self._noted[change.name]
+            del self._noted[change.name, change.kind]
             if change.is_mode and not self._trains:
                 continue
             if not change.is_outside:  # which may well differ by rank
@@ -153,7 +154,7 @@ class FollowedNet:
                 split.append(change)
         if split:
             self._capture_again(split, step)
-        if split or known - before:
+        if split or known.keys() - before:
             self._cut_again(runners)
 
     def _runs_as_is(
@@ -170,7 +171,7 @@ class FollowedNet:
         if change.kind in ("parameter", "buffer") or self._set_number(change, runners):
             return True
         captured, model = self._captured, self._model()
-        wanted = captured.as_is | change.owners
+        wanted = captured.as_is | dict.fromkeys(change.owners, str(change))
         try:
             if model is not None:
                 check_as_is(
@@ -240,7 +241,7 @@ class FollowedNet:
         if not model.training:  # a capture would be of its training mode
             return None
         tensors = State.of(model).tensors
-        copy = deepcopy(model, {id(x): on_meta(x) for x in tensors.values()})
+        copy = copied(model, {id(x): on_meta(x) for x in tensors.values()})
         for name in numbers:
             path, _, attribute = name.rpartition(".")
             part = copy.get_submodule(path)
@@ -280,9 +281,9 @@ class FollowedNet:
             raise _refused(
                 change,
                 step,
-                "the pipeline's optimizer and checkpoints do not know the new one: "
-                "copy its values in place (`with torch.no_grad(): old.copy_(new)`), or "
-                "make a new pipeline",
+                "the pipeline's optimizer and checkpoints are made for what was there: "
+                "change its values in place (`with torch.no_grad(): old.copy_(new)`), "
+                "or make a new pipeline",
             )
         for runner in self._own(runners).values():
             parts = dict(runner.module.named_modules())
