@@ -68,7 +68,7 @@ def play_captured_steps(
     Raises:
         HocketError: see `CapturedStepPlayer`.
     """
-    (example,) = (part.on(executor.device) for part in config.microbatches())
+    (example,) = config.microbatches()
     player = CapturedStepPlayer(
         executor,
         captured,

@@ -33,6 +33,7 @@ from hocket.run.assembly import assemble
 from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.store.poll import poll
+from hocket.run.data.batch import on_device
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
@@ -80,6 +81,7 @@ class StagedRun(WorkerRun, ABC):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             config.refuse_meta()
+            example = on_device(config.example, world.device)
             layout = self._layout = make_layout(world, config.num_replicas)
             with StartupReporter(
                 config.progress,
@@ -88,7 +90,7 @@ class StagedRun(WorkerRun, ABC):
                 every_s=startup.EVERY_S,
             ) as reporter:
                 plan, executor, self._freezing, self._followed = assemble(
-                    replace(config, progress=reporter),
+                    replace(config, progress=reporter, example=example),
                     world,
                     layout,
                     recorder,

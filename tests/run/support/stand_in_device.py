@@ -30,6 +30,7 @@ import torch
 import torch._dynamo.device_interface  # it makes subclasses of torch.Event
 import torch._inductor.utils
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
@@ -69,7 +70,12 @@ class StandInTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # it is a classmethod
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Compute an op."""
+        """Compute an op; beside tensors without values, only its shapes."""
+        if FakeTensor in types:
+            leaves = pytree.tree_leaves((args, kwargs))
+            fake = next(x.fake_mode for x in leaves if isinstance(x, FakeTensor))
+            args, kwargs = pytree.tree_map_only(cls, fake.from_tensor, (args, kwargs))
+            return func(*args, **(kwargs or {}))
         return _run(func, args, kwargs or {})
 
     @property
@@ -81,6 +87,16 @@ class StandInTensor(Tensor):
     def data(self, other: Any) -> None:
         assert other.raw.stride() == self.raw.stride()
         self.raw = other.raw
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Copy it, as `copy.deepcopy` does; a parameter stays one."""
+        if id(self) not in memo:
+            made = self.detach().clone()
+            is_parameter = isinstance(self, torch.nn.Parameter)
+            made = torch.nn.Parameter(made) if is_parameter else made
+            memo[id(self)] = made.requires_grad_(self.requires_grad)
+        copied: Tensor = memo[id(self)]
+        return copied
 
     def untyped_storage(self) -> Any:
         """Its memory."""
@@ -104,6 +120,9 @@ def register(seed: int = 0) -> torch.device:
     """
     STREAM.random.seed(seed)
     backend_registration._setup_privateuseone_for_python_backend(NAME)
+    module: Any = torch.get_device_module(NAME)
+    module.get_rng_state = lambda device=None: torch.get_rng_state()
+    module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     library = torch.library.Library("_", "IMPL")
     library.fallback(_factory, "PrivateUse1")
     STREAM.library = library
@@ -149,6 +168,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func is _aten._local_scalar_dense.default:
         STREAM.wait("item")
         return func(_to_raw(args[0]))
+    is_pinned = kwargs.pop("pin_memory", False)
     flat, spec = pytree.tree_flatten((args, kwargs))
     device = kwargs.get("device")
     is_elsewhere = device is not None and not _is_standin(device)
@@ -160,6 +180,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if own and not _is_view(func):
         STREAM.finish(STREAM.num_submitted)
     found = call.run()
+    if is_pinned:
+        STREAM.pinned.add(found.untyped_storage().data_ptr())
     return found if is_elsewhere or not (own or device) else call.wrapped(found)
 
 

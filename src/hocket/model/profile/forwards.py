@@ -38,7 +38,7 @@ def profile_forwards(
 
     Args:
         captured: the model.
-        leaves: one microbatch, flattened as `(args, kwargs)`.
+        leaves: one microbatch on the device, flattened as `(args, kwargs)`.
         device: the device to run on.
         training: whether its modules run in training mode.
 
@@ -48,7 +48,6 @@ def profile_forwards(
     Raises:
         torch.OutOfMemoryError: a layer does not fit by itself.
     """
-    inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
     pieces = cut(captured, range(1, len(captured.layers)))
     budget_s = _BUDGET_S / len(pieces)
     clock = clock_of(device)
@@ -59,7 +58,7 @@ def profile_forwards(
         received: Sequence[Tensor] = ()
         for piece in pieces:
             piece.to(device).train(training)
-            own = [*received, *(inputs[i] for i in piece.batch_inputs)]
+            own = [*received, *(leaves[i] for i in piece.batch_inputs)]
             until_s, num = perf_counter() + budget_s, 0
             columns.append([])
             while num < 1 or (

@@ -76,7 +76,7 @@ def profile(
 
     Args:
         captured: the model.
-        leaves: one microbatch, flattened as `(args, kwargs)`.
+        leaves: one microbatch on the device, flattened as `(args, kwargs)`.
         device: the device to run on.
         make_splitter: makes the splitter of a piece, as in training.
         finish: makes a scalar of the model's output (the loss), which then counts as
@@ -90,8 +90,7 @@ def profile(
     Raises:
         torch.OutOfMemoryError: a layer does not fit by itself.
     """
-    inputs = [x.to(device) if isinstance(x, Tensor) else x for x in leaves]
-    given = Given(inputs, sum_of_outputs if finish is None else finish)
+    given = Given(leaves, sum_of_outputs if finish is None else finish)
     layers: list[LayerProfile] = []
     most_layers = num_layers = len(captured.layers)
     while len(layers) < num_layers:

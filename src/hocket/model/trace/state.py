@@ -93,6 +93,13 @@ def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {k: state.tensors[first] for k, first in found if k in state.persistent}
 
 
+def home_of(model: nn.Module) -> torch.device | None:
+    """Return the device of a model's tensors; None if there are none or several."""
+    tensors = (*model.parameters(), *model.buffers())
+    homes = {x.device for x in tensors if x.dim()}  # numbers may be anywhere
+    return homes.pop() if len(homes) == 1 else None
+
+
 def overwrite(tensor: Tensor, value: Tensor) -> None:
     """Write a value in place; of an expanded tensor, each element once."""
     target = tensor.detach()

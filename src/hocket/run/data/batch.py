@@ -34,6 +34,7 @@ from hocket.model.trace.per_sample import (
     tensors_in,
     unshared,
 )
+from hocket.model.trace.state import home_of
 from hocket.run.data.cut_checks import refuse_shared, refuse_unclear, rows_fault
 from hocket.run.data.reads import PartBatch, even_sizes
 
@@ -95,15 +96,18 @@ def on_device(values: Any, device: torch.device) -> Any:
     if isinstance(values, PartBatch):  # its loader has moved them
         return values
     values = opened(values)
-    if all(tensor.device == device for tensor in tensors_in(values)):
+    tensors = tensors_in(values)
+    if all(tensor.device == device for tensor in tensors):
         return values
-    for path, leaf in pytree.tree_flatten_with_path(values)[0]:
-        if any(tensor.is_meta for tensor in tensors_in(leaf)):
-            raise DataError(
-                f"batch{pytree.keystr(path)} is on the meta device, which has shapes "
-                f"and no values: give a tensor with values, on the CPU or on {device}"
-            )
-    move = partial(Tensor.to, device=device, non_blocking=True)
+    if any(tensor.is_meta for tensor in tensors):
+        named = pytree.tree_flatten_with_path(values)[0]
+        path = next(p for p, leaf in named if any(x.is_meta for x in tensors_in(leaf)))
+        raise DataError(
+            f"batch{pytree.keystr(path)} is on the meta device, which has shapes "
+            f"and no values: give a tensor with values, on the CPU or on {device}"
+        )
+    waits = device.type == "cpu"  # else what the host reads may not be there yet
+    move = partial(Tensor.to, device=device, non_blocking=not waits)
     return pytree.tree_map(partial(map_tensors, function=move), values)
 
 
@@ -148,7 +152,7 @@ def to_capture(
     sizes_of: Callable[[int], Sequence[int]] | None = None,
     others: Sequence[Any] = (),
 ) -> tuple[Microbatch, tuple[Any, ...], dict[str, Any]]:
-    """Cut an example, and return the arguments to capture a model with.
+    """Cut an example, and return the arguments to capture a model with, where it is.
 
     Args:
         model: the model.
@@ -164,6 +168,9 @@ def to_capture(
         DataError: see `split_batch`; or all samples share an argument that would be
             cut.
     """
+    home = home_of(model)
+    if home is not None and home.type != "meta":
+        batch, others = on_device((batch, others), home)
     part, *_ = split_batch(batch, num_parts, sizes_of=sizes_of)
     args, kwargs = call_arguments(batch[0])
     if num_parts > 1 and not others:

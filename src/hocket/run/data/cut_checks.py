@@ -81,7 +81,7 @@ def refuse_shared(
 
     Args:
         model: the model, which stays as it is.
-        args: the positional arguments, of a whole batch.
+        args: the positional arguments, of a whole batch, where the model is.
         kwargs: the keyword arguments.
 
     Raises:
@@ -97,8 +97,7 @@ def refuse_shared(
     may_be = len(cut) > 1 and example.num_samples in lengths - {1}
     if not may_be or any(tensor.is_meta for tensor in everything):
         return
-    device = next(iter(state.tensors.values()), leaves[cut[0]]).device
-    example = example.mapped(lambda x: x.detach().to(device))
+    example = example.mapped(Tensor.detach)
     with (
         in_mode(model, training=False),
         preserve_state(state),

@@ -23,8 +23,7 @@ from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.backward import run_backward
-from hocket.run.stage.compiled.function import uncompiled
-from hocket.run.stage.compiled.splitter import make_splitter
+from hocket.run.stage.compiled.function import make_splitter, uncompiled
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer

@@ -23,7 +23,7 @@ from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
-from hocket.run.data.batch import call_arguments, count_samples
+from hocket.run.data.batch import to_capture
 from hocket.run.data.cut_checks import refuse_shared
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
@@ -103,13 +103,13 @@ def plan(config: _Arguments) -> Ranking:
     else:
         usable_bytes = device.usable_bytes
     cluster = config.cluster(catalogue, device, usable_bytes)
-    args, kwargs = call_arguments(config.batch[0])
-    num_samples = count_samples(config.batch)
+    part, args, kwargs = to_capture(config.model, config.batch, 1)
     refuse_shared(config.model, args, kwargs)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
     states = settings.state_bytes(captured.state.trained)
+    num_samples = part.num_samples
     size = num_samples if config.batch_size is None else config.batch_size
-    loss, targets = config.loss, config.batch[1]
+    loss, targets = config.loss, part.targets
     if device is not None:
         counted = None if config.teachers else loss
         finish = None if counted is None else _finish(counted, targets, num_samples)
@@ -150,8 +150,8 @@ def _teacher_jobs(
     batch_size: int,
 ) -> Iterator[tuple[str, TeacherJob]]:
     """Yield each teacher's name, and what is to be planned of it and the student."""
-    args, kwargs = call_arguments(config.batch[0])
     for name, teacher in config.teachers.items():
+        _, args, kwargs = to_capture(teacher.net, config.batch, 1)
         captured = capture(teacher.net, args, kwargs)
         costs = counted_work(captured, device, {}, precision=precision)
         delay = (teacher.delay or 0) if teacher.moves else None

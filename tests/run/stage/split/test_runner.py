@@ -16,7 +16,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.run.data.batch import Microbatch, split_batch
-from hocket.run.stage.compiled.splitter import make_splitter
+from hocket.run.stage.compiled.function import make_splitter
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.split.by_layers import ByLayers

@@ -24,7 +24,6 @@ Other sizes (a smaller last microbatch) run uncompiled.
     trial.py        run them once and compare
     function.py     replaces a stage's code, as one node of autograd's graph
     remainder.py    W, with the values that I holds for it
-    splitter.py     splits a compiled stage's backwards, and chooses a stage's splitter
     (run/tune/compile_stages.py compiles all of a worker's stages)
 
 Imports `run.stage` and what is before it. Begin with `capture.py`.

@@ -96,7 +96,7 @@ def joint_order(
         )
         for name, teacher in config.teachers.items()
     ]
-    microbatch = config.microbatches()[0].on(world.device)
+    microbatch = config.microbatches()[0]
     batch_size = count_samples(config.example)
     outputs = [
         known.output_for_loss(microbatch, batch_size, over_batch=config.whole_batch)
@@ -127,11 +127,11 @@ def _known(
 ) -> KnownTeacher:
     """Capture a teacher, run it on the example, and profile its forwards."""
     num_microbatches = teacher.num_microbatches or config.num_microbatches
+    if world.device.type != "cpu":
+        teacher.net.cpu()  # each worker moves its own stages to its device
     microbatch, args, kwargs = to_capture(
         teacher.net, config.example, num_microbatches * config.num_replicas
     )
-    if world.device.type != "cpu":
-        teacher.net.cpu()  # each worker moves its own stages to its device
     names = {path for path, _ in teacher.net.named_modules()}
     cut_at = config.cut if teacher.moves else teacher.cut
     # The student may have modules that the teacher lacks, such as a predictor.
