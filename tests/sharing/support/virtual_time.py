@@ -15,6 +15,10 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+import torch
+
+from hocket.sharing.running import memory_log
+from hocket.sharing.running.memory_log import StorageLog
 
 JOB: Final = "hocket job"  # how names of their threads begin
 TICK_S: Final = 0.01  # real seconds, for jobs that have ended
@@ -32,13 +36,15 @@ class VirtualTime:
     def __init__(self) -> None:
         self._main = threading.get_ident()
         self._now_s = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # freed storages ask for the time
         self.changed = threading.Event()
         self._asleep: dict[int, tuple[float, Callable[[], None]]] = {}
 
     def perf_counter(self) -> float:
-        """Return the seconds that have passed."""
-        return self._now_s
+        """Return the seconds that have passed; no two moments are the same."""
+        with self._lock:
+            self._now_s += 1e-9
+            return self._now_s
 
     def sleep_until(self, end_s: float) -> None:
         """Let this thread sleep."""
@@ -61,10 +67,12 @@ class VirtualTime:
         """Wake the first one, if all sleep."""
         with self._lock:
             threads = threading.enumerate()
-            jobs = {x.ident or 0 for x in threads if x.name.startswith(JOB)}
-            if not jobs or not self._asleep.keys() >= jobs | {self._main}:
+            jobs = {x.ident or 0: x.name for x in threads if x.name.startswith(JOB)}
+            if not jobs or not self._asleep.keys() >= jobs.keys() | {self._main}:
                 return
-            first = min(jobs, key=lambda ident: self._asleep[ident][0])
+            first = min(jobs, key=lambda x: (self._asleep[x][0], jobs[x]))
+            if self._asleep[first][0] == inf:
+                return
             end_s, wake = self._asleep.pop(first)
             self._now_s = max(self._now_s, end_s)
         wake()
@@ -103,6 +111,11 @@ def door_type(clock: VirtualTime) -> type[threading.Condition]:
     return Door
 
 
+def storage_log(*, is_cuda: bool) -> StorageLog:
+    """Return a log that reads the clock."""
+    return StorageLog(torch.device("cuda" if is_cuda else "cpu"))
+
+
 @contextmanager
 def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let jobs of one process share a device in virtual time."""
@@ -117,6 +130,8 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in CLOCKS:
         monkeypatch.setattr(f"{module}.perf_counter", clock.perf_counter)
     monkeypatch.setattr(f"{CLOCKS[-1]}.sleep_until", clock.sleep_until)
+    # torch's profiler would stamp allocations with the time that really passes.
+    monkeypatch.setattr(memory_log, "_ProfilerLog", storage_log)
     made: Any = SimpleNamespace(**{**vars(threading), "Condition": door_type(clock)})
     monkeypatch.setattr(f"{GATE}.threading", made)
     ticker = threading.Thread(target=run, daemon=True)
