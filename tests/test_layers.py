@@ -200,3 +200,26 @@ def test_sees_what_it_looks_for() -> None:
         "import torch, hocket\n"
     )
     assert rooms_imported(source) == {"run", "draw", "core", "cli", ""}
+
+
+# What sends, receives, or brings all workers together; a store does not.
+BETWEEN_WORKERS: Final = re.compile(
+    r"isend|irecv|send|recv|send_object.*|recv_object.*|batch_isend_irecv|barrier"
+    r"|broadcast.*|scatter.*|(all_)?(reduce|gather|to_all).*|reduce_scatter.*"
+)
+
+
+def test_only_comm_and_cluster_talk_to_other_workers() -> None:
+    """They stage what the backend cannot carry: gloo sends no tensor of a GPU."""
+    places = [SOURCE / "run" / "comm", SOURCE / "run" / "cluster"]
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno} {node.attr}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if not any(path.is_relative_to(place) for place in places)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+        if ast.unparse(node.value) in ("dist", "torch.distributed")
+        if BETWEEN_WORKERS.fullmatch(node.attr)
+    ]
+
+    assert not found

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import StageModule, boundaries_from_names
-from hocket.run.cluster.world import join_world
+from hocket.run.cluster.world import World, join_world
+from hocket.run.comm.bundles import Bundle
 from hocket.run.data.batch import Microbatch, split_batch
-from hocket.run.nets.moves import holders_of, plan_moves
+from hocket.run.nets.moves import holders_of, plan_moves, transfer
 from hocket.run.nets.net import NetOnWorker
-from hocket.run.nets.transfer import Bundle, transfer
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.migration import (
     CommonState,
@@ -85,7 +85,8 @@ def train_cut_again(cuts: Sequence[str], how: Any) -> dict[str, Any]:
         The state of this worker's stage, as lists; and how many tensors came here.
     """
     torch.set_num_threads(1)
-    rank = join_world().rank
+    world = join_world()
+    rank = world.rank
     data = make_batches()
     parts = split_batch(data[0], NUM_MICROBATCHES)
     captured = capture(make_model(), parts[0].leaves, capture=how, cut=cuts)
@@ -98,7 +99,7 @@ def train_cut_again(cuts: Sequence[str], how: Any) -> dict[str, Any]:
             updater = Updater(dict(stage.named_parameters()), SETTINGS)
         else:
             before = boundaries_from_names(net.outline, [cuts[number - 1]])
-            stage, updater, came = _cut_again(net, before, boundaries, rank, updater)
+            stage, updater, came = _cut_again(net, before, boundaries, world, updater)
             num_received += came
         for step in range(number * SPLIT, (number + 1) * SPLIT):
             _step(stage, split_batch(data[step], NUM_MICROBATCHES), step, rank)
@@ -111,7 +112,7 @@ def _cut_again(
     net: NetOnWorker,
     before: Sequence[int],
     after: Sequence[int],
-    rank: int,
+    world: World,
     updater: Updater,
 ) -> tuple[StageModule, Updater, int]:
     """Move what the other worker needs, and go on with other stages."""
@@ -126,10 +127,10 @@ def _cut_again(
         own = updater if name in updater.parameters else None
         return bundle_of(name, here[name], own)
 
-    came = transfer(moves, rank, bundle, CPU)
+    came = transfer(moves, bundle, world)
     received = {name: tensor_in(x) for (_, name), x in came.items()}
     kept = {name: bundle("", name) for name in here}
-    stage = net.cut(after, here=[rank], received=received)[rank]
+    stage = net.cut(after, here=[world.rank], received=received)[world.rank]
     new = Updater(dict(stage.named_parameters()), SETTINGS)
     bundles = kept | {name: x for (_, name), x in came.items()}
     restore_updater(new, bundles, CommonState.of([updater]))

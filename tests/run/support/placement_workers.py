@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import hocket
+from hocket.freeze.plasticity import Plasticity
 from hocket.run.cluster.world import World, join_world
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.outoforder import compile_step
@@ -165,9 +166,8 @@ def frozen(places: Places, cache: hocket.Cache | None = None, **more: Any) -> Fo
         model=make_chain(),
         example=places.put(loader.example(), places.batch),
         num_microbatches=4,
-        freeze=OneMore(every_steps=2),
         cache=cache,
-        **{"shapes": {}, **more},
+        **{"shapes": {}, "freeze": OneMore(every_steps=2), **more},
     ) as pipeline:
         for _ in range(3):
             given = places.put([*loader], places.batch) if cache is None else loader
@@ -182,6 +182,34 @@ def cached(places: Places) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         cache = hocket.Cache(Path(folder), ram_bytes=1 << 20, disk_bytes=1 << 20)
         return frozen(places, cache)
+
+
+def recut(places: Places) -> Found:
+    """Freeze layers on two workers: layers go between them, then they are replicas."""
+    return frozen(places, shapes={2: (1, 2)})
+
+
+def by_activations(places: Places) -> Found:
+    """Freeze by how activations change, which go from worker to worker."""
+    policy = Plasticity(window=2, patience=1, tolerance=9.0, every_steps=2)
+    return frozen(places, freeze=policy)
+
+
+def filled(places: Places) -> Found:
+    """Fill two workers' waits with forwards of another net; they change nothing."""
+    rows: list[int] = []
+    torch.manual_seed(7)
+    net = places.put(nn.Linear(6, 2).double().eval(), places.other)
+    samples = places.put(make_batches(1)[0][0], places.batch)
+
+    def take(done: range, output: Tensor) -> None:
+        assert output.shape == (len(done), 2)
+        rows.extend(done)
+
+    fill = hocket.Fill(net, samples, take, max_slowdown=1.0)
+    with places.pipeline(fill=fill, num_microbatches=4) as pipeline:
+        losses = [x.loss for x in pipeline.train(places.batches(4))]
+        return {"losses": losses, **pipeline.state_dict()}
 
 
 def planned(places: Places) -> Found:
@@ -228,6 +256,9 @@ ENTRIES: Final[dict[str, Callable[[Places], Found]]] = {
     "save": saved,
     "freeze": frozen,
     "cache": cached,
+    "recut": recut,
+    "activations": by_activations,
+    "fill": filled,
     "plan": planned,
     "compile_step": compiled,
     "waves": waves,
@@ -248,7 +279,7 @@ def lanes_of(
     return lanes
 
 
-def run_cells(asked: Sequence[str]) -> dict[str, float | str]:
+def run_cells(*asked: str) -> dict[str, float | str]:
     """Run cells on the device and once on the CPU; the differences, or the errors."""
     device = register()
     torch.set_num_threads(1)

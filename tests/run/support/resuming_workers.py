@@ -16,7 +16,7 @@ from hocket.freeze.cache import shard
 from hocket.freeze.cache.entry import Content, Key, Record
 from hocket.freeze.policy import LayerObservation
 from hocket.run.elastic import reshape
-from hocket.run.nets.transfer import transfer
+from hocket.run.nets.moves import transfer
 from tests.run.support.bad_input_workers import join
 from tests.run.support.cached_workers import (
     BATCH_SIZE,

@@ -12,6 +12,7 @@ As on a GPU,
 - a copy to the host with `non_blocking=True` is complete only after an event recorded
   behind it has passed; until then the memory holds poison;
 - the source of such a copy to the device must not change until then;
+- gloo refuses its tensors for send and receive, and takes them for sums;
 - whatever lets the host wait for the device is noted (`Waits`).
 
 Unlike there, a parameter of two modules becomes two when they are moved one by one.
@@ -39,6 +40,7 @@ from tests.run.support.stand_in_stream import STREAM, StandInEvent
 NAME: Final = "standin"
 _POISON: Final = 0xFF  # in every byte: not a number, and -1
 _aten: Final = torch.ops.aten
+_POINT_TO_POINT: Final = {"send", "recv_", "recv_any_source_"}
 _PRODUCTS: Final = (_aten.mm.default, _aten.bmm.default, _aten.addmm.default)
 
 
@@ -168,6 +170,8 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if func is _aten._local_scalar_dense.default:
         STREAM.wait("item")
         return func(_to_raw(args[0]))
+    if func.namespace == "c10d" and func._opname in _POINT_TO_POINT:
+        raise RuntimeError("writev: Bad address")  # so gloo says it of CUDA's
     is_pinned = kwargs.pop("pin_memory", False)
     flat, spec = pytree.tree_flatten((args, kwargs))
     device = kwargs.get("device")

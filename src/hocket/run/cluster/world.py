@@ -24,13 +24,14 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from hocket import cuda, env
 from hocket.errors import RunError, WaitError
 from hocket.run.cluster.clock import clock_offset_s
 from hocket.run.cluster.device_waits import LONG_TIMEOUT
 from hocket.run.cluster.freed_memory import keep_freed_memory
-from hocket.run.cluster.group import leave_group
+from hocket.run.cluster.group import WorkerGroup, leave_group
 from hocket.run.cluster.host import (
     address_towards,
     identity,
@@ -95,6 +96,22 @@ class World:
         """The ranks on this worker's host, itself among them."""
         own = self.hosts[self.rank]
         return tuple(rank for rank, host in enumerate(self.hosts) if host == own)
+
+    @property
+    def carrier(self) -> torch.device:
+        """Where tensors are that go between workers: gloo sends none of a GPU's."""
+        return self.device if self.backend is Backend.NCCL else torch.device("cpu")
+
+    @property
+    def everyone(self) -> WorkerGroup:
+        """All workers; there are several."""
+        ranks = tuple(range(self.world_size))
+        return WorkerGroup(None, ranks, self.rank, self.timeout_s, lambda *_: None)
+
+    def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
+        """Replace a tensor on the carrier by one worker's; every worker calls this."""
+        if self.world_size > 1:
+            self.everyone.broadcast(tensor, from_rank, what)
 
     def gather_json(self, value: Json, name: str = "gather") -> list[Any]:
         """Return every worker's value, by rank (`StoreExchange.gather`)."""

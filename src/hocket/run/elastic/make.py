@@ -29,6 +29,7 @@ from hocket.model.stages.on_tensors import on_tensors
 from hocket.model.trace.value import SentTensor
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
+from hocket.run.comm.bundles import Bundle, finish, receive_bundles, send_bundles
 from hocket.run.data.batch import Microbatch, on_device, split_batch
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
@@ -42,7 +43,6 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.nets.net import NetOnWorker
-from hocket.run.nets.transfer import Bundle, finish, receive_bundles, send_bundles
 from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
@@ -235,7 +235,7 @@ class _ActivationMeasure(LayerMeasure):
             return {}
         if layout.device:
             source = layout.ranks[layout.device - 1]
-            [came] = receive_bundles(source, self._world.device)
+            [came] = receive_bundles(source, self._world)
             now, then = (_numbered(came.tensors, kind) for kind in ("now", "then"))
         found: dict[str, Json] = {}
         for begin, last, piece in self._pieces(plan.boundaries):
@@ -249,8 +249,8 @@ class _ActivationMeasure(LayerMeasure):
         if end < self._edges[-1]:
             tensors = {f"now {i}": x for i, x in enumerate(now)}
             tensors |= {f"then {i}": x for i, x in enumerate(then)}
-            target, device = layout.ranks[layout.device + 1], self._world.device
-            finish(send_bundles([Bundle(tensors)], target, device))
+            target = layout.ranks[layout.device + 1]
+            finish(send_bundles([Bundle(tensors)], target, self._world))
         return found
 
     def _pieces(self, boundaries: Sequence[int]) -> list[tuple[int, int, StageModule]]:

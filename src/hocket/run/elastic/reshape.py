@@ -35,6 +35,7 @@ from hocket.planner.work import Weights
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
+from hocket.run.comm.bundles import Bundle
 from hocket.run.comm.transport import Channel, Post, Receiver, Sender, Transport
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.out_of_memory import MemoryWatch
@@ -46,9 +47,8 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.nets.moves import Holders, Move, holders_of, plan_moves
+from hocket.run.nets.moves import Holders, Move, holders_of, plan_moves, transfer
 from hocket.run.nets.net import NetOnWorker
-from hocket.run.nets.transfer import Bundle, transfer
 from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.order import make_order
 from hocket.run.weights.migration import (
@@ -244,7 +244,7 @@ class Reshaper:
             return bundle_of(name, here[name], updater, is_frozen=is_frozen)
 
         moves = self._moves(before, after, now.layout, layout)
-        came = transfer(moves, world.rank, bundle, world.device)
+        came = transfer(moves, bundle, world)
         received = {name: x for (_, name), x in came.items()}
         return received, {name: bundle(net.name, name) for name in here}
 

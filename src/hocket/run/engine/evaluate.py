@@ -129,13 +129,13 @@ class Evaluator:
                 outputs cannot be joined along dimension 0, or sent.
             SchemaError: the replicas did not evaluate on the same batches.
         """
-        self._outputs = collected = CollectedOutputs(self._world.device)
+        self._outputs = collected = CollectedOutputs(self._world)
         try:
             self._run(loader)
         finally:
             self._outputs = None
         parts = self._gathered({"forms": collected.forms()})
-        return collected.gather(self._world.rank, [part["forms"] for part in parts])
+        return collected.gather([part["forms"] for part in parts])
 
     def _run(self, loader: Iterable[Any]) -> None:
         """Play all batches of a loader."""

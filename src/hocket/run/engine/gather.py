@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -15,7 +14,7 @@ from hocket.core.program import Program
 from hocket.errors import DataError, ModelError
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.saved_modules import SavedModules
-from hocket.run.cluster.group import WorkerGroup, as_bytes
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.store.values import pack, unpack
 from hocket.run.cluster.world import World
 from hocket.run.data.join import joined
@@ -66,11 +65,12 @@ def gather_state(
             state[name] = copies[first]
             continue
         if name in held:
-            value = held[name].detach().clone(memory_format=torch.contiguous_format)
+            own, form = held[name].detach(), torch.contiguous_format
+            value = own.to(world.carrier, copy=True, memory_format=form)
         else:
-            form = outline.tensor(name)
-            value = torch.empty(form.shape, dtype=form.dtype, device=world.device)
-        _broadcast(value, holders[name])
+            like = outline.tensor(name)
+            value = torch.empty(like.shape, dtype=like.dtype, device=world.carrier)
+        world.broadcast(value, holders[name], "the model's state")
         state[name] = copies[first] = value.cpu()
     return state
 
@@ -143,11 +143,11 @@ class CollectedOutputs:
     """Outputs of the model for the batches of a loader, on the workers that make them.
 
     Args:
-        device: where workers send and receive them.
+        world: the job.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._parts: list[Any] = []  # of the batch under way, by microbatch
         self._batches: list[Any] = []  # on the CPU; None where there was no part of one
 
@@ -173,11 +173,10 @@ class CollectedOutputs:
         """
         return [None if x is None else _form_of(x) for x in self._batches]
 
-    def gather(self, rank: int, forms: Sequence[Json]) -> Any:
+    def gather(self, forms: Sequence[Json]) -> Any:
         """Return the outputs of all batches, joined; every worker must call this.
 
         Args:
-            rank: this worker's.
             forms: those of every worker, by rank. Of one batch, workers have rows in
                 the order of their ranks.
 
@@ -185,7 +184,7 @@ class CollectedOutputs:
             DataError: there are none.
             ModelError: outputs of batches differ in more than the samples.
         """
-        found = []
+        found, rank = [], self._world.rank
         for batch, everywhere in enumerate(zip(*forms, strict=True)):
             for source, form in enumerate(everywhere):
                 if form is not None:
@@ -206,8 +205,8 @@ class CollectedOutputs:
             sent = torch.empty(value, dtype=getattr(torch, dtype))
             if leaves is not None:
                 sent = leaves[i].detach().contiguous()
-            here = sent.to(self._device)
-            _broadcast(here, source)
+            here = sent.to(self._world.carrier)
+            self._world.broadcast(here, source, "outputs")
             found.append(here.cpu())
         return pytree.tree_unflatten(found, pytree.treespec_loads(form["spec"]))
 
@@ -233,8 +232,3 @@ def _form_of(output: Any) -> Json:
             "tuples, lists and dicts, or register the class with "
             "torch.utils._pytree.register_pytree_node(serialized_type_name=)"
         ) from error
-
-
-def _broadcast(value: Tensor, source: int) -> None:
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.broadcast(as_bytes(value), source)

@@ -2,5 +2,5 @@
 
 Imports `stage`, `data`, `comm`, `device`, `cluster` and `diagnostics`. Begin with
 `net.py`, one net on one worker; `moves.py` plans which worker sends what to which, and
-`transfer.py` does it over torch.distributed.
+lets `comm` do it.
 """

@@ -3,16 +3,22 @@
     before   worker 0: a b     1: c d          a move: b from 0 to 1; d from 1 to 2 ...
     after    worker 0: a       1: b c    2: d
 
-A pure function: all workers compute the same plan, and send in the same order.
+All workers compute the same plan, and go through the pairs of workers in one order.
+Sends do not wait for their receivers, so no two workers wait for each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
+
+from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.run.cluster.world import World
+from hocket.run.comm.bundles import Bundle, finish, receive_bundles, send_bundles
 
 # The workers that hold each part of the state, by (net, name).
 Holders = Mapping[tuple[str, str], Set[int]]
@@ -92,3 +98,34 @@ def holders_of(
         for name in used:
             found[net, name] = found.get((net, name), frozenset()) | frozenset(ranks)
     return found
+
+
+def transfer(
+    moves: Sequence[Move], bundle_of: Callable[[str, str], Bundle], world: World
+) -> dict[tuple[str, str], Bundle]:
+    """Make the moves. Every worker of the process group must call this.
+
+    Args:
+        moves: the moves, the same on all workers.
+        bundle_of: returns a part that is here, by net and name.
+        world: the job.
+
+    Returns:
+        The parts received, by (net, name).
+    """
+    received: dict[tuple[str, str], Bundle] = {}
+    sends: list[tuple[Any, Tensor]] = []  # with what is under way
+    between: dict[tuple[int, int], list[Move]] = {}
+    for move in moves:
+        for target in move.targets:
+            between.setdefault((move.source, target), []).append(move)
+    for (source, target), group in sorted(between.items()):
+        if world.rank == source:
+            bundles = [bundle_of(move.net, move.name) for move in group]
+            sends += send_bundles(bundles, target, world)
+        elif world.rank == target:
+            came = receive_bundles(source, world)
+            for move, bundle in zip(group, came, strict=True):
+                received[move.net, move.name] = bundle
+    finish(sends)
+    return received

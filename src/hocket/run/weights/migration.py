@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
-from hocket.run.nets.transfer import Bundle
+from hocket.run.comm.bundles import Bundle
 from hocket.run.weights.updater import Updater
 
 _STATE = "state."  # before the names of what an optimizer keeps

@@ -6,14 +6,13 @@ that the receiver need not know their form, and short tensors share a message:
 
     from 0 to 2     the description's length ▶ the description ▶ a.weight.value │ ...
 
-All workers go through the pairs of workers in one order. Sends do not wait for their
-receivers, so no two workers wait for each other.
+With gloo, which sends no tensor of a GPU, they go by way of the host.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from hocket.errors import WaitError
 from hocket.run.cluster.group import as_bytes
-from hocket.run.nets.moves import Move
+from hocket.run.cluster.world import World
 
 _PACK_BYTES: Final = 4 << 20  # of a message of several tensors, which are copied
 
@@ -42,42 +41,6 @@ class Bundle:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def transfer(
-    moves: Sequence[Move],
-    rank: int,
-    bundle_of: Callable[[str, str], Bundle],
-    device: torch.device,
-) -> dict[tuple[str, str], Bundle]:
-    """Make the moves. Every worker of the process group must call this.
-
-    Args:
-        moves: the moves, the same on all workers.
-        rank: this worker's rank.
-        bundle_of: returns a part that is here, by net and name.
-        device: the device of this worker's tensors.
-
-    Returns:
-        The parts received, by (net, name).
-    """
-    received: dict[tuple[str, str], Bundle] = {}
-    sends: list[tuple[Any, Tensor]] = []  # with what is under way
-    between: dict[tuple[int, int], list[Move]] = {}
-    for move in moves:
-        for target in move.targets:
-            between.setdefault((move.source, target), []).append(move)
-    for (source, target), group in sorted(between.items()):
-        if rank == source:
-            bundles = [bundle_of(move.net, move.name) for move in group]
-            sends += send_bundles(bundles, target, device)
-        elif rank == target:
-            for move, bundle in zip(
-                group, receive_bundles(source, device), strict=True
-            ):
-                received[move.net, move.name] = bundle
-    finish(sends)
-    return received
-
-
 def finish(sends: Sequence[tuple[Any, Tensor]]) -> None:
     """Wait until bundles are sent.
 
@@ -90,15 +53,16 @@ def finish(sends: Sequence[tuple[Any, Tensor]]) -> None:
 
 
 def send_bundles(
-    bundles: Sequence[Bundle], target: int, device: torch.device
+    bundles: Sequence[Bundle], target: int, world: World
 ) -> list[tuple[Any, Tensor]]:
     """Start to send bundles; return what must be kept until they are sent.
 
     Args:
         bundles: the bundles.
         target: the rank of the receiver.
-        device: the device of this worker's tensors.
+        world: the job.
     """
+    carrier = world.carrier
     about = [
         {
             "tensors": {
@@ -110,10 +74,10 @@ def send_bundles(
         for bundle in bundles
     ]
     text = json.dumps(about).encode()
-    message = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    messages = [as_bytes(torch.tensor([len(text)], device=device)), message]
+    message = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(carrier)
+    messages = [as_bytes(torch.tensor([len(text)], device=carrier)), message]
     tensors = [
-        as_bytes(x.to(device)) for bundle in bundles for x in bundle.tensors.values()
+        as_bytes(x.to(carrier)) for bundle in bundles for x in bundle.tensors.values()
     ]
     for pack in _packs([x.numel() for x in tensors]):
         together = tensors[pack.start : pack.stop]
@@ -122,18 +86,18 @@ def send_bundles(
         return [(dist.isend(x, target), x) for x in messages if x.numel()]
 
 
-def receive_bundles(source: int, device: torch.device) -> list[Bundle]:
+def receive_bundles(source: int, world: World) -> list[Bundle]:
     """Receive bundles that were sent together.
 
     Args:
         source: the rank of the sender.
-        device: the device of this worker's tensors.
+        world: the job; what does not live on the host comes to its device.
 
     Raises:
         WaitError: the sender is gone, or did not come.
     """
     with _peer_failure(f"rank {source}"):
-        return _received(source, device)
+        return _received(source, world)
 
 
 @contextmanager
@@ -147,7 +111,8 @@ def _peer_failure(who: str) -> Iterator[None]:
         ) from error
 
 
-def _received(source: int, device: torch.device) -> list[Bundle]:
+def _received(source: int, world: World) -> list[Bundle]:
+    device = world.carrier
     length = torch.empty(1, dtype=torch.int64, device=device)
     dist.recv(as_bytes(length), source)
     message = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
@@ -169,9 +134,9 @@ def _received(source: int, device: torch.device) -> list[Bundle]:
         for x, part in zip(together, buffer.split(sizes), strict=True):
             x.copy_(part)
     # Optimizers keep some numbers on the host, whatever the parameter's device.
-    homes = (home for *_, home in forms)
     placed = (
-        x.cpu() if home == "cpu" else x for x, home in zip(found, homes, strict=True)
+        x.to("cpu" if home == "cpu" else world.device)
+        for x, (*_, home) in zip(found, forms, strict=True)
     )
     return [
         Bundle({name: next(placed) for name in one["tensors"]}, one["facts"])
