@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -205,6 +207,31 @@ def test_an_entry_that_cannot_be_sent(tmp_path: Path) -> None:
     lock = threading.Lock()
     with pytest.raises(RunError, match="cannot be sent to workers: cannot pickle"):
         launch(lambda: lock.locked(), num_workers=1, run_dir=tmp_path)
+
+
+@dataclass
+class Scaled:
+    """Multiplies by a number of its own."""
+
+    factor: int
+
+    def __call__(self, x: int) -> int:
+        return self.factor * x
+
+    def twice(self, x: int) -> int:
+        """The same, twice."""
+        return 2 * self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [(partial(pow, 2), 32), (Scaled(3), 15), (Scaled(3).twice, 30)],
+)
+def test_callables_without_a_name_are_sent(
+    tmp_path: Path, entry: Any, found: int
+) -> None:
+    """A partial has no `__qualname__`; a method's name does not say of which object."""
+    assert launch(entry, [5], num_workers=1, run_dir=tmp_path) == [found]
 
 
 FROM_STANDARD_INPUT: Final = """

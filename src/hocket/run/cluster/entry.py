@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from hocket.errors import MissingPackageError, RunError
@@ -32,7 +33,7 @@ def entry_name(function: Callable[..., Any]) -> str:
     Raises:
         RunError: another process cannot import it.
     """
-    name = function.__qualname__
+    name = _name_of(function)
     module = function.__module__
     if "<" in name:
         raise RunError(
@@ -51,6 +52,13 @@ def entry_name(function: Callable[..., Any]) -> str:
             "file"
         )
     return f"{Path(path).absolute()}:{name}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name; with "<" where that alone does not say what it does."""
+    name: str = getattr(function, "__qualname__", f"<{function!r}>")
+    own = getattr(function, "__self__", None)  # a module has its built-in functions
+    return name if isinstance(own, type | ModuleType | None) else f"<method {name}>"
 
 
 @contextmanager
@@ -81,15 +89,14 @@ def _pickled(function: Callable[..., Any]) -> bytes:
         import cloudpickle
     except ImportError as error:
         raise MissingPackageError(
-            f"{function.__qualname__} is defined in an interactive session: workers "
-            "get it by cloudpickle (pip install 'hocket[notebook]'); or put it into a "
-            "file"
+            f"workers cannot import {_name_of(function)}, and get it by cloudpickle "
+            "(pip install 'hocket[notebook]'); or put a function into a file"
         ) from error
     try:
         data: bytes = cloudpickle.dumps(function)
     except Exception as error:
         raise RunError(
-            f"{function.__qualname__} cannot be sent to workers: {error}. Make what it "
+            f"{_name_of(function)} cannot be sent to workers: {error}. Make what it "
             "refers to inside of it, or put it into a file"
         ) from error
     return data
