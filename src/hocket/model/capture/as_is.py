@@ -165,10 +165,7 @@ class ModulesAsIs:
     """
 
     def __init__(
-        self,
-        closed: frozenset[str],
-        runs: Sequence[SeenCalls],
-        example: Example,
+        self, closed: frozenset[str], runs: Sequence[SeenCalls], example: Example
     ) -> None:
         self.closed = closed
         self.calls: dict[str, OpaqueCall] = {}

@@ -32,12 +32,7 @@ from hocket.model.capture.submodules import (
     trace_submodules,
 )
 from hocket.model.trace.example import Example
-from hocket.model.trace.observe import (
-    Observation,
-    in_mode,
-    observe,
-    preserve_state,
-)
+from hocket.model.trace.observe import Observation, in_mode, observe, preserve_state
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 

@@ -28,10 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
-from hocket.model.capture.attribute_writes import (
-    AttributeSnapshot,
-    preserve_attributes,
-)
+from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.source_line import source_line_of
 from hocket.model.trace.are_close import are_close
 from hocket.model.trace.example import Example

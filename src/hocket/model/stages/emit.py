@@ -34,11 +34,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.model.capture import bindings
 from hocket.model.capture.module_call import ModuleCalls
-from hocket.model.stages.layer_seeds import (
-    LayerSeeds,
-    SeededModule,
-    seed_points,
-)
+from hocket.model.stages.layer_seeds import LayerSeeds, SeededModule, seed_points
 from hocket.model.stages.part import Part, simple_mask
 from hocket.model.trace.trace import CallSpan, Trace
 

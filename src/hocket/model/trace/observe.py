@@ -119,12 +119,7 @@ class _TraceRun:
     """One run; every value is kept, so that no memory is reused."""
 
     def __init__(
-        self,
-        trace: Trace,
-        example: Example,
-        state: Mapping[str, Tensor],
-        *,
-        real: bool,
+        self, trace: Trace, example: Example, state: Mapping[str, Tensor], *, real: bool
     ) -> None:
         self.trace = trace
         self.state = state

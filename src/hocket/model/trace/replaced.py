@@ -9,9 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(
-    home: Any,
-    *names: str,
-    by: Callable[[Callable[..., Any]], Callable[..., Any]],
+    home: Any, *names: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """Replace functions or methods while the block runs.
 

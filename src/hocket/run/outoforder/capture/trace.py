@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,7 +28,12 @@ from hocket.run.outoforder.capture.lstm import RnnTracing
 from hocket.run.outoforder.capture.rewrite import rewrite
 from hocket.run.stage.compiled.capture import CannotCompileError
 from hocket.run.stage.compiled.graph.graphs import inputs_of_graph, results_of_graph
-from hocket.run.stage.compiled.trace import empty, make_mode, on_fakes
+from hocket.run.stage.compiled.trace import (
+    empty,
+    make_mode,
+    on_fakes,
+    taken_assignments,
+)
 from hocket.run.stage.compiled.traceable import check_traceable
 
 T = TypeVar("T")
@@ -298,9 +303,7 @@ def _assignments(
 ) -> dict[str, fx.Node]:
     """Remove the assignments to inputs at the graph's end; return the new values."""
     assigned = {}
-    copy_ = torch.ops.aten.copy_.default
-    for node in graph.find_nodes(op="call_function", target=copy_):
-        old, new = (cast("fx.Node", x) for x in node.args[:2])
+    for old, new in taken_assignments(graph).items():
         name = name_of.get(old)
         if name is None or isinstance(tensors[name], nn.Parameter):
             what = "its batch" if name is None else f"its weight {name!r}"
@@ -309,6 +312,4 @@ def _assignments(
                 "and leave weights to the optimizer"
             )
         assigned[name] = new
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
     return assigned

@@ -255,16 +255,23 @@ def _without_side_effects(
     with torch.no_grad(), mode:
         pure = make_fx(torch.func.functionalize(module), select_decomp_table())(*fakes)
     inputs = inputs_of_graph(pure.graph)
-    assigned: dict[int, fx.Node] = {}
-    copy_ = torch.ops.aten.copy_.default
-    for node in pure.graph.find_nodes(op="call_function", target=copy_):
-        old, new = (cast("fx.Node", x) for x in node.args[:2])
-        assigned[inputs.index(old)] = new
-        node.replace_all_uses_with(new)
-        pure.graph.erase_node(node)
+    found = taken_assignments(pure.graph).items()
+    assigned = {inputs.index(old): new for old, new in found}
     buffers = tuple(sorted(assigned))
     results = (*(assigned[i] for i in buffers), *results_of_graph(pure.graph))
     return _named(pure, results, num_tensors), buffers
+
+
+def taken_assignments(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Take the assignments to inputs out of a graph; return the new values."""
+    assigned: dict[fx.Node, fx.Node] = {}
+    copy_ = torch.ops.aten.copy_.default
+    for node in graph.find_nodes(op="call_function", target=copy_):
+        old, new = (cast("fx.Node", x) for x in node.args[:2])
+        assigned[old] = new
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    return assigned
 
 
 def _named(
