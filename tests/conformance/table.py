@@ -144,8 +144,8 @@ _TENSORS: Final = "gives the user's own tensors"
 _MODULES: Final = "gives the user's own modules"
 _LOADS: Final = "called by `state_dict()`, `load()` and `gather_into()`"
 _MOVES: Final = (
-    "moves weights before the pipeline is made; another type or device afterwards is "
-    "refused"
+    "moves weights before the pipeline is made; another type afterwards is followed by "
+    "one stage, and refused where there are several; another device is refused"
 )
 
 # Each public name of dir(torch.nn.Module): its answer, and how.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -150,9 +151,7 @@ def statistics_reset() -> Script:
 @case(
     "`model.to(float32)` under way, with batches alike",
     {
-        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
-            "captured with torch.float64"
-        ),
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("torch.float64"),
         "compile": still_open("weights 2.2e-06 % off"),
     },
 )
@@ -166,6 +165,79 @@ def to_float32() -> Script:
             net.to(torch.float32)
 
     return Script(chain(), data, before_step=before_step, evaluates=False)
+
+
+class OfItsType(nn.Module):
+    """Computes in the type of its weights, and returns float64."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.to(self.inner.weight.dtype)).double()
+
+
+def _moved(move: Callable[[Any], object]) -> Script:
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            move(net)
+
+    net = chain(OfItsType(6), nn.Tanh(), OfItsType(8), nn.Tanh(), OfItsType(8))
+    net = nn.Sequential(*net[:5])
+    data = batches(out=8)
+    return Script(net, data, before_step=before_step, evaluates=False)
+
+
+_MOVED: Final = "was torch.float64 and is torch."
+
+
+@case(
+    "`.to(float32)` of a layer under way, that computes in the type of its weights",
+    {
+        "own-2 seq-2 freeze wpipe 2bw": refused(_MOVED),
+        "compile": unsuited("float32 is rounded in another order"),
+    },
+)
+def layer_to_float32() -> Script:
+    """The others stay in float64."""
+    return _moved(lambda net: net[2].to(torch.float32))
+
+
+@case(
+    "`.half()` of such a layer under way",
+    {
+        "own-2 seq-2 freeze wpipe 2bw": refused(_MOVED),
+        "compile": unsuited("half precision is rounded in another order"),
+    },
+)
+def layer_to_half() -> Script:
+    """As nets are prepared for another device."""
+    return _moved(lambda net: net[2].half())
+
+
+@case("`.double()` of such a model under way, which has that type")
+def model_to_double() -> Script:
+    """Nothing changes."""
+    return _moved(lambda net: net.double())
+
+
+@case(
+    "a bias set to None under way",
+    {
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
+            "2.bias was Parameter and is NoneType"
+        )
+    },
+)
+def bias_to_none() -> Script:
+    """No hook of torch's tells of that."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[2].bias = None
+
+    return Script(chain(), batches(), before_step=before_step)
 
 
 @case("`model.to(...)` that changes nothing")

@@ -201,6 +201,25 @@ def test_a_model_that_is_gone_has_no_changes() -> None:
     assert guards.changes() == []
 
 
+def test_parameters_that_are_moved_or_removed_are_changes() -> None:
+    """No hook of torch's is called then."""
+    net = Net()
+    guards = Guards(net)
+    linear = net.get_submodule("blocks.0.linear")
+    linear.half()
+    changes = guards.changes()
+    assert {str(x) for x in changes} == {
+        f"blocks.0.linear.{name} was torch.float32 and is torch.float16"
+        for name in ("weight", "bias")
+    }
+    assert {x.kind for x in changes} == {"type"}
+    linear.register_parameter("bias", None)
+    assert [str(x) for x in guards.changes()] == [
+        "blocks.0.linear.bias was Parameter and is NoneType"
+    ]
+    assert guards.changes() == []
+
+
 def test_a_tensor_in_place_of_a_number_is_a_change() -> None:
     """Two tensors have no one answer to whether they are equal."""
     net = Net()

@@ -28,11 +28,7 @@ _HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
 _GLOBAL_HOOKS: Final = tuple(
     x for x in vars(torch_module) if x.startswith("_global_") and x.endswith("_hooks")
 )
-_HELD: Final = {
-    "_modules": "module",
-    "_parameters": "parameter",
-    "_buffers": "buffer",
-}
+_HELD: Final = {"_modules": "module", "_parameters": "parameter", "_buffers": "buffer"}
 _ABSENT: Final = object()
 _MOST_TEXT: Final = 60
 
@@ -46,7 +42,8 @@ class ModelChange:
         before: its value when the model was captured, as text.
         now: its present value, as text.
         owners: the paths of the modules whose forwards may read it.
-        kind: "module", "parameter" or "buffer" if it is one, "" for any other value.
+        kind: "module", "parameter" or "buffer" if it is one; "type" if it is a
+            parameter that has another type; "" for any other value.
     """
 
     name: str
@@ -127,19 +124,16 @@ class Guards:
             self._read(model)
         return [
             ModelChange(
-                name,
-                _text(before),
-                _text(now),
-                frozenset(owners),
-                getattr(before, "kind", ""),
+                name, _text(a), _text(b), frozenset(who), getattr(a, "kind", "")
             )
-            for name, before, now, owners in found
+            for name, a, b, who in found
         ]
 
     def _read(self, model: nn.Module) -> None:
         """Find all that is to be compared, and note its values."""
         reached = Holders()
         self._modules: list[tuple[str, ref[nn.Module], tuple[str, ...]]] = []
+        self._weights: list[ref[nn.Module]] = []
         self._tensors: dict[str, Tensor] = {}
         for path, module in model.named_modules():
             own = {k: v for k, v in vars(module).items() if k not in OWN}
@@ -147,6 +141,8 @@ class Guards:
             # Twice, for a getter of several names returns a tuple.
             names = ("training", "training", *own)
             self._modules.append((path, ref(module), names))
+            if module._parameters:
+                self._weights.append(ref(module))
             for name, value in own.items():
                 if isinstance(value, Tensor):
                     self._tensors[_joined(path, name)] = value
@@ -160,23 +156,32 @@ class Guards:
 
     def _note(self) -> None:
         """Note the present values of what is compared."""
-        self._was = self._values()
+        self._was, self._types_were = self._values(), self._types()
         self._held = [_copied(x) for x in self._content()]
 
     def _values(self) -> list[Any]:
         """Return the values that are compared first, by the fastest way."""
         values: list[Any] = [
-            (
-                len(own := vars(module)),
-                get(own),
-            )
+            (len(own := vars(module)), get(own))
             if (module := one()) is not None
             else None
             for one, get in self._gets
         ]
         values += [x._version for x in self._tensors.values()]
+        values += self._types()
         values += (RemovableHandle.next_id, _registered.count)  # each hook has a number
         return values
+
+    def _types(self) -> list[Any]:
+        """Return which tensors parameters are, and their types.
+
+        No hook of torch's is called where one is set to None, or moved.
+        """
+        return [
+            [(id(x), getattr(x, "dtype", None)) for x in module._parameters.values()]
+            for one in self._weights
+            if (module := one()) is not None
+        ]
 
     def _content(self) -> list[Any]:
         return [holder.read() for holder in self._holders]
@@ -193,7 +198,8 @@ class Guards:
             now = dict(self._hooks_now())
             known = {k: self._hooks[k] for k in now if k in self._hooks}
             yield from _described(_different(known, now))
-        if self._num_registered != _registered.count:
+        is_known = self._num_registered == _registered.count
+        if not is_known or self._types_were != self._types():
             present = dict(self._children_now())
             yield from _described(_different(self._children, present))
 
@@ -237,7 +243,8 @@ class Guards:
                 for name, held in vars(module)[kind].items():
                     text = _Text(_class_name(held))
                     text.kind = _HELD[kind]
-                    yield _joined(path, name), (id(held), text)
+                    dtype = _Text(getattr(held, "dtype", ""))
+                    yield _joined(path, name), (id(held), text, dtype)
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
@@ -255,9 +262,11 @@ def _described(
 ) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
     """Yield changes of hooks or submodules, by the texts that were noted."""
     for name, *both in different:
-        a, b = [_Text("not set") if x is _ABSENT else x[1] for x in both]
-        a.kind = a.kind or b.kind
-        yield name, a, b, (name.rpartition(".")[0],)
+        pair: list[Any] = [(0, _Text("not set")) if x is _ABSENT else x for x in both]
+        is_moved = pair[0][0] == pair[1][0]
+        a, b = (x[-1 if is_moved else 1] for x in pair)
+        a.kind = "type" if is_moved else a.kind or b.kind
+        yield name, a, b, (name.rpartition(".")[0], *[""] * is_moved)
 
 
 class _Text(str):

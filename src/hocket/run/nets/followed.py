@@ -262,6 +262,14 @@ class FollowedNet:
     ) -> None:
         """Take a buffer in place of another; refuse what an optimizer does not know."""
         path, _, name = change.name.rpartition(".")
+        if change.kind == "type":
+            if self._boundaries or any(x.versions for x in runners.values()):
+                why = (
+                    "messages, old weights and other workers' checkpoints have the "
+                    "type of before: make a new pipeline"
+                )
+                raise _refused(change, step, why)
+            return
         model, below = self._model(), self._captured.state.below(change.name)
         modules = {} if model is None else dict(model.named_modules())
         has_weights = any(
