@@ -218,7 +218,8 @@ def parts_of(
     if num_parts == 1:
         yield *batch, 1.0
         return
-    leaves = pytree.tree_leaves(batch[0])
+    given = dict(batch[0]) if isinstance(batch[0], Mapping) else batch[0]
+    leaves = pytree.tree_leaves(given)
     size = next(len(x) for x in leaves if isinstance(x, Tensor))
     ends = [round(i * size / num_parts) for i in range(num_parts + 1)]
     for begin, end in pairwise(ends):

@@ -279,6 +279,35 @@ def sparse_input() -> Script:
     return Script(Graph(), data, num_microbatches=1, cut="b")
 
 
+class ReadsTokens(nn.Module):
+    """Takes what a tokenizer of transformers returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.inner = nn.Embedding(11, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.words(input_ids) * attention_mask[..., None]
+        return self.last(torch.tanh(self.inner(x.sum(1))))
+
+
+@case("a `BatchEncoding` of transformers as batch")
+def batch_encoding() -> Script:
+    """A mapping by its methods alone."""
+    from transformers import BatchEncoding
+
+    rng = torch.Generator().manual_seed(3)
+    data = []
+    for _, y in batches():
+        words = torch.randint(11, (8, 5), generator=rng)
+        mask = torch.ones(8, 5, dtype=torch.float64)
+        given = BatchEncoding({"input_ids": words, "attention_mask": mask})
+        data.append((given, y))
+    return Script(ReadsTokens(), data, cut="last", frozen=("words",))
+
+
 @case(
     "a nested (jagged) input",
     {ALL: refused("args[0] is a nested tensor")},

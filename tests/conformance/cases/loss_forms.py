@@ -141,6 +141,62 @@ def compares_samples() -> Script:
     return Script(chain(), batches(), loss=loss)
 
 
+@case(
+    "a correlation, of microbatches of 3",
+    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("compares samples")},
+)
+def correlation() -> Script:
+    """Pearson's, which is nearly a constant for so few samples."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        a, b = output - output.mean(0), targets - targets.mean(0)
+        sizes = (a.square().sum(0) * b.square().sum(0)).sqrt()
+        return 1 - ((a * b).sum(0) / sizes).mean()
+
+    return Script(chain(), batches(size=6), loss=loss)
+
+
+class Experts(nn.Module):
+    """Mixes two layers, and returns the weights of the mixture, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.gate = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.last = nn.Linear(8, 3)
+        with torch.no_grad():
+            self.gate.weight.mul_(10)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(self.first(x))
+        shares = self.gate(x).softmax(-1)
+        both = torch.stack([expert(x) for expert in self.experts], -1)
+        return self.last((both * shares[:, None]).sum(-1)), shares
+
+
+@case(
+    "a balance term of a mixture of experts",
+    {
+        "own-1 own-2 teacher wpipe 2bw": refused("compares samples"),
+        "freeze": refused("experts is no place to cut at"),
+    },
+)
+def balance_of_experts() -> Script:
+    """The share of samples that prefer an expert, times its mean weight.
+
+    The first batch has samples of both; where it has not, that of step 10 is compared.
+    """
+    first, *others = batches()
+
+    def loss(output: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+        found, shares = output
+        preferred = F.one_hot(shares.argmax(-1), 2).double().mean(0)
+        return mse(found, targets) + 0.2 * (preferred * shares.mean(0)).sum()
+
+    return Script(Experts(), [*others, first], loss=loss, cut="last", frozen=("first",))
+
+
 @case("cross entropy with label smoothing")
 def cross_entropy() -> Script:
     """Targets are classes."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+import hocket
 from tests.conformance.script import (
     Script,
     batches,
@@ -302,6 +303,46 @@ class Averaging(torch.optim.Optimizer):
 def two_modes() -> Script:
     """Evaluation and `state_dict()` take those of `eval()`."""
     return Script(chain(), batches(), optimizer=Averaging, own_alike=False)
+
+
+class CountsInGroup(torch.optim.Optimizer):
+    """Corrects moments by a count of the group, as schedule-free optimizers do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "k": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] += 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p not in self.state:
+                    self.state[p]["mean"] = torch.zeros_like(p)
+                mean = self.state[p]["mean"].lerp_(p.grad, 0.1)
+                p.sub_(group["lr"] * mean / (1 - 0.9 ** group["k"]))
+
+
+@case("an optimizer that counts its steps for a group")
+def counts_in_group() -> Script:
+    """All of its parameters are updated in each step."""
+    return Script(chain(), batches(), optimizer=CountsInGroup)
+
+
+@case(
+    "a layer that trains again under it",
+    {
+        "own-1 own-2 seq-1 seq-2 compile teacher wpipe 2bw": unsuited("no `freeze=`"),
+        "freeze": refused("counts in the group ('k' is 4, and 0 in a new one)"),
+    },
+)
+def trains_again() -> Script:
+    """Its moments would be corrected as if they were as old as the others."""
+    policy = hocket.freeze.Listed({1: 1, 2: 0}, every_steps=2, layers="*")
+    return Script(
+        chain(), batches(num=6), optimizer=CountsInGroup, options={"freeze": policy}
+    )
 
 
 @case("SGD with momentum")
