@@ -76,9 +76,6 @@ if TYPE_CHECKING:
     from hocket.run.engine.plan import Plan as Plan
     from hocket.run.engine.sync.step_result import StepResult as StepResult
     from hocket.run.fill.settings import Fill as Fill
-    from hocket.run.loggers import JsonLinesLogger as JsonLinesLogger
-    from hocket.run.loggers import Logger as Logger
-    from hocket.run.loggers import TensorBoardLogger as TensorBoardLogger
     from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
     from hocket.run.outoforder.compile_step import compile_step as compile_step
     from hocket.run.pipeline import Pipeline as Pipeline
@@ -139,13 +136,11 @@ _HOMES = {
     "Job": "hocket.sharing.running.job",
     "JobContext": "hocket.sharing.running.job",
     "JobReport": "hocket.sharing.report",
-    "JsonLinesLogger": "hocket.run.loggers",
     "Kind": "hocket.core.op",
     "Lane": "hocket.core.schedule",
     "Lars": "hocket.teacher.lars",
     "LinearProbe": "hocket.teacher.evaluation",
     "Link": "hocket.core.costs",
-    "Logger": "hocket.run.loggers",
     "MetricsError": "hocket.errors",
     "MissingPackageError": "hocket.errors",
     "MocoV3": "hocket.teacher.losses.two_views",
@@ -186,7 +181,6 @@ _HOMES = {
     "StartupProgress": "hocket.run.diagnostics.startup",
     "StepResult": "hocket.run.engine.sync.step_result",
     "Teacher": "hocket.run.tune.teachers.teacher",
-    "TensorBoardLogger": "hocket.run.loggers",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
     "TwoViewLoader": "hocket.teacher.view_loader",

@@ -2,7 +2,6 @@
 
 Rooms, each importing only those before it: diagnostics, cluster, device, comm, data,
 stage, nets, weights, engine, outoforder, fill, tune, checkpoint, elastic. On top
-stand `pipeline.py` (the public object), `assembly.py` (how one is put together) and
-`loggers.py` (who gets a step's numbers). Begin with `pipeline.py`,
-then `engine/`.
+stand `pipeline.py` (the public object) and `assembly.py` (how one is put together).
+Begin with `pipeline.py`, then `engine/`.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +22,6 @@ from hocket.run.engine.driver import drains_after
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.timeline import gather_timeline
-from hocket.run.loggers import Logger, LoggerCalls
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.staged_run import StagedRun
 from hocket.run.tune.config import PipelineConfig
@@ -118,7 +117,6 @@ class Pipeline(StagedRun):
         loader: Iterable[Any],
         *,
         drain_every: int | Callable[[int], bool] | None = None,
-        loggers: Sequence[Logger] | None = None,
     ) -> Iterator[StepResult]:
         """Train one step on each batch of a loader, or on each `accumulate` of them.
 
@@ -133,15 +131,8 @@ class Pipeline(StagedRun):
                 the whole run, or after those for whose numbers a function returns True:
                 evaluations and saves at the results of these steps see exactly their
                 weights.
-            loggers: get the numbers of each step as `train/loss` and so on, on rank 0:
-                anything with a method `log(numbers, step=step)`, such as
-                `hocket.TensorBoardLogger` or a run of W&B. Give them on every worker,
-                or a list that is empty on the others.
 
         Raises:
-            CallbackError: a logger has failed: raised by every worker when the loader
-                has ended, and by a worker alone at once. The pipeline can be used as
-                before.
             DataError: a batch has fewer samples than microbatches; raised before the
                 first step if the loader's sizes are known. Or drain_every is not
                 positive; or, with `cache`, the loader does not name its samples, or
@@ -171,17 +162,13 @@ class Pipeline(StagedRun):
         if not is_sized:
             batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))
-        logged = LoggerCalls(loggers, self.world, overlaps=overlaps)
         for result in self._driver.train(steps, drains):
-            described = self._described(result)
-            logged.log(described)
-            yield described
+            yield self._described(result)
         if self._freezing is not None:
             self._freezing.epoch_ended = True
         if overlaps and not is_sized:
             with self._reported("train()"):
                 self._batch_counts.agree()
-        logged.raise_failures()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.

@@ -13,13 +13,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hocket.core.layout import WorkerLayout
-from hocket.errors import RecipeError
+from hocket.errors import MissingPackageError, RecipeError
 from hocket.recipes.config.recipe import RunSettings
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.records import (
@@ -30,14 +30,74 @@ from hocket.recipes.training.records import (
     Watcher,
 )
 from hocket.recipes.user_functions import load_function
-from hocket.run.loggers import Logger, TensorBoardLogger, json_line
 
 JSON_NAME: Final = METRICS_NAME
 TENSORBOARD_NAME: Final = "tensorboard"
 # Not logged: they say where, and loggers take numbers.
 _PLACES: Final = ("step", "epoch", "num_steps", "num_samples")
 _STRUCTURES: Final = ("losses", "metrics", "evaluation")  # of which numbers are written
+_FLUSH_S: Final = 10  # seconds between flushes
 _RATES: Final = ("samples_per_s", "message_bytes_per_s")  # that some records compute
+
+
+class Logger(Protocol):
+    """Receives numbers, on rank 0; `wandb.init(...)` returns one."""
+
+    def log(self, numbers: dict[str, Any], /, *, step: int) -> object:
+        """Log numbers.
+
+        Args:
+            numbers: by names such as `train/loss` or `evaluation/accuracy`.
+            step: the step's number; of an evaluation, the steps trained before it.
+        """
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard's events, once there are numbers; close it at the end.
+
+    Args:
+        folder: where events go; made with the first numbers, so on rank 0 alone.
+        first_step: the step at which a run resumes that has logged there before:
+            what it logged from that step on is hidden.
+
+    Raises:
+        MissingPackageError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: str | Path, *, first_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingPackageError(
+                "run.loggers names TensorBoard, which is not installed: "
+                "pip install 'hocket[recipes]'"
+            ) from error
+        self._make = SummaryWriter
+        self._folder, self._first_step = Path(folder).absolute(), first_step
+        self._board: SummaryWriter | None = None
+
+    def log(self, numbers: Mapping[str, float], /, *, step: int) -> None:
+        """Write each number as a scalar."""
+        if self._board is None:
+            self._board = self._make(
+                str(self._folder), purge_step=self._first_step, flush_secs=_FLUSH_S
+            )
+        for name, value in numbers.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left, and close the file."""
+        if self._board is not None:
+            self._board.close()
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    """Return one line of JSON; NaN and infinities become null."""
+    finite = {
+        name: None if isinstance(x, float) and not isfinite(x) else x
+        for name, x in values.items()
+    }
+    return json.dumps(finite) + "\n"
 
 
 class MetricsLog(Watcher):
@@ -83,7 +143,7 @@ class MetricsLog(Watcher):
         self._lines.close()
 
     def _write(self, kind: str, numbers: Mapping[str, Any]) -> None:
-        self._lines.write(json_line({"kind": kind, **numbers}))
+        self._lines.write(_json_line({"kind": kind, **numbers}))
         self._lines.flush()
 
 
@@ -162,7 +222,7 @@ def make_logger(name: str, run_dir: Path, first_step: int | None) -> Logger:
     if not callable(getattr(logger, "log", None)):
         raise RecipeError(
             f"{name} returned {type(logger).__name__} without log: a logger has "
-            "log(numbers, step=step), as hocket.Logger says"
+            "log(numbers, step=step), as a run of W&B has"
         )
     return logger
 

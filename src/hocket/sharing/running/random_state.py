@@ -124,7 +124,7 @@ class JobRandom(DrawRule):
             generator.set_state(state)
 
     def save_state(self) -> None:
-        """Keep the generators' states as this job's; in place, for memory is watched."""
+        """Keep the generators' states as this job's, in place: memory is watched."""
         for generator, state in zip(self.generators, self._states, strict=True):
             state.copy_(generator.get_state())
 
