@@ -19,16 +19,22 @@ if TYPE_CHECKING:
     from hocket.run.cluster.doctor.finding import Finding
 
 ENTRY: Final = "hocket.run.cluster.doctor.examine:worker"
+PROOF: Final = "hocket.run.prove:prove"
 STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor_command(
     workers: Annotated[
-        int, typer.Option(min=1, help="Start this many, and test what they share.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="Start this many, and test what they share."),
+    ] = None,
     folder: Annotated[
-        Path, typer.Option(help="Where runs are to go: is there room?")
+        Path, typer.Option(help="Where `--prove` writes its JSON.")
     ] = Path("runs"),
+    proves: Annotated[
+        bool,
+        typer.Option("--prove", help="Train a small model on all devices; compare it."),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all numbers as JSON.")
     ] = False,
@@ -36,11 +42,15 @@ def doctor_command(
     """Check this machine, or all hosts of a job, for what stops people.
 
     Under torchrun every worker takes part, and rank 0 prints: `torchrun ... -m hocket
-    doctor`. Ends with 4 if something must be mended before training can run.
+    doctor`. Ends with 4 if something must be mended before training can run, or if
+    what `--prove` trains differs from the plain loop.
     """
     from hocket.run.cluster.doctor.finding import Severity, worst
 
-    findings = gather(workers, folder)
+    if proves:
+        show_proof(prove(workers, folder), folder, as_json=as_json)
+        return
+    findings = gather(workers or 1)
     if not findings:  # rank 0 prints
         return
     severity = worst(findings)
@@ -54,7 +64,7 @@ def doctor_command(
         raise typer.Exit(ExitCode.UNFIT)
 
 
-def gather(num_workers: int, folder: Path) -> list[Finding]:
+def gather(num_workers: int) -> list[Finding]:
     """Return the findings of this process, or of the workers that it starts.
 
     Raises:
@@ -65,15 +75,54 @@ def gather(num_workers: int, folder: Path) -> list[Finding]:
     from hocket.run.cluster.launch import launch
 
     if env.RANK.is_set or num_workers == 1:
-        return examine(folder)
+        return examine()
     with TemporaryDirectory(prefix="hocket-doctor-") as name:
         findings_json: list[Any] = launch(
-            ENTRY,
-            [str(folder.absolute())],
-            num_workers=num_workers,
-            run_dir=Path(name),
+            ENTRY, num_workers=num_workers, run_dir=Path(name)
         )
     return [Finding.from_json(finding) for finding in findings_json[0]]
+
+
+def prove(num_workers: int | None, folder: Path) -> dict[str, Any]:
+    """Return what training on all devices, or so many workers, has shown; on rank 0.
+
+    Raises:
+        WorkerError: a worker failed.
+    """
+    from hocket import cuda
+    from hocket.run.cluster.launch import launch
+
+    if env.RANK.is_set:
+        from hocket.run.prove import prove as on_this_worker
+
+        return on_this_worker()
+    num = num_workers or cuda.num_devices() or 2
+    typer.echo(f"trains a small model on {num} workers, and as a plain loop", err=True)
+    found: list[dict[str, Any]] = launch(PROOF, num_workers=num, run_dir=folder)
+    return found[0]
+
+
+def show_proof(proof: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    """Print the proof, and write it into the folder."""
+    if "is_equal" not in proof:  # rank 0 prints
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(proof, indent=2)
+    path = folder / "proof.json"
+    path.write_text(text + "\n", encoding="utf-8")
+    piped, plain = proof["pipeline_samples_per_s"], proof["plain_samples_per_s"]
+    verdict = "equal to" if proof["is_equal"] else "NOT equal to"
+    typer.echo(
+        text
+        if as_json
+        else f"{len(proof['devices'])} x {proof['devices'][0]}, {proof['backend']}: "
+        f"{verdict} the plain loop in float64 (largest difference "
+        f"{proof['difference']:.1e}, of {proof['differs_most']})\n"
+        f"{piped:,.0f} samples/s; a plain loop on one of them {plain:,.0f} "
+        f"({piped / plain:.2f} times)\nfor an issue report: {path}"
+    )
+    if not proof["is_equal"]:
+        raise typer.Exit(ExitCode.UNFIT)
 
 
 def show(findings: Sequence[Finding]) -> None:

@@ -361,8 +361,8 @@ def restored_model(
     Args:
         captured: the model.
         device: the device that it runs on, whose random state is restored.
-        stages: of the model, on that device: their modes are restored with those of
-            the modules in them, and their buffers, which may not be the model's own.
+        stages: the model's stages on that device: their modes are restored, and their
+            buffers, which may not be the model's own.
     """
     modules = nn.ModuleList([captured.model, *captured.beside.values(), *stages])
     state = [*captured.state.tensors.values(), *modules.buffers()]

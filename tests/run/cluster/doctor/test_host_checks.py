@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import pytest
@@ -14,15 +12,10 @@ import torch
 import hocket
 from hocket.run.cluster.doctor.examine import (
     DEFAULT_PORT,
-    DiskSpace,
     Ports,
     judge_default_port,
-    judge_disk,
     judge_free_ports,
-    judge_shared_memory,
-    probe_disk,
     probe_ports,
-    probe_shared_memory,
 )
 from hocket.run.cluster.doctor.finding import Finding, Severity, worst
 from hocket.run.cluster.doctor.versions import (
@@ -32,9 +25,6 @@ from hocket.run.cluster.doctor.versions import (
     judge_versions,
     probe_versions,
 )
-
-GIB: Final = 2**30
-MIB: Final = 2**20
 
 
 def check(finding: Finding, severity: Severity, *reported: str) -> None:
@@ -53,58 +43,6 @@ def test_findings_travel_as_json() -> None:
     assert worst([good]) is Severity.OK
     assert worst([good, finding]) is Severity.WARN
     assert worst([finding, Finding("a", Severity.FAIL, ""), good]) is Severity.FAIL
-
-
-# ----------------------------------------------------------------------------- room
-
-
-@pytest.mark.parametrize(
-    ("free_bytes", "severity"),
-    [(8 * GIB, Severity.OK), (64 * MIB, Severity.WARN), (MIB, Severity.FAIL)],
-)
-def test_shared_memory(free_bytes: int, severity: Severity) -> None:
-    """What docker gives is too little for a data loader of images."""
-    space = DiskSpace("/dev/shm", 16 * GIB, free_bytes, -1)
-    reported = ["of 16 GiB free"] + ["--shm-size=8g"] * (severity is not Severity.OK)
-    check(judge_shared_memory(space), severity, *reported)
-
-
-@pytest.mark.parametrize(
-    ("space", "severity", "reported"),
-    [
-        (DiskSpace("/data", GIB, 100 * GIB, 5), Severity.OK, "100 GiB free in /data"),
-        (DiskSpace("/data", GIB, 5 * GIB, 5), Severity.WARN, "old checkpoints"),
-        (DiskSpace("/data", GIB, 100 * MIB, 5), Severity.FAIL, "100 MiB free"),
-        (DiskSpace("/data", GIB, 100 * GIB, 0), Severity.FAIL, "no file can be made"),
-        (DiskSpace("/data", GIB, 100 * GIB, -1), Severity.OK, "100 GiB"),
-        (
-            DiskSpace("/data", GIB, 100 * GIB, 5, "Read-only file system"),
-            Severity.FAIL,
-            "nothing can be written: Read-only file system",
-        ),
-    ],
-)
-def test_disk(space: DiskSpace, severity: Severity, reported: str) -> None:
-    """Bytes, files, and the right to write."""
-    check(judge_disk(space), severity, reported)
-
-
-def test_room_is_looked_for(tmp_path: Path) -> None:
-    """The disk's of the folder, or of where it would be made; nothing stays there."""
-    found = probe_disk(tmp_path / "not" / "yet")
-    assert found.path == str(tmp_path)
-    assert not found.error
-    reported = os.statvfs(tmp_path)
-    assert found.total_bytes == reported.f_blocks * reported.f_frsize
-    assert list(tmp_path.iterdir()) == []
-    assert probe_shared_memory().path == "/dev/shm"
-
-
-def test_a_folder_that_cannot_be_written_to() -> None:
-    """Not even by root."""
-    check(
-        judge_disk(probe_disk(Path("/proc"))), Severity.FAIL, "nothing can be written"
-    )
 
 
 # ---------------------------------------------------------------------------- ports

@@ -87,7 +87,6 @@ def test_workers_examine_their_job(tmp_path: Path) -> None:
     """Really: two of them add up, compare what they run, and rank 0 has it all."""
     outcome = run_forked(
         "hocket.run.cluster.doctor.examine:worker",
-        str(tmp_path),
         num_workers=2,
         folder=tmp_path,
         timeout_s=20.0,

@@ -11,16 +11,13 @@ On each host one worker checks the host.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from hocket import env
-from hocket.draw.quantity import byte_size
 from hocket.errors import RunError
 from hocket.run.cluster.doctor.finding import Finding, Severity
 from hocket.run.cluster.doctor.gpu import (
@@ -41,32 +38,19 @@ DEFAULT_PORT: Final = 29500  # of torchrun
 _LISTENS: Final = "0A"  # as /proc/net/tcp writes the state
 _FEW_FREE: Final = 256
 _ENOUGH_FREE_SHARE: Final = 0.2
-_MIB: Final = 2**20
-_GIB: Final = 2**30
-_SHARED: Final = Path("/dev/shm")
-_FEW_SHARED_BYTES: Final = 16 * _MIB
-_ENOUGH_SHARED_BYTES: Final = _GIB  # docker gives 64 MiB
-_FEW_DISK_BYTES: Final = 256 * _MIB
-_ENOUGH_DISK_BYTES: Final = 10 * _GIB  # some checkpoints
 
 
-def examine_host(folder: Path) -> Iterator[Finding]:
-    """Run every check of one host.
-
-    Args:
-        folder: the folder that runs write to.
-    """
+def examine_host() -> Iterator[Finding]:
+    """Run every check of one host."""
     yield judge_versions(probe_versions())
     yield from _examine_gpus()
-    yield judge_shared_memory(probe_shared_memory())
-    yield judge_disk(probe_disk(folder))
     ports = probe_ports()
     yield judge_free_ports(ports)
     if not env.MASTER_PORT.is_set:  # else the launcher of this job may have it
         yield judge_default_port(ports)
 
 
-def examine(folder: Path) -> list[Finding]:
+def examine() -> list[Finding]:
     """Run every check that this process can take part in.
 
     Returns:
@@ -74,20 +58,20 @@ def examine(folder: Path) -> list[Finding]:
         rendezvous failed: then this worker's own findings.
     """
     if not env.RANK.is_set:
-        return list(examine_host(folder))
+        return list(examine_host())
     try:
         world = join_world()
     except RunError as error:
         if env.LOCAL_RANK.integer() != 0:
             return []
-        return [*examine_host(folder), judge_failed_rendezvous(error)]
+        return [*examine_host(), judge_failed_rendezvous(error)]
     with contextlib.closing(world):
-        return _examine_together(world, folder)
+        return _examine_together(world)
 
 
-def worker(folder: str) -> Json:
+def worker() -> Json:
     """Run the checks as a worker that `hocket doctor --workers` has launched."""
-    return [finding.to_json() for finding in examine(Path(folder))]
+    return [finding.to_json() for finding in examine()]
 
 
 def _examine_gpus() -> Iterator[Finding]:
@@ -109,10 +93,10 @@ def _examine_gpus() -> Iterator[Finding]:
     )
 
 
-def _examine_together(world: World, folder: Path) -> list[Finding]:
+def _examine_together(world: World) -> list[Finding]:
     own: list[Finding] = []
     if world.same_host[0] == world.rank:  # one worker checks each host
-        own = list(examine_host(folder))
+        own = list(examine_host())
     if len(set(world.hosts)) > 1:
         name = f"{socket.gethostname()} ({world.address or f'rank {world.rank}'})"
         own = [replace(finding, host=name) for finding in own]
@@ -186,99 +170,4 @@ def judge_default_port(ports: Ports) -> Finding:
         "torchrun's default is taken: another job runs here, or is left from before",
         f"`ss -tlnp 'sport = {DEFAULT_PORT}'` shows whose it is; else give torchrun "
         "another --master-port, or --standalone on one host",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
-    """One file system.
-
-    Args:
-        path: a folder in it.
-        total_bytes: the file system's size; 0 if the folder is not there.
-        free_bytes: the bytes that this user may still write.
-        num_free_files: the files that may still be made; -1 if they are not counted.
-        error: why nothing can be written; empty if writing works or was not tried.
-    """
-
-    path: str
-    total_bytes: int
-    free_bytes: int
-    num_free_files: int
-    error: str = ""
-
-
-def probe_shared_memory() -> DiskSpace:
-    """Measure the file system of POSIX shared memory."""
-    return _space(_SHARED)
-
-
-def probe_disk(folder: Path) -> DiskSpace:
-    """Measure the disk of a folder, and write a file there.
-
-    Args:
-        folder: where runs write; its nearest parent if it does not exist yet.
-    """
-    folder = folder.absolute()
-    while not folder.is_dir():
-        folder = folder.parent
-    error = ""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"\0" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as refused:
-        error = refused.strerror or str(refused)
-    return _space(folder, error)
-
-
-def judge_shared_memory(space: DiskSpace) -> Finding:
-    """Check that data loaders and NCCL have shared memory for their batches."""
-    severity = _severity(space.free_bytes, _FEW_SHARED_BYTES, _ENOUGH_SHARED_BYTES)
-    found = f"{byte_size(space.free_bytes)} of {byte_size(space.total_bytes)} free"
-    if severity is Severity.OK:
-        return Finding("shared memory", severity, found, numbers=asdict(space))
-    return Finding(
-        "shared memory",
-        severity,
-        f"{found} in {space.path}; workers of data loaders end with a bus error where "
-        "it is full, NCCL does not start",
-        "`docker run --shm-size=8g`; elsewhere `mount -o remount,size=50% /dev/shm`, "
-        "and remove what lies there",
-        asdict(space),
-    )
-
-
-def judge_disk(space: DiskSpace) -> Finding:
-    """Check that a run can write its files."""
-    severity = _severity(space.free_bytes, _FEW_DISK_BYTES, _ENOUGH_DISK_BYTES)
-    found = f"{byte_size(space.free_bytes)} free in {space.path}"
-    mend = "delete old checkpoints, keep fewer of them, or choose another folder"
-    if space.error:
-        severity = Severity.FAIL
-        found += f", but nothing can be written: {space.error}"
-        mend = "choose a folder that this user may write to (--folder, --run-dir)"
-    elif space.num_free_files == 0:
-        severity, found = Severity.FAIL, f"{found}, but no file can be made (inodes)"
-    mend = "" if severity is Severity.OK else mend
-    return Finding("disk", severity, found, mend, asdict(space))
-
-
-def _severity(has: int, few: int, enough: int) -> Severity:
-    if has < few:
-        return Severity.FAIL
-    return Severity.WARN if has < enough else Severity.OK
-
-
-def _space(path: Path, error: str = "") -> DiskSpace:
-    if not path.is_dir():
-        return DiskSpace(str(path), 0, 0, 0, "it does not exist")
-    found = os.statvfs(path)
-    return DiskSpace(
-        str(path),
-        found.f_blocks * found.f_frsize,
-        found.f_bavail * found.f_frsize,
-        found.f_favail if found.f_files else -1,
-        error,
     )
