@@ -70,7 +70,7 @@ def doctor(setting: Setting) -> Row:
     """The findings of `hocket doctor`; all of them, since each is worth a look."""
     from hocket.run.cluster.doctor.examine import examine_host
 
-    return {"findings": [one.to_json() for one in examine_host(setting.folder)]}
+    return {"findings": [one.to_json() for one in examine_host()]}
 
 
 CHECKS: Final = by_name(versions, nvidia_smi, import_pipeline, doctor)
