@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tests.conformance.script import Script, batches, case, chain, refused, still_open
+from tests.conformance.script import Script, batches, case, chain, refused
 
 
 class Follows(nn.Module):
@@ -68,18 +68,34 @@ class Lazy(nn.Module):
         return x * self.table
 
 
-@case(
-    "a buffer made at the first forward",
-    {
-        "own-1 own-2 teacher freeze wpipe 2bw": still_open(
-            "KeyError: '1.table'", error="KeyError:"
-        ),
-        "seq-1 seq-2": still_open("names or types of the state differ"),
-    },
-)
+@case("a buffer made at the first forward")
 def lazy_buffer() -> Script:
     """As tables of positions are."""
     return _with(Lazy())
+
+
+class FirstMean(nn.Module):
+    """Subtracts the mean of its first batch for ever."""
+
+    mean: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", x.detach().mean(0))
+        return x - self.mean
+
+
+@case(
+    "a buffer made of the first batch",
+    {
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
+            "makes the buffer 1.mean from its batch"
+        )
+    },
+)
+def first_mean() -> Script:
+    """The example need not be the first microbatch."""
+    return _with(FirstMean())
 
 
 class Cached(nn.Module):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, assert_never
 
+import torch
 from torch import nn
 
-from hocket.errors import CaptureError
+from hocket.errors import CaptureError, ModelError
 from hocket.garbage import no_collections
 from hocket.model.capture.as_is import ModulesAsIs, seen_calls
 from hocket.model.capture.attribute_writes import preserve_attributes
@@ -31,6 +32,7 @@ from hocket.model.capture.submodules import (
     same_calls,
     trace_submodules,
 )
+from hocket.model.guards.reached import used_by_forward
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import Observation, in_mode, observe, preserve_state
 from hocket.model.trace.state import State
@@ -47,9 +49,9 @@ def capture(
 ) -> Captured:
     """Capture a model's graph in both modes, and where it can be cut.
 
-    The model is not changed, and is run on the data only if some of it has to run as it
-    is. Arguments that are not
-    tensors, and all that the model's code decides by them, are fixed from here on. In
+    The model is not changed, but for buffers that its first forward makes; it is run on
+    the data only for these, or if some of it has to run as it is. Arguments that are
+    not tensors, and all that its code decides by them, are fixed from here on. In
     training mode, submodules that are in evaluation mode (frozen batch norms) stay so.
 
     Args:
@@ -70,6 +72,7 @@ def capture(
         ModelError: the example holds no tensor with a batch dimension.
     """
     example = Example.of(args, kwargs or {})
+    _make_buffers(model, example)
     state = State.of(model)
     with no_collections():
         match capture:
@@ -91,6 +94,36 @@ def capture(
         found.as_is.update(found.evaluation.trace.as_is)
         found.as_is.update(found.training.trace.as_is)
         return with_more_layers(found, cut)
+
+
+def _make_buffers(model: nn.Module, example: Example) -> None:
+    """Run a first forward, if modules register buffers in theirs.
+
+    Raises:
+        ModelError: a buffer depends on the data.
+    """
+    if not any("register_buffer" in used_by_forward(type(x)) for x in model.modules()):
+        return
+    before = State.of(model)
+    equal, known = example.resized(1).resized(example.num_samples), before.first_name
+    with preserve_state(before), torch.no_grad():
+        with preserve_attributes(model):
+            _call(model, equal)
+            others = dict(model.named_buffers())
+        _call(model, example)
+    for name, x in model.named_buffers():
+        if name in known or x.is_meta:
+            continue
+        if name not in others or not torch.equal(x, others[name]):
+            raise ModelError(
+                f"the first forward makes the buffer {name} from its batch: call the "
+                "model with that batch, `model(*inputs)`, before it is given"
+            )
+
+
+def _call(model: nn.Module, example: Example) -> None:
+    args, kwargs = example.call()
+    model(*args, **kwargs)
 
 
 def _of_any(
