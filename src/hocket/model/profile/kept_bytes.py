@@ -29,9 +29,7 @@ class KeptBytes:
 
 
 def kept_bytes(
-    pieces: Sequence[StageModule],
-    given: Given,
-    resident: Sequence[Tensor],
+    pieces: Sequence[StageModule], given: Given, resident: Sequence[Tensor]
 ) -> tuple[list[KeptBytes], Given]:
     """Measure the bytes that each layer's forward keeps for its backward.
 

@@ -297,9 +297,7 @@ def _by_kind(
 
 
 def _one_pass(
-    pieces: Sequence[StageModule],
-    given: Given,
-    device: torch.device,
+    pieces: Sequence[StageModule], given: Given, device: torch.device
 ) -> tuple[Column, Column]:
     """Run forward through all pieces and back; return the seconds of each."""
     clock = clock_of(device)
@@ -321,9 +319,7 @@ def _backwards(live: list[PieceForward], span: CallSpan) -> None:
 
 
 def _work_bytes(
-    pieces: Sequence[StageModule],
-    given: Given,
-    device: torch.device,
+    pieces: Sequence[StageModule], given: Given, device: torch.device
 ) -> list[tuple[int, int]]:
     """Return the most that each layer's forward and backward allocate."""
     num = len(pieces)

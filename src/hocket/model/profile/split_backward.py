@@ -27,9 +27,7 @@ from hocket.planner.work import HeldBytes
 
 
 def one_split_pass(
-    splitters: Sequence[Splitter],
-    given: Given,
-    device: torch.device,
+    splitters: Sequence[Splitter], given: Given, device: torch.device
 ) -> tuple[list[float], list[float], list[float]]:
     """Return the seconds of each layer's F, I and W."""
     clock = clock_of(device)
@@ -95,9 +93,7 @@ class _SplitForward:
 
 
 def _forwards(
-    splitters: Sequence[Splitter],
-    given: Given,
-    spans: Sequence[CallSpan],
+    splitters: Sequence[Splitter], given: Given, spans: Sequence[CallSpan]
 ) -> tuple[list[_SplitForward], list[Tensor]]:
     """Return where each I starts, and the gradients that the last one gets."""
     pieces = [splitter.module for splitter in splitters]

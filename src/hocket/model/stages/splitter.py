@@ -51,10 +51,7 @@ class Splitter(Protocol):
         """Return the context for a forward whose backward will be split."""
 
     def input_gradients(
-        self,
-        starts: Starts,
-        grads: Sequence[Tensor],
-        leaves: Sequence[Tensor],
+        self, starts: Starts, grads: Sequence[Tensor], leaves: Sequence[Tensor]
     ) -> SplitGradients:
         """Compute I: from the outputs back to the leaves.
 

@@ -18,11 +18,7 @@ from torch import Tensor
 from hocket import env
 from hocket.errors import WaitError
 from hocket.model.trace.state import overwrite
-from hocket.run.cluster.device_waits import (
-    LONG_TIMEOUT,
-    DeviceWaits,
-    record_event,
-)
+from hocket.run.cluster.device_waits import LONG_TIMEOUT, DeviceWaits, record_event
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
 
 _IN_ORDER: Final = "gloo_in_order"

@@ -49,10 +49,7 @@ def address_towards(peer: str) -> str:
     except (OSError, UnicodeError):
         return ""
     for family, kind, protocol, _, address in found:
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(family, kind, protocol) as way,
-        ):
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as way:
             way.connect(address)
             return str(way.getsockname()[0])
     return ""

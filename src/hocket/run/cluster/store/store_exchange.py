@@ -97,11 +97,7 @@ class StoreExchange:
         return [values[rank] for rank in range(self.world_size)]
 
     def broadcast(
-        self,
-        name: str,
-        value: Json,
-        from_rank: int = 0,
-        timeout_s: float | None = None,
+        self, name: str, value: Json, from_rank: int = 0, timeout_s: float | None = None
     ) -> Any:
         """Return one worker's value; those of the others are ignored.
 
