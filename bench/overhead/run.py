@@ -25,6 +25,8 @@ from bench.measure import environment, spread, write_result
 from hocket.run.cluster.world import join_world
 
 NUM_MICROBATCHES = 64
+NUM_BLOCKS = 66  # of three modules each, and the two around them: 200
+WIDTH = 64
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -63,6 +65,9 @@ def main() -> None:
             )
         rows.append(results[0])
         print(results[0], flush=True)
+    guards = hold_guards(arguments.rounds)
+    print(guards, flush=True)
+    rows.append(guards)
     write_result(arguments.output, {"environment": environment(), "rows": rows})
 
 
@@ -100,6 +105,73 @@ def worker(num_rounds: int) -> dict[str, Any]:
         "bare_loop": spread(bare_s),
         "host_us_per_op": round(own_us, 2),
         "target_us_per_op": 60,
+    }
+
+
+class Block(nn.Module):
+    """Three modules with a temperature that the training loop may change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+        self.temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A residual block."""
+        return x + torch.tanh(self.inner(x) / self.temperature)
+
+
+class Deep(nn.Module):
+    """200 modules; captured, for it is no `nn.Sequential`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(NUM_BLOCKS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All blocks."""
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def hold_guards(num_rounds: int) -> dict[str, Any]:
+    """The same step in turn: without guards, with them, and with a change in each."""
+    batch = torch.randn(256, WIDTH), torch.randn(256, WIDTH)
+    made = {}
+    for name in ("without", "guarded", "changing"):
+        torch.manual_seed(0)
+        model = Deep()
+        pipeline = hocket.Pipeline(
+            model,
+            nn.functional.mse_loss,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+            example=batch,
+            num_microbatches=2,
+        )
+        if name == "without":
+            pipeline._followed = ()
+        made[name] = model, pipeline
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for i in range(num_rounds + 5):
+        for name, (model, pipeline) in made.items():
+            if name == "changing":
+                block: Any = model.blocks[NUM_BLOCKS // 2]
+                block.temperature = 1.0 + i / 100
+            begin_s = perf_counter()
+            pipeline.step(batch)
+            if i >= 5:
+                seconds[name].append(perf_counter() - begin_s)
+    for _, pipeline in made.values():
+        pipeline.close()
+    typical = {name: median(found) for name, found in seconds.items()}
+    return {
+        "num_modules": sum(1 for _ in Deep().modules()),
+        **{name: spread(found) for name, found in seconds.items()},
+        "guards": round(typical["guarded"] / typical["without"], 4),
+        "target_guards": 1.01,
+        "changes": round(typical["changing"] / typical["guarded"], 4),
+        "target_changes": 1.05,
     }
 
 
