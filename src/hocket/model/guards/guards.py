@@ -10,6 +10,7 @@ weakly: where the user keeps no reference to the model, no loop can change it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
@@ -205,10 +206,13 @@ class Guards:
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
         was = iter(self._was)
-        for path, one, names in self._modules:
+        for (path, one, names), (_, get) in zip(self._modules, self._gets, strict=True):
             noted, module = next(was), one()
             if noted is None or module is None:
                 continue
+            with suppress(Exception):  # as in `changes`
+                if noted == (len(own := vars(module)), get(own)):
+                    continue
             before = dict(zip(names, noted[1], strict=True))
             for name, a, b in _different(before, _own(module)):
                 yield _joined(path, name), a, b, (path, *self._readers(path, name))

@@ -103,7 +103,8 @@ class FollowedNet:
         """
         self._take_out_versions(runners)
         changes = self._guards.changes()
-        captured = {span.path for span in self._captured.training.trace.spans.values()}
+        trace = self._captured.training.trace
+        captured = {span.path for span in trace.spans.values()} if cannot else set()
         for change in changes if cannot else ():
             # What is outside is read when a module runs, if that runs as it is.
             is_read_live = change.is_outside and not change.owners & captured
@@ -171,6 +172,8 @@ class FollowedNet:
         if change.kind in ("parameter", "buffer") or self._set_number(change, runners):
             return True
         captured, model = self._captured, self._model()
+        if change.owners and change.owners <= captured.as_is.keys():
+            return True
         wanted = captured.as_is | dict.fromkeys(change.owners, str(change))
         try:
             if model is not None:
