@@ -27,10 +27,9 @@ from hocket.errors import (
     WaitError,
     WorkerError,
 )
-from hocket.run.cluster.clock import ping
 from hocket.run.cluster.launch import launch
 from hocket.run.cluster.reporting import report_failures
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World, join_world, ping
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.diagnostics.job_folder import Json
 

@@ -182,7 +182,7 @@ class TorchvisionSettings(ColourNetSettings):
 
 
 class FfnnSettings(Settings):
-    """A feed-forward network on images (`hocket.recipes.models.ffnn`).
+    """A feed-forward network on images (`hocket.recipes.models.make`).
 
     Args:
         width: features of each layer.

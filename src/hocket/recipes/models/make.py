@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -44,7 +45,6 @@ from hocket.recipes.data.images.image_folder import ImageFolder
 from hocket.recipes.data.images.stl10 import Stl10
 from hocket.recipes.data.masked_text import MaskedText
 from hocket.recipes.data.squad import Squad
-from hocket.recipes.models.ffnn import Ffnn
 from hocket.recipes.models.gpt import Gpt, Rnn
 from hocket.recipes.models.nasnet import NasNet
 from hocket.recipes.models.pretrained import load_pretrained
@@ -58,11 +58,7 @@ if TYPE_CHECKING:
     from transformers import BertConfig
 
 
-_BLOCKS: Final = {
-    121: (6, 12, 24, 16),
-    169: (6, 12, 32, 32),
-    201: (6, 12, 48, 32),
-}
+_BLOCKS: Final = {121: (6, 12, 24, 16), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}
 
 
 # Makes torchvision's classifiers, and some of its families at any size.
@@ -72,10 +68,7 @@ _BLOCKS: Final = {
 # Source: Huang et al., arXiv:1608.06993 (DenseNet); Howard et al., arXiv:1905.02244
 # (MobileNetV3); Xie et al., arXiv:1611.05431 (ResNeXt; WPipe has the depths beyond
 # 152).
-def make_torchvision_net(
-    settings: ColourNetSettings,
-    num_classes: int,
-) -> nn.Module:
+def make_torchvision_net(settings: ColourNetSettings, num_classes: int) -> nn.Module:
     """Make a model from images (B, 3, S, S) to class scores (B, K).
 
     Args:
@@ -337,3 +330,36 @@ class MaskedBert(nn.Module):
         """Score the pieces."""
         hidden_BTW = self.bert(input_ids=input_ids).last_hidden_state
         return {"logits": self.cls(hidden_BTW), "hidden_states": hidden_BTW}
+
+
+# Shapes: B images, C channels, S side in pixels, K classes.
+class Ffnn(nn.Module):
+    """Images (B, C, S, S) to class scores (B, K).
+
+    Args:
+        num_inputs: C x S x S.
+        num_classes: K.
+        width: features of each layer.
+        num_layers: layers with a ReLU behind each; out-of-order backprop's FFNN-16 has
+            16 of width 4096.
+
+    Source: Oh et al., EuroSys'22, section 8.
+    """
+
+    def __init__(
+        self, *, num_inputs: int, num_classes: int, width: int, num_layers: int
+    ) -> None:
+        super().__init__()
+        widths = [num_inputs, *[width] * num_layers]
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Linear(before, after), nn.ReLU())
+                for before, after in pairwise(widths)
+            )
+        )
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, image_BCSS: Tensor) -> Tensor:
+        """Score the classes."""
+        score_BK: Tensor = self.head(self.layers(image_BCSS.flatten(1)))
+        return score_BK

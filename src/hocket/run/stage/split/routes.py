@@ -4,7 +4,10 @@ Embeddings: the rows of a weight. Their whole backward is a weight gradient.
 
 Linear layers: `F.linear`, and those written as products (`x @ w`, mm and addmm).
 
-Shape letters: T tokens (all dimensions before the last together), I inputs, O outputs.
+Bilinear layers: y_o = a' w_o b + bias_o.
+
+Shape letters: T tokens (all dimensions before the last together), I and J inputs,
+O outputs.
 """
 
 from __future__ import annotations
@@ -18,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.model.stages.reroute import Route
-from hocket.run.stage.split.layers.bilinear import bilinear
 from hocket.run.stage.split.layers.call import (
     DeferredCall,
     Pair,
     defers,
+    detached_weight,
     in_rows,
     operands,
 )
@@ -117,6 +120,31 @@ def _gradients(call: DeferredCall, dy: Tensor) -> Pair:
     num_rows = call.weight.shape[0]
     dw = torch.ops.aten.embedding_backward(dy, indices, num_rows, *call.more)
     return dw, None
+
+
+def bilinear(deferral: Deferral) -> Routed:
+    """Return the operator `torch.bilinear` with a deferred weight gradient."""
+
+    def route(
+        a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        if not defers(weight):
+            return torch.bilinear(a, b, weight, bias)
+        values, deferred = detached_weight(bias)
+        call = DeferredCall("bilinear", (a, b), weight, deferred, _bilinear_gradients)
+        arguments = (a, b, weight.detach(), values)
+        return deferral.enter(call, torch.bilinear, arguments, values)
+
+    return route
+
+
+def _bilinear_gradients(call: DeferredCall, dy: Tensor) -> Pair:
+    """Compute dw_OIJ, the sum over T of a, dy and b, with autograd's own formula."""
+    a_TI, b_TJ = (in_rows(x).to(dy.dtype) for x in call.inputs)
+    dy_TO = in_rows(dy)
+    # Which of T O I J the tensors a, dy and b lack, and what is summed over.
+    dw = torch._trilinear(a_TI, dy_TO, b_TJ, [1, 3], [2, 3], [1, 2], [0])
+    return dw, None if call.bias is None else dy_TO.sum(0)
 
 
 def linear(deferral: Deferral) -> Routed:
