@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 import hocket
 from tests.conformance.script import (
+    ALL,
     Script,
     batches,
     case,
@@ -18,7 +19,6 @@ from tests.conformance.script import (
     mse,
     refused,
     sgd,
-    still_open,
     unsuited,
 )
 
@@ -296,8 +296,7 @@ class Averaging(torch.optim.Optimizer):
 @case(
     "an optimizer with `train()` and `eval()` weights",
     {
-        "freeze": still_open("weights 1.1 % off"),
-        "wpipe 2bw": refused("weights to train and others to evaluate"),
+        "freeze wpipe 2bw": refused("weights to train and others to evaluate"),
     },
 )
 def two_modes() -> Script:
@@ -386,15 +385,35 @@ class Lingers(torch.optim.SGD):
 
 @case(
     "an optimizer whose `zero_grad()` keeps half of the gradients",
-    {
-        "own-1 own-2 seq-1 seq-2 compile teacher freeze wpipe 2bw": still_open(
-            "weights 33 % off"
-        )
-    },
+    {ALL: refused("Lingers.zero_grad() keeps gradients behind the update")},
 )
 def zero_grad_of_its_own() -> Script:
     """The plain loop calls it behind each update."""
     return Script(chain(), batches(), optimizer=lambda p: Lingers(p, lr=0.1))
+
+
+class Counts(torch.optim.SGD):
+    """Clears gradients in place, and notes that it does."""
+
+    def __init__(self, parameters: Any, seen: list[Any]) -> None:
+        super().__init__(parameters, 0.1)
+        self.seen = seen
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none=False)
+        self.seen.append(len(self.param_groups))
+
+
+@case(
+    "an optimizer whose `zero_grad()` sets gradients to 0, and notes its calls",
+    {"wpipe": unsuited("two stages, with an optimizer each")},
+)
+def zero_grad_in_place() -> Script:
+    """Called once behind each update."""
+    seen: dict[str, list[Any]] = {"calls": []}
+    return Script(
+        chain(), batches(), optimizer=lambda p: Counts(p, seen["calls"]), seen=seen
+    )
 
 
 @case("a group of parameters, whose rate the loop sets to 0")

@@ -55,6 +55,39 @@ def test_refuses_what_cannot_be_stepped() -> None:
         TrainingConfig(optimizer=torch.optim.LBFGS).make_optimizer(parameters)
 
 
+class EverySecond(torch.optim.SGD):
+    """Adds up the gradients of two steps, by a `zero_grad()` of its own."""
+
+    calls = 0
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.calls += 1
+        if self.calls != 2:
+            super().zero_grad(set_to_none)
+
+
+@pytest.mark.filterwarnings("ignore:this step runs as it is")
+@pytest.mark.parametrize("compiles", [False, True])
+def test_refuses_gradients_kept_at_some_steps(compiles: bool) -> None:
+    """After the first step `zero_grad()` clears them, and after the second not."""
+    batch = torch.ones(8, 2), torch.ones(8, 2)
+    model, loss = nn.Linear(2, 2), nn.functional.mse_loss
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return EverySecond(parameters, lr=0.1, momentum=0.9)
+
+    def train() -> None:
+        if compiles:
+            step = hocket.compile_step(model, loss, optimizer, example=batch)
+            _ = step(batch), step(batch)
+            return
+        with hocket.Pipeline(model, loss, optimizer=optimizer, example=batch) as made:
+            _ = made.step(batch), made.step(batch)
+
+    with pytest.raises(ConfigError, match=r"EverySecond.zero_grad\(\) keeps gradients"):
+        train()
+
+
 def test_parameters_know_their_names() -> None:
     """A plain list for optimizers; with names for groups, and none that is frozen."""
     module = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))

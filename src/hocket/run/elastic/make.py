@@ -47,6 +47,7 @@ from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.order import make_order
 from hocket.run.weights.step_check import refuse_joint_steps
+from hocket.run.weights.updater import refuse_modes
 
 
 def make_freezing(
@@ -68,11 +69,13 @@ def make_freezing(
     Raises:
         ModelError: the model cannot be cut behind its layers.
         ConfigError: a weight is shared across an edge; a shape is not possible; the
-            optimizer looks at the parameters of several layers at once; or the cache's
-            folder is of another model.
+            optimizer looks at the parameters of several layers at once, or has weights
+            to train and others to evaluate; or the cache's folder is of another model.
         FitError: the first layout does not fit the memory.
     """
     assert config.freeze is not None
+    why = "a frozen layer keeps the first alone: take no freeze="
+    refuse_modes(executor.updaters, why)
     played = PlayedLayout(plan, executor, context.layout)
     if context.world.world_size > 1:
         _refuse_joint_steps(config, captured)
@@ -272,10 +275,7 @@ class _ActivationMeasure(LayerMeasure):
         leaves = [part.leaves[i] for i in piece.batch_inputs]
         names = [name for name, _ in piece.named_parameters()]
         copies = {n: self._reference[n] for n in names if n in self._reference}
-        return (
-            piece(*now, *leaves),
-            functional_call(piece, copies, (*then, *leaves)),
-        )
+        return (piece(*now, *leaves), functional_call(piece, copies, (*then, *leaves)))
 
 
 def distance(now: Sequence[Tensor], then: Sequence[Tensor]) -> float:

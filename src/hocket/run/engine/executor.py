@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ConfigError, ModelError
 from hocket.run.cluster.group import WorkerGroup
@@ -24,6 +25,7 @@ from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.plan import Plan
+from hocket.run.engine.refusals import refuse_hooks
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
@@ -82,6 +84,7 @@ class Executor:
     replicas: WorkerGroup | None
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)
+    _num_hooks: int = field(init=False, default=-1)
 
     def __post_init__(self) -> None:
         """Note which parameters are trained."""
@@ -119,7 +122,12 @@ class Executor:
             RunError: something went wrong.
         """
         steps = (first_of(nets).step.number for nets in batches.values())
-        self.trained.check(min(steps, default=0))
+        step = min(steps, default=0)
+        self.trained.check(step)
+        if self._num_hooks != RemovableHandle.next_id:  # each hook has a number
+            self._num_hooks = RemovableHandle.next_id
+            modules = {number: x.module for number, x in self.runners.items()}
+            refuse_hooks(self.plan.program, modules, f"before step {step}, ")
         for runner in self.runners.values():
             runner.train(mode=runner.training)
         for nets in begun:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from torch import nn
-
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import ConfigError, ModelError
+from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
@@ -32,7 +30,7 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import TrainingConfig, has_modes
+from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.step_check import refuse_joint_steps
@@ -43,7 +41,7 @@ from hocket.run.weights.tied_weights import (
     tie_groups,
     tie_reducers,
 )
-from hocket.run.weights.updater import Updater
+from hocket.run.weights.updater import Updater, refuse_modes
 
 
 def make_executor(
@@ -105,9 +103,7 @@ def make_executor(
     if schedule.body:
         refuse_shared(stale_ties, schedule)
         refuse_early_reads(_trained(shared, modules), schedule)
-        for stage, module in enumerate(modules):  # alike on all workers
-            if program.stages[stage].trainable and program.stages[stage].delay:
-                refuse_hooks(stage, dict(module.named_parameters()))
+        refuse_hooks(program, dict(enumerate(modules)))  # alike on all workers
     ties = find_ties(shared, schedule)
     groups = tie_groups(ties, layout, context.groups)
     trained = {
@@ -122,12 +118,12 @@ def make_executor(
     for stage, own in owned.items():
         how = by_net[program.stages[stage].net].settings
         assert how is not None
-        updaters[stage] = Updater(
-            own,
-            how,
-            reducer=_reducer(stage, own, groups_of.reduces(stage)),
-        )
-    _refuse_modes(program, updaters)
+        group, what = groups_of.reduces(stage), f"gradients of stage {stage}"
+        reducer = None if group is None else Reducer([*own.values()], group, what)
+        updaters[stage] = Updater(own, how, reducer=reducer)
+    if is_stale:
+        why = "old weights are kept of the first alone: take a schedule without delays"
+        refuse_modes(updaters, why)
     stale_names = {tie.name for tie in stale_ties}
     # These are equal by now.
     ties = [tie for tie in ties if tie.name not in stale_names]
@@ -186,31 +182,6 @@ def make_executor(
         wiring,
         replicas,
     )
-
-
-def _reducer(
-    stage: int, parameters: Mapping[str, nn.Parameter], group: WorkerGroup | None
-) -> Reducer | None:
-    if group is None:
-        return None
-    what = f"gradients of stage {stage}"
-    return Reducer(list(parameters.values()), group, what)
-
-
-def _refuse_modes(program: Program, updaters: Mapping[int, Updater]) -> None:
-    """Refuse optimizers with other weights to evaluate, where old ones are kept.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    is_stale = any(x.trainable and x.delay for x in program.stages)
-    made = (x.optimizer for x in updaters.values())
-    if is_stale and any(x is not None and has_modes(x) for x in made):
-        raise ConfigError(
-            "the optimizer has weights to train and others to evaluate (train(), "
-            "eval()), and old weights are kept of the first alone: take a schedule "
-            "without delays, or another optimizer"
-        )
 
 
 def _trained(
@@ -282,9 +253,7 @@ def _refuse_following(
 
 
 def _followers(
-    schedule: Schedule,
-    nets: Mapping[str, NetSetup],
-    runners: Mapping[int, StageRunner],
+    schedule: Schedule, nets: Mapping[str, NetSetup], runners: Mapping[int, StageRunner]
 ) -> dict[int, Follower]:
     stages = schedule.program.stages
     following = {n: runner for n, runner in runners.items() if stages[n].follows}

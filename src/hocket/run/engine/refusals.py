@@ -8,8 +8,10 @@ from torch import nn
 
 from hocket.core.gates import describe, early_updates, flushes, gates_of
 from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
+from hocket.run.stage.split.layers.accumulate import has_hooks
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
 
@@ -135,21 +137,27 @@ def _why_not_tied(tie: StaleTie, schedule: Schedule) -> str:
     return ""
 
 
-def refuse_hooks(stage: int, parameters: Mapping[str, nn.Parameter]) -> None:
+def refuse_hooks(
+    program: Program, modules: Mapping[int, nn.Module], when: str = ""
+) -> None:
     """Refuse hooks of parameters: old weights get the gradients, and call none.
 
     Args:
-        stage: a stage that has a delay.
-        parameters: its own.
+        program: says which stages have a delay.
+        modules: stages by number.
+        when: where an error begins: with the step.
 
     Raises:
         ModelError: a parameter has a hook; names the first.
     """
-    for name, parameter in parameters.items():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+    stages = program.stages
+    stale = [n for n in modules if stages[n].trainable and stages[n].delay]
+    every = ((n, *named) for n in stale for named in modules[n].named_parameters())
+    for stage, name, parameter in every:
+        if has_hooks(parameter):
             raise ModelError(
-                f"{name} has a hook on its gradient, but stage {stage} computes with "
-                "old weights: copies, of which the hook knows nothing. Let the "
+                f"{when}{name} has a hook on its gradient, but stage {stage} computes "
+                "with old weights: copies, of which the hook knows nothing. Let the "
                 "optimizer's step do what the hook does, or take an order that ends "
                 'each step before the next begins, such as schedule="1f1b"'
             )

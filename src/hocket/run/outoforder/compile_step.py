@@ -35,6 +35,7 @@ from hocket.run.outoforder.order.choose import OrderCandidate
 from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import GradientStatus
+from hocket.run.weights.updater import clear_gradients
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
@@ -290,7 +291,8 @@ class CompiledStep:
             losses = losses_of(self._loss, self._model(*args, **kwargs), targets)
         losses[TOTAL].backward()
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        clear_gradients(self.optimizer)
+        Optimizer.zero_grad(self.optimizer)
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _example(self) -> CapturedOrder:

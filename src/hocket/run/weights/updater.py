@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import ConfigError
 from hocket.run.weights.reduce import Reducer
 from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
 
@@ -78,6 +79,7 @@ class Updater:
             self.gradient_sums.add(self._trained)
         if self.optimizer is not None:
             self.optimizer.step()
+            clear_gradients(self.optimizer)
         self.advance()
         self.forget()
 
@@ -133,6 +135,45 @@ class Updater:
         for name, average in self.ema.items():
             parameter = self._trained[name]
             self.ema[name], parameter.data = parameter.data, average
+
+
+def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Call a `zero_grad()` that is not torch's own, as a loop does behind an update.
+
+    Raises:
+        ConfigError: it keeps gradients.
+    """
+    known = torch.optim.Optimizer.zero_grad
+    if getattr(optimizer.zero_grad, "__func__", None) is known:
+        return
+    optimizer.zero_grad()
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    left = [float(p.grad.norm()) for p in trained if p.grad is not None]
+    if any(left):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.zero_grad() keeps gradients behind the update "
+            f"(one of norm {max(left):.6g}), and here each step begins without any: "
+            "let step() keep them in the optimizer's state, or zero_grad() clear them; "
+            "to add up several batches, accumulate="
+        )
+
+
+def refuse_modes(updaters: Mapping[int, Updater], why: str) -> None:
+    """Refuse optimizers with other weights to evaluate.
+
+    Args:
+        updaters: this worker's, by stage.
+        why: what goes wrong with one, and what to do.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    made = (x.optimizer for x in updaters.values())
+    if any(x is not None and has_modes(x) for x in made):
+        raise ConfigError(
+            "the optimizer has weights to train and others to evaluate (train(), "
+            f"eval()), and {why}, or another optimizer"
+        )
 
 
 class GradientSums:

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from hocket.model.guards.guards import Guards
-from hocket.run.outoforder.capture.trace import PLAIN_VALUES, has_tensor_hooks
+from hocket.run.outoforder.capture.trace import PLAIN_VALUES
 from hocket.run.outoforder.capture.update import Optimizer, hook_fault
+from hocket.run.stage.split.layers.accumulate import has_hooks
 
 Form: TypeAlias = tuple[Any, ...]
 
@@ -66,7 +67,7 @@ class StepForms:
         """Return whether a weight has hooks; each new one gets a number."""
         if self._num_hooks != RemovableHandle.next_id:
             self._num_hooks = RemovableHandle.next_id
-            self._is_hooked = any(map(has_tensor_hooks, self._tensors))
+            self._is_hooked = any(map(has_hooks, self._tensors))
         return self._is_hooked
 
     def changes(self) -> list[str]:

@@ -35,6 +35,7 @@ from hocket.run.stage.compiled.trace import (
     taken_assignments,
 )
 from hocket.run.stage.compiled.traceable import check_traceable
+from hocket.run.stage.split.layers.accumulate import has_hooks
 
 T = TypeVar("T")
 PLAIN_VALUES: Final = bool, int, float, complex, str, bytes, type(None)
@@ -68,11 +69,6 @@ class StepGraph:
     def graph(self) -> fx.Graph:
         """The graph of operators."""
         return self.module.graph
-
-
-def has_tensor_hooks(tensor: Tensor) -> bool:
-    """Return whether something is called with a weight's gradient."""
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 class WeightChangeError(CaptureError):
@@ -190,7 +186,7 @@ def _wanted(tensors: Mapping[str, Tensor]) -> list[str]:
             "nothing to train"
         )
     for name in wanted:
-        if has_tensor_hooks(tensors[name]):
+        if has_hooks(tensors[name]):
             raise CaptureError(f"{name} has a hook on its gradient")
     return wanted
 

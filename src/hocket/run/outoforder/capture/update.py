@@ -346,4 +346,6 @@ def hook_fault(optimizer: Optimizer) -> str:
     step = vars(optimizer).get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         return f"the optimizer {kind} has a step of its own, {step!r}"
-    return ""
+    known = getattr(optimizer.zero_grad, "__func__", None)
+    is_own = known is not Optimizer.zero_grad
+    return f"the optimizer {kind} has a zero_grad() of its own" if is_own else ""
