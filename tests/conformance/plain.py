@@ -113,7 +113,7 @@ class Plain:
         if self.delays == "none":
             return {}
         if self.delays == "all":
-            return {id(p): p for p in self.net.parameters()}
+            return {id(p): p for p in self._parameters()}
         order = [name for name, _ in self.net.named_modules()]
         cut = order.index(self.script.cut)
         return {

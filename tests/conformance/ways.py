@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 from torch.nn.parameter import is_lazy
 
 import hocket
@@ -68,6 +69,7 @@ def run(case: Case, way: str, world: World | None = None) -> Outcome:
         way: of `script.WAYS`.
         world: the job of two workers, for ways that need one.
     """
+    module._global_forward_hooks.clear()  # of a case that was refused
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -25,10 +25,14 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch.distributed as dist
+from torch import nn
 
 from hocket.errors import DataError, WaitError
 from hocket.freeze.forecast import StepTimes, Stretch, rest_s
+from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.stages.outline import Outline
+from hocket.model.trace.observe import preserve_state
+from hocket.model.trace.state import State
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout
@@ -137,6 +141,12 @@ class StagedRun(WorkerRun, ABC):
                 executor.store, world.rank, world.world_size, timeout_s
             )
             self._evaluator = self._make_evaluator()
+            if any(x.trainable and x.delay for x in plan.schedule.program.stages):
+                runners = executor.runners.values()
+                whole = (part for x in runners for part in x.module.whole)
+                stages = nn.ModuleList([*(x.module for x in runners), *whole])
+                with preserve_attributes(stages), preserve_state(State.of(stages)):
+                    self._evaluator.collect([config.example])  # checks old weights
 
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""

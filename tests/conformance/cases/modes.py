@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain, refused, still_open
+from tests.conformance.script import Script, batches, case, chain, refused, unsuited
 
 
 def _normed() -> nn.Sequential:
@@ -36,11 +36,8 @@ def batchnorm_eval_each_step() -> Script:
     return Script(_normed(), batches(), before_step=before_step, teacher_alike=False)
 
 
-@case(
-    "a BatchNorm in evaluation mode from the start, trained later",
-    {"wpipe 2bw": still_open("weights 50 % off")},
-)
-def batchnorm_train_later() -> Script:
+@case("a BatchNorm in evaluation mode from the start, trained later")
+def batchnorm_train_later(**options: Any) -> Script:
     """It was put so before the pipeline was made."""
 
     def before_step(step: int, net: Any) -> None:
@@ -50,8 +47,19 @@ def batchnorm_train_later() -> Script:
     net = _normed()
     net.train()
     script = Script(net, batches(), before_step=before_step, teacher_alike=False)
+    script.options |= options
     net[1].eval()
     return script
+
+
+@case(
+    "a BatchNorm in evaluation mode from the start, trained later in a stage that runs "
+    "its forwards twice",
+    {"freeze": unsuited("no `recompute=`")},
+)
+def batchnorm_train_later_recomputed() -> Script:
+    """Its statistics follow a microbatch once."""
+    return batchnorm_train_later.make(recompute="all")  # type: ignore[call-arg]
 
 
 @case("`.eval()` of a Dropout of rate 1")

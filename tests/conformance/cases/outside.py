@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain, refused, still_open
+from tests.conformance.script import Script, batches, case, chain, refused
 
 SCALE = 1.0
 NAMED: Final[dict[str, Any]] = {"act": torch.tanh}
@@ -173,10 +173,7 @@ def added_layer() -> Script:
     )
 
 
-@case(
-    "a forward that notes numbers in a list",
-    {"wpipe 2bw": still_open("what the script's functions see is lost")},
-)
+@case("a forward that notes numbers in a list")
 def notes_in_forward() -> Script:
     """As debugging prints do."""
     seen: dict[str, list[Any]] = {"means": []}

@@ -89,8 +89,10 @@ def capture(
             case _:
                 assert_never(capture)
         for path, module in model.named_modules():
-            if hooks := [x for kind in hooks_of(module) for x in kind.values()]:
-                found.as_is[path] = f"it calls {', '.join(map(place_of, hooks))}"
+            if has_hooks(module):
+                hooks = [x for kind in hooks_of(module) for x in kind.values()]
+                named = ", ".join(map(place_of, hooks)) or "hooks of all modules"
+                found.as_is[path] = f"it calls {named}"
         found.as_is.update(found.evaluation.trace.as_is)
         found.as_is.update(found.training.trace.as_is)
         return with_more_layers(found, cut)

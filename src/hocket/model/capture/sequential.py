@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import fx, nn
+from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
@@ -24,8 +25,8 @@ def is_plain_sequential(model: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether a module has forward or backward hooks."""
-    return any(hooks_of(module))
+    """Return whether a module has forward or backward hooks, or all modules do."""
+    return any(hooks_of(module)) or bool(torch_module._has_any_global_hook())
 
 
 def hooks_of(module: nn.Module, *, forward: bool = True) -> list[dict[int, Any]]:

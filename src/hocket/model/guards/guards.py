@@ -29,6 +29,7 @@ _HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
 _GLOBAL_HOOKS: Final = tuple(
     x for x in vars(torch_module) if x.startswith("_global_") and x.endswith("_hooks")
 )
+_OF_ALL: Final = "(torch.nn.modules.module)."
 _HELD: Final = {"_modules": "module", "_parameters": "parameter", "_buffers": "buffer"}
 _ABSENT: Final = object()
 _MOST_TEXT: Final = 60
@@ -198,7 +199,9 @@ class Guards:
         if self._num_hooks != RemovableHandle.next_id:
             now = dict(self._hooks_now())
             known = {k: self._hooks[k] for k in now if k in self._hooks}
-            yield from _described(_different(known, now))
+            every = [path for path, *_ in self._modules]
+            for name, a, b, owner in _described(_different(known, now)):
+                yield name, a, b, every if name.startswith(_OF_ALL) else owner
         is_known = self._num_registered == _registered.count
         if not is_known or self._types_were != self._types():
             present = dict(self._children_now())
@@ -234,7 +237,7 @@ class Guards:
         """Yield the hooks of all modules, and those of each."""
         for kind in _GLOBAL_HOOKS:
             hooks = getattr(torch_module, kind)
-            yield f"(torch.nn.modules.module).{kind}", _of_hooks(hooks)
+            yield f"{_OF_ALL}{kind}", _of_hooks(hooks)
         for path, one, _ in self._modules:
             module = one()
             for kind in _HOOKS if module is not None else ():

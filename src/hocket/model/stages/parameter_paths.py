@@ -84,6 +84,7 @@ def _put_module(stage: nn.Module, path: str, module: nn.Module) -> None:
         for own in ("_parameters", "_buffers", "_modules"):
             vars(stage)[own] = vars(module)[own]
         stage._non_persistent_buffers_set = module._non_persistent_buffers_set
+        vars(stage)["whole"] = (module,)
         return
     parent, _, key = path.rpartition(".")
     _container(stage, parent)._modules[key] = module

@@ -88,8 +88,10 @@ class StageModule(nn.Module):
         self.changed_buffers = changed_buffers
         self.runs_backward = runs_backward
         self._rebuild = rebuild
-        # The mode of each module in training, while the stage evaluates; in tuples,
-        # for nn.Module registers what is assigned by itself.
+        # The whole model, where it runs as it is: the stage has its children. As the
+        # modes, in a tuple, for nn.Module registers what is assigned by itself.
+        self.whole: tuple[nn.Module, ...] = ()
+        # The mode of each module in training, while the stage evaluates.
         self._modes: tuple[tuple[nn.Module, bool], ...] = ()
         self._mode_runs: dict[bool, _Run] = {}
 
@@ -179,8 +181,11 @@ class StageModule(nn.Module):
             return self
         modes = self._modes
         if not mode:
-            self._modes = tuple((part, part.training) for part in self.modules())
+            parts = (*self.modules(), *self.whole)
+            self._modes = tuple((part, part.training) for part in parts)
         super().train(mode)
+        for part in self.whole:
+            part.train(mode)
         for part, was in modes if mode else ():
             part.training = was
         return self

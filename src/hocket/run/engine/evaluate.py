@@ -129,13 +129,18 @@ class Evaluator:
                 outputs cannot be joined along dimension 0, or sent.
             SchemaError: the replicas did not evaluate on the same batches.
         """
+        collected = self.collect(loader)
+        parts = self._gathered({"forms": collected.forms()})
+        return collected.gather([part["forms"] for part in parts])
+
+    def collect(self, loader: Iterable[Any]) -> CollectedOutputs:
+        """Run the model alone; return the outputs that this worker makes."""
         self._outputs = collected = CollectedOutputs(self._world)
         try:
             self._run(loader)
         finally:
             self._outputs = None
-        parts = self._gathered({"forms": collected.forms()})
-        return collected.gather([part["forms"] for part in parts])
+        return collected
 
     def _run(self, loader: Iterable[Any]) -> None:
         """Play all batches of a loader."""

@@ -155,8 +155,12 @@ class FollowedNet:
                 split.append(change)
         if split:
             self._capture_again(split, step)
-        if split or known.keys() - before:
-            self._cut_again(runners)
+        traces = self._captured.training.trace, self._captured.evaluation.trace
+        new = known.keys() - before
+        if split or any(not one.runs_as_is(path) for one in traces for path in new):
+            # A forward with hooks computes from its weights what it did without.
+            is_known = all(change.name.endswith("_hooks") for change in changes)
+            self._cut_again(runners, is_known=is_known)
 
     def _runs_as_is(
         self,
@@ -183,7 +187,7 @@ class FollowedNet:
                     self._flows,
                 )
         except AsIsError as error:
-            if may_freeze:
+            if may_freeze or change.name.endswith("_hooks"):
                 raise _refused(change, step, str(error)) from error
             return False
         captured.as_is.update(wanted)
@@ -313,8 +317,13 @@ class FollowedNet:
         found = {number: runners[number] for number in numbers if number in runners}
         return {number - self._first: x for number, x in found.items()}
 
-    def _cut_again(self, runners: Mapping[int, StageRunner]) -> None:
-        """Cut this worker's stages again, of the very same weights."""
+    def _cut_again(self, runners: Mapping[int, StageRunner], *, is_known: bool) -> None:
+        """Cut this worker's stages again, of the very same weights.
+
+        Args:
+            runners: this worker's stages, by number.
+            is_known: whether it is known that they may compute with old weights.
+        """
         own = self._own(runners)
         first_name = self._captured.state.first_name
         tensors: dict[str, Tensor] = {}
@@ -335,7 +344,7 @@ class FollowedNet:
         captured = on_tensors(self._captured, tensors, live=self._model())
         stages = cut(captured, self._boundaries, self._flows, own.keys())
         for stage in stages:
-            own[stage.index].adopt(stage)
+            own[stage.index].adopt(stage, is_checked=is_known)
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:

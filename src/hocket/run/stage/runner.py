@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -27,11 +28,7 @@ from hocket.run.stage.compiled.function import make_splitter, uncompiled
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
-from hocket.run.stage.saved_forward import (
-    KeptOutputs,
-    SavedForward,
-    StageGradients,
-)
+from hocket.run.stage.saved_forward import KeptOutputs, SavedForward, StageGradients
 from hocket.run.stage.seed import layers_seeded
 from hocket.run.stage.split.layers.pending import Pending
 from hocket.run.stage.stage_loss import StageLoss
@@ -156,8 +153,13 @@ class StageRunner:
         """Set train or eval mode; no effect if unchanged."""
         self.module.train(mode)
 
-    def adopt(self, module: StageModule) -> None:
-        """Run other code from the next forward on, with the very same weights."""
+    def adopt(self, module: StageModule, *, is_checked: bool = False) -> None:
+        """Run other code from the next forward on, with the very same weights.
+
+        Args:
+            module: the stage's module from then on.
+            is_checked: whether it is known that it may compute with old weights.
+        """
         if self.versions is not None:
             self.versions.take_out()
         self.module.adopt(module)
@@ -167,7 +169,7 @@ class StageRunner:
             self._replayer = Replayer(self.module, self.device)
         if self.versions is not None:
             self.versions.find_places(self.module)
-        self._is_checked = False
+        self._is_checked = is_checked
 
     def forward(
         self,
@@ -271,6 +273,9 @@ class StageRunner:
         self, microbatch: Microbatch, received: Sequence[Tensor]
     ) -> tuple[Tensor, ...] | Any:
         """Run the forward alone; the last stage returns the model's own output."""
+        if not self._is_checked:
+            with contextlib.suppress(Exception):  # training raises it
+                self._check_stale_weights(received, microbatch)
         return self._call(received, microbatch)
 
     def others_of(

@@ -41,11 +41,7 @@ _NUM_SHOWN: Final = 3  # names in an error
 
 
 def check_stale_weights(
-    module: StageModule,
-    forward: Callable[[], Any],
-    *,
-    device: torch.device,
-    delay: int,
+    module: StageModule, forward: Callable[[], Any], *, device: torch.device, delay: int
 ) -> None:
     """Refuse a stage whose results or gradients would be wrong with old weights.
 
@@ -53,7 +49,7 @@ def check_stale_weights(
     and gradients are in memory twice.
 
     Args:
-        module: the stage, in training, with its weights in place.
+        module: the stage, with its weights in place.
         forward: runs the module on values such as it will receive; those that want a
             gradient are new leaves each time.
         device: the device that it runs on.
@@ -67,7 +63,9 @@ def check_stale_weights(
     if delay == 0 or not any(isinstance(x, nn.Module) for x in objects):
         return
     trial = _StaleWeightTrial(module, forward, device, delay)
-    with preserve_attributes(module), preserve_generators(device):
+    whole = nn.ModuleList([module, *module.whole])
+    with preserve_attributes(whole), preserve_generators(device):
+        module.train()
         trial.run()
 
 
