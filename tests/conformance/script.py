@@ -34,6 +34,9 @@ OWN: Final = (
 PIPELINES: Final = f"{OWN} seq-1 seq-2"
 
 
+TOLERANCE: Final = 1e-10
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one way to run a case must give: the plain loop's numbers, or an error.
@@ -43,14 +46,21 @@ class Verdict:
             the way cannot run the case.
         text: what the error names; what happens today; why the way cannot run it.
         error: of an open one: a text of the error that is raised today, if one is.
+        tolerance: how far equal numbers may be apart.
     """
 
     kind: str
     text: str = ""
     error: str = ""
+    tolerance: float = TOLERANCE
 
 
 EQUAL: Final = Verdict("equal")
+
+
+def in_float32(why: str) -> Verdict:
+    """The plain loop's numbers, but for a rounding of float32; says which."""
+    return Verdict("equal", why, tolerance=1e-7)
 
 
 def refused(names: str) -> Verdict:

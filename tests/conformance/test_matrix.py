@@ -16,7 +16,7 @@ import torch
 
 from tests.conformance.cases import CASES
 from tests.conformance.script import WAYS, Verdict
-from tests.conformance.ways import TOLERANCE, Outcome, run
+from tests.conformance.ways import Outcome, run
 from tests.conformance.workers import run_on_two
 from tests.run.support.worker_pool import WorkerPool
 
@@ -42,7 +42,7 @@ def cells(ways: Iterable[str]) -> list[Any]:
 
 def check(verdict: Verdict, outcome: Outcome) -> None:
     """Compare what came with what must come."""
-    is_equal = not outcome.error and outcome.worst <= TOLERANCE
+    is_equal = not outcome.error and outcome.worst <= verdict.tolerance
     if verdict.kind == "equal":
         assert is_equal, str(outcome)
     elif verdict.kind == "refused" and (STRICT or not is_equal):

@@ -19,7 +19,6 @@ from hocket.run.cluster.world import World
 from tests.conformance.plain import Plain, Trained, apart, state_of, total_of
 from tests.conformance.script import Case, Script, own_form
 
-TOLERANCE: Final = 1e-10
 NEAR_ZERO: Final = 1e-3  # smaller tensors are compared as if they were so large
 
 _SCHEDULES: Final = {"wpipe": "wpipe", "2bw": "pipedream-2bw"}

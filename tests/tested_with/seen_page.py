@@ -18,7 +18,8 @@ What the plain loop would do, the pipeline does (*followed*), or it refuses by a
 that names what (*refused*), when it is made or at the step in which it happens. There
 is no third class. `tests/conformance/` holds this page: each case is a small script of
 a plain loop, run in nine ways, and compared with the loop over the user's own modules
-to 1e-10. `tests/tested_with/page.py` writes the page.
+to 1e-10, or to 1e-7 where a case computes in float32. `tests/tested_with/page.py`
+writes the page.
 """
 _SIGNS: Final = {"equal": "=", "refused": "refused", "open": "open", "none": "-"}
 
