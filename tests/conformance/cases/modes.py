@@ -121,10 +121,7 @@ def reads_training() -> Script:
 
 @case(
     "`.eval()` of a root whose forward reads `self.training`",
-    {
-        "own-2 wpipe": refused("training was True and is False"),
-        "freeze": refused("the model's own forward is cut apart"),
-    },
+    {"freeze": refused("the model's own forward is cut apart")},
 )
 def root_eval_midway() -> Script:
     """The mode of the root alone; its layers have none."""

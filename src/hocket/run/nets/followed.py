@@ -16,7 +16,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from functools import wraps
+from typing import Any, Final
 from weakref import ref
 
 import torch
@@ -245,8 +246,6 @@ class FollowedNet:
     ) -> Captured | None:
         """Return the captured model, some numbers as tensors; None if it differs."""
         old = self._captured
-        if not model.training:  # a capture would be of its training mode
-            return None
         tensors = State.of(model).tensors
         copy = copied(model, {id(x): on_meta(x) for x in tensors.values()})
         for name in numbers:
@@ -255,6 +254,8 @@ class FollowedNet:
             value = torch.tensor(getattr(part, attribute), dtype=torch.float64)
             delattr(part, attribute)
             part.register_buffer(attribute, value.to("meta"), persistent=False)
+        if not copy.training:
+            _evaluate_root(copy)
         args, kwargs = old.example.call()
         found = with_starts(capture(copy, args, kwargs), old)
         if found is None:
@@ -345,6 +346,25 @@ class FollowedNet:
         stages = cut(captured, self._boundaries, self._flows, own.keys())
         for stage in stages:
             own[stage.index].adopt(stage, is_checked=is_known)
+
+
+def _evaluate_root(model: nn.Module) -> None:
+    """Let the root's own code see evaluation mode in a capture of its training.
+
+    Its parts are captured in training mode, as at first: where their modes have
+    changed, they run as they are.
+    """
+    forward = model.forward
+
+    @wraps(forward)
+    def evaluating(*args: Any, **kwargs: Any) -> Any:
+        mode, model.training = model.training, False
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            model.training = mode
+
+    model.train().forward = evaluating
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:
