@@ -59,12 +59,7 @@ class Decider:
         """
         self.number += 1
         seen = LayerObservation(
-            self.number,
-            step,
-            self.num_layers,
-            self.num_frozen,
-            learning_rate,
-            measured,
+            self.number, step, self.num_layers, self.num_frozen, learning_rate, measured
         )
         self.state = self.policy.observe(self.state, seen)
         decided = self.policy.decide(self.state, seen)

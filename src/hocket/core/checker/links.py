@@ -27,13 +27,7 @@ from enum import Enum
 from hocket.core.dataflow import Value
 from hocket.core.op import Op
 from hocket.core.plans.lane_plan import OpPlan
-from hocket.core.plans.message_order import (
-    Barrier,
-    Group,
-    Queue,
-    Together,
-    barrier_of,
-)
+from hocket.core.plans.message_order import Barrier, Group, Queue, Together, barrier_of
 from hocket.errors import DeadlockError, ScheduleError
 
 

@@ -18,12 +18,7 @@ from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.planner.search.bound import bound_s
 from hocket.planner.search.holdings import Holding, always_bytes, holdings
-from hocket.planner.search.model import (
-    SolverLimits,
-    SolverQuery,
-    ask,
-    require_ortools,
-)
+from hocket.planner.search.model import SolverLimits, SolverQuery, ask, require_ortools
 from hocket.planner.search.order import known_orders, schedule_at, starts_of
 from hocket.planner.search.problem import Problem, StartLag, TimedTask
 from hocket.planner.search.result import SAME, SearchProgress, SearchResult
