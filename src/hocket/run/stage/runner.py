@@ -390,12 +390,9 @@ class StageRunner:
             outputs += (*rebuilt(inputs[self._num_own :], self._others, microbatch),)
         total = self.loss.total(outputs, microbatch, now, counts=bool(weight))
         if self.trainable and not total.requires_grad:
-            why = "all of the model's parameters are frozen (requires_grad=False)"
-            if self._has_backward:
-                why = "it was detached, or made from numbers (.item())"
             raise ModelError(
-                f"the loss does not depend on any weight: {why}, so nothing would be "
-                "trained"
+                "the loss does not depend on any weight: it was detached, or made from "
+                "numbers (.item()), so nothing would be trained"
             )
         return SavedForward(leaves, (total,), (torch.full_like(total, weight),)), ()
 
