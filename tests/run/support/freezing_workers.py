@@ -206,16 +206,17 @@ def train_from_samples() -> Any:
     world = join()
     torch.set_num_threads(1)
     found = []
-    loader = hocket.SampleLoader(Rows(), 8, seed=2)
-    for batches in (loader, [*hocket.SampleLoader(Rows(), 8, seed=2)]):
+    loader = hocket.SampleLoader(Rows(), 5, seed=2)
+    for batches in (loader, [*hocket.SampleLoader(Rows(), 5, seed=2)]):
         torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double()
         with hocket.Pipeline(
-            nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double(),
+            model,
             F.cross_entropy,
             optimizer=ADAMW,
             example=loader.example(),
             num_microbatches=2,
-            freeze=OneMore(every_steps=2),
+            freeze=OneMore(every_steps=4),
             shapes={1: (1, 2)} if batches is loader else {},
             world=world,
         ) as pipeline:

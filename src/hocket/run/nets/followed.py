@@ -77,6 +77,7 @@ class FollowedNet:
     def cut_at(self, boundaries: Sequence[int], flows: Flows) -> None:
         """Note another cut, which has followed all changes so far."""
         self._boundaries, self._flows = boundaries, flows
+        self._num_unchanged = 0  # modules that run as they are will get its weights
 
     def forget(self, runners: Mapping[int, StageRunner]) -> None:
         """Note what forwards have changed, as modules that run as they are may do.
