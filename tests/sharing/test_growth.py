@@ -12,9 +12,8 @@ import torch
 
 import hocket
 from hocket.errors import NoMemoryError
-from hocket.sharing.board import Board
+from hocket.sharing.board import Board, Growth
 from hocket.sharing.forecast import Forecast
-from hocket.sharing.growth import Growth
 from hocket.sharing.policy import Mode
 from hocket.sharing.simulate import SimulatedJob, simulate_jobs
 

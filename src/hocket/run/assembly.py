@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import count
 from typing import Any, Final
@@ -30,8 +30,8 @@ from hocket.core.costs import StageCost
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, NoMemoryError
 from hocket.freeze.policy import Measures, Policy
-from hocket.options import CAPTURED_STEP, freezing_faults
-from hocket.run.captured_step import of_one_stage, play_captured_steps
+from hocket.model.capture.captured import Captured
+from hocket.options import CAPTURED_STEP, captured_step_faults, freezing_faults
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.group import GroupMaker
@@ -39,6 +39,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transport import NUM_BUFFERS
 from hocket.run.comm.transports import make_transport
+from hocket.run.data.loss import WholeBatch
 from hocket.run.device.out_of_memory import (
     MemoryWatch,
     explain_start,
@@ -54,6 +55,7 @@ from hocket.run.engine.refusals import refuse_settings
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.nets.followed import FollowedNet
+from hocket.run.outoforder.captured_step_player import CapturedStepPlayer
 from hocket.run.stage.teacher_outputs import with_teachers
 from hocket.run.tune.build import build_plan, followed_nets
 from hocket.run.tune.choose import choose_order
@@ -73,6 +75,75 @@ _TEXTS: Final[Mapping[object, Callable[[int, StageCost], str]]] = {
     "v-min": repeating_bubble,
     "v-half": repeating_bubble_of_v_half,
 }
+
+
+def of_one_stage(config: PipelineConfig, num_workers: int) -> PipelineConfig:
+    """Return the configuration of the same training, with one stage.
+
+    Args:
+        config: asks for captured steps.
+        num_workers: the number of workers.
+
+    Raises:
+        ConfigError: options that a captured step does not go with; names all.
+    """
+    faults = [
+        *_faults_of_one_stage(config, num_workers),
+        *captured_step_faults(config, config),
+    ]
+    if faults:
+        raise ConfigError(f"schedule={CAPTURED_STEP!r}: {'; '.join(faults)}")
+    return replace(config, schedule="gpipe")
+
+
+def _faults_of_one_stage(config: PipelineConfig, num_workers: int) -> Iterator[str]:
+    if num_workers > 1:
+        yield f"there are {num_workers} workers: it is for one device; start one"
+    if config.teachers:
+        yield "teachers run in the gaps of a pipeline: take another schedule"
+    if config.freeze is not None:
+        yield "freeze changes the model while training runs: take another schedule"
+    if isinstance(config.loss, WholeBatch):
+        yield "the batch is not cut: give the loss without WholeBatch"
+
+
+def play_captured_steps(
+    executor: Executor,
+    plan: Plan,
+    config: PipelineConfig,
+    captured: Captured,
+    recorder: FlightRecorder,
+    stack: ExitStack,
+) -> Plan:
+    """Let an executor of one stage play captured steps.
+
+    Args:
+        executor: the executor.
+        plan: its plan.
+        config: has the example, and the limit of memory.
+        captured: the model.
+        recorder: notes each step.
+        stack: closes the step's lanes.
+
+    Returns:
+        The plan, with the step's own prediction.
+
+    Raises:
+        HocketError: see `CapturedStepPlayer`.
+    """
+    (example,) = config.microbatches()
+    player = CapturedStepPlayer(
+        executor,
+        captured,
+        example,
+        recorder,
+        config.memory_bytes,
+        config.training.compute_precision,
+    )
+    stack.callback(player.step.close)
+    executor.player = player
+    predicted = player.step.predicted if player.step.is_captured else plan.predicted
+    return replace(plan, schedule_name=CAPTURED_STEP, predicted=predicted)
 
 
 def assemble(

@@ -13,22 +13,28 @@ import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    contextmanager,
+    redirect_stderr,
+)
 from inspect import Parameter
 from io import StringIO
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.errors import CaptureError
 from hocket.model.capture.as_is import ModulesAsIs
 from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
-from hocket.model.capture.constants import constants_shown
 from hocket.model.capture.lost_in_graph import (
     LostInGraphError,
     check_keeps_no_state,
@@ -40,6 +46,7 @@ from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import noticed_backwards
 from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.replaced import replaced
 
 # Unlikely to be a number that the model itself compares the batch size with.
 EXPORT_SAMPLES: Final = 13
@@ -48,6 +55,63 @@ _LOST: Final = (
     "the model cannot be captured: it calls torch.utils.checkpoint, and a captured "
     "graph would keep all activations all the same"
 )
+
+
+_LOOKS: Final = ("__bool__", "__float__", "__index__", "__int__", "item")
+
+
+def constants_shown() -> AbstractContextManager[None]:
+    """Answer reads of constants while the block runs; pass on all others.
+
+    An exporter knows shapes and no numbers, so reading a number stops it:
+
+        mask = torch.ones(t, t).tril()
+        if (mask == other).all():           known, though: it follows from t alone
+
+    Tensors made without the batch, the weights and random numbers are computed here
+    when they are read, from the graph as far as it is recorded.
+    """
+    return replaced(Tensor, *_LOOKS, by=_answering)
+
+
+def _answering(look: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    def answer(tensor: Tensor) -> Any:
+        node = _node_of(tensor)
+        if node is not None:
+            # The modes that trace would trace what is computed here, too.
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                value = _computed(node.graph).get(node)
+                if value is not None:
+                    return look(value)
+        return look(tensor)
+
+    return answer
+
+
+def _node_of(tensor: Tensor) -> fx.Node | None:
+    """Return the call that made a tensor, if it is being traced."""
+    mode = proxy_tensor.get_proxy_mode()
+    if mode is None:
+        return None
+    slot = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
+
+
+def _computed(graph: fx.Graph) -> dict[fx.Node, Any]:
+    """Return all constants of a graph; none if an unknown call changes one."""
+    values: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        target, inputs = node.target, node.all_input_nodes
+        if node.op != "call_function" or not isinstance(target, OpOverload):
+            continue
+        is_known = all(x in values for x in inputs)
+        is_random = torch.Tag.nondeterministic_seeded in target.tags
+        if is_known and not is_random:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = target(*args, **kwargs)
+        elif target._schema.is_mutable and any(x in values for x in inputs):
+            return {}
+    return values
 
 
 def export(

@@ -22,8 +22,8 @@ Other sizes (a smaller last microbatch) run uncompiled.
     products.py     gradients that are products, added up by these
     capture.py      all graphs of a stage for one size
     trial.py        run them once and compare
-    function.py     replaces a stage's code, as one node of autograd's graph
-    remainder.py    W, with the values that I holds for it
+    function.py     replaces a stage's code, as one node of autograd's graph; W, with
+                    the values that I holds for it
     (run/tune/compile_stages.py compiles all of a worker's stages)
 
 Imports `run.stage` and what is before it. Begin with `capture.py`.
