@@ -188,3 +188,12 @@ def test_the_host_waits_twice_in_a_lane(alone: Alone) -> None:
     for waits in steps[1:]:
         assert waits["in_lanes"] == ["synchronize", "copy to the host"]
         assert waits["queued"][0] > 10  # the last microbatch's backward
+
+
+@pytest.mark.timeout(150)
+def test_a_dry_run_ends_where_the_host_waits_long(alone: Alone) -> None:
+    """On a GPU that ten programs shared it went on for over a minute.
+
+    It summed the steps' own milliseconds, and not the waits around each of them.
+    """
+    assert alone.answers["dry_run_s"] < 5.0

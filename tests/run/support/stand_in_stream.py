@@ -94,7 +94,13 @@ STREAM: Final = Stream()
 
 
 class StandInEvent:
-    """See `torch.Event`."""
+    """See `torch.Event`.
+
+    Attributes:
+        turn_s: how long the host waits for a stream that others' turns hold up.
+    """
+
+    turn_s = 0.0
 
     def __init__(self, device: Any = None, **_: Any) -> None:
         self._number = 0
@@ -116,6 +122,7 @@ class StandInEvent:
 
     def synchronize(self) -> None:
         """Let the host wait for it."""
+        time.sleep(self.turn_s)
         STREAM.waits.note("synchronize")
         STREAM.waits.queued.append(STREAM.num_ops - self._num_ops)
         STREAM.finish(self._number)

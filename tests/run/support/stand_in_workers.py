@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import hocket
 from hocket.run.cluster.world import World, join_world
+from hocket.run.tune import dry_run
 from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.comparison import difference
 from tests.run.support.exactness import train_one
@@ -18,7 +20,7 @@ from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.short_measurements import measure_shortly
 from tests.run.support.small_models import batches, make_model, specimen_of
 from tests.run.support.stand_in_device import StandInTensor, register
-from tests.run.support.stand_in_stream import STREAM
+from tests.run.support.stand_in_stream import STREAM, StandInEvent
 from tests.run.support.teacher_models import largest_difference, make_batches
 from tests.run.support.teacher_workers import make_pipeline
 
@@ -30,7 +32,36 @@ def on_one_worker(cases: list[dict[str, Any]], folder: str) -> dict[str, Any]:
         "memory": _early_and_late(world.device, 3),
         "waits": _waits_by_step(world, "perceptron", "1f1b"),
         "trained": _train_all(world, cases, folder),
+        "dry_run_s": _dry_run_s(world),
     }
+
+
+def _dry_run_s(world: World) -> float:
+    """The seconds of a dry run where each of the host's waits takes 20 ms."""
+    played, spent_s = dry_run._played, list[float]()
+
+    def timed(*args: Any) -> Any:
+        begin_s = perf_counter()
+        rounds = played(*args)
+        spent_s.append(perf_counter() - begin_s)
+        return rounds
+
+    example = torch.randn(4, 2), torch.randn(4, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dry_run, "_ENOUGH_S", 0.6)
+        patch.setattr(dry_run, "_played", timed)
+        patch.setattr(dry_run, "is_precise", lambda columns: False)
+        patch.setattr(StandInEvent, "turn_s", 0.02)
+        hocket.Pipeline(
+            torch.nn.Linear(2, 2),
+            torch.nn.functional.mse_loss,
+            optimizer=make_optimizer,
+            example=example,
+            num_microbatches=2,
+            world=world,
+        ).close()
+    [found] = spent_s
+    return found
 
 
 def _early_and_late(device: torch.device, num: int) -> list[list[float]]:

@@ -126,6 +126,7 @@ def _known(
     num_stages: int,
 ) -> KnownTeacher:
     """Capture a teacher, run it on the example, and profile its forwards."""
+    config.report(f"capturing teacher {name}")
     num_microbatches = teacher.num_microbatches or config.num_microbatches
     if world.device.type != "cpu":
         teacher.net.cpu()  # each worker moves its own stages to its device
