@@ -306,7 +306,13 @@ def graphed(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    return partial(_replayed, graph, step)
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, step: Step) -> None:
+    """Replay a graph of a step, whose weights live as long as this is there."""
+    del step
+    graph.replay()
 
 
 def hocket_step(
