@@ -11,6 +11,8 @@ from typing import Any, Final
 import pytest
 from typer.testing import CliRunner
 
+from hocket import env
+from hocket.cli import train
 from hocket.cli.main import app
 from hocket.env import ExitCode
 from hocket.recipes.config.resolve import resolve
@@ -138,6 +140,45 @@ def test_a_layout_replaces_the_numbers_of_the_recipe(free_dir: Path) -> None:
     refused = CliRunner().invoke(app, [*layout, "--workers=4"])
     assert refused.exit_code == 2
     assert "layout 4x2 is 8 workers in 2 replicas" in refused.stderr
+
+
+DATA: Final = ["--set", "data.path=."]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_gpus", "more", "expected", "said"),
+    [
+        ("digits-vit", 1, [], (1, 1), "the layout is 1x1; --workers 2, the recipe's"),
+        ("digits-vit", 2, [], (2, 1), ""),
+        ("cifar10-resnext", 5, DATA, (4, 2), "the layout is 2x2; --workers 8"),
+        ("digits-vit", 1, ["--workers=2"], (2, 1), "2 workers share 1 of them"),
+        ("digits-vit", 0, [], (2, 1), ""),
+    ],
+)
+def test_as_many_workers_as_there_are_gpus(
+    recipe: str,
+    num_gpus: int,
+    more: list[str],
+    expected: tuple[int, int],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with one GPU the main job was refused: the recipe says 2 workers."""
+    name = env.BACKEND.name
+    monkeypatch.setenv(name, "")
+    monkeypatch.delenv(name)
+    monkeypatch.setattr("hocket.cuda.num_devices", lambda: num_gpus)
+    started: list[Any] = []
+    monkeypatch.setattr(train, "start_workers", lambda *args: started.append(args[0]))
+
+    result = CliRunner().invoke(app, ["train", recipe, *more])
+
+    assert not result.exit_code, result.stderr
+    pipeline = started[0].recipe.pipeline
+    assert (pipeline.num_workers, pipeline.num_replicas) == expected
+    assert said in result.stderr
+    assert bool(result.stderr) == bool(said)
+    assert env.BACKEND.text() == ("gloo" if "--workers=2" in more else "")
 
 
 @pytest.mark.parametrize(

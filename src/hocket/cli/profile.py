@@ -15,7 +15,7 @@ from hocket.cli.train import (
     RecipeArgument,
     SetOption,
     WorkersOption,
-    read_recipe,
+    recipe_here,
     run_workers,
     with_workers,
 )
@@ -45,7 +45,7 @@ def profile_command(
     (run.profile_folder), and training on this machine uses it.
     """
     settings = with_workers(settings, workers, layout)
-    resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
+    resolved = recipe_here(recipe, settings, allow_outside=allow_outside)
     num_workers = resolved.recipe.pipeline.num_workers
     result = run_workers(ENTRY, resolved, num_workers, again)
     if as_json:

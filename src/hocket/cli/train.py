@@ -27,7 +27,7 @@ SetOption = Annotated[
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option(help="The same as --set pipeline.num_workers=N.", metavar="N"),
+    typer.Option(help="Processes; more than GPUs share them.", metavar="N"),
 ]
 LayoutOption = Annotated[
     str | None,
@@ -85,7 +85,7 @@ def train_command(
     settings = with_workers(settings, workers, layout)
     if resume is not None:
         settings.append(f"checkpoint.resume={json.dumps(resume)}")
-    resolved = read_recipe(recipe, settings, allow_outside=allow_outside)
+    resolved = recipe_here(recipe, settings, allow_outside=allow_outside)
     if dry_run:
         show(resolved)
     elif env.RANK.is_set:
@@ -110,6 +110,38 @@ def read_recipe(
     resolved = resolve(recipe, settings, allow_outside=allow_outside)
     sys.path[:0] = map(str, resolved.import_folders)
     return resolved
+
+
+def recipe_here(recipe: str, settings: list[str], *, allow_outside: bool) -> Resolved:
+    """Return a recipe for this machine: with no more workers than it has GPUs.
+
+    Where the command line says how many, they share the GPUs. What differs is said.
+
+    Raises:
+        RecipeError: the recipe is not valid, or not with so few workers.
+    """
+    from hocket import cuda
+    from hocket.recipes.config.resolve import SET_ORIGIN
+
+    found = read_recipe(recipe, settings, allow_outside=allow_outside)
+    wanted, num_gpus = found.recipe.pipeline, cuda.num_devices()
+    num = 0 if env.DEVICE.text() == "cpu" else wanted.num_workers
+    if env.RANK.is_set or env.BACKEND.is_set or not 0 < num_gpus < num:
+        return found
+    said = {found.origins.get(("pipeline", x)) for x in ("num_workers", "layout")}
+    if SET_ORIGIN in said:
+        env.BACKEND.set_default("gloo")
+        what = (
+            f"{num} workers share {num_gpus} of them: they compute in turns, and each "
+            f"message goes by way of the host (gloo). --workers {num_gpus} is faster"
+        )
+    else:
+        depth = num // wanted.num_replicas
+        layout = f"{min(depth, num_gpus)}x{max(1, num_gpus // depth)}"
+        settings = with_workers(settings, None, layout)
+        what = f"the layout is {layout}; --workers {num}, the recipe's, share them"
+    typer.echo(f"GPUs on this machine: {num_gpus}; {what}", err=True)
+    return read_recipe(recipe, settings, allow_outside=allow_outside)
 
 
 def run_workers(
