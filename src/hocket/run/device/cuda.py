@@ -14,6 +14,7 @@ and I of a stage belong into one lane. Deferred weight gradients (W) may be in a
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -172,6 +173,8 @@ class CudaDevice(Device):
         if device.type != "cuda" or device.index is None:
             raise RunError(f"{device} is no CUDA device with an index, as cuda:0 is")
         torch.cuda.init()
+        # cudaMallocAsync says so of a tensor of the lane itself: so it is meant.
+        warnings.filterwarnings("ignore", "Called record_stream on tensor whose")
         self._lanes = tuple(CudaLane(device, i, sanitizer) for i in range(num_lanes))
         super().__init__(device, self._lanes, budget_bytes, timeout_s, sanitizer)
         self._pool: Any = None  # of all graphs

@@ -5,7 +5,8 @@ It knows the sizes only of blocks that were allocated while it ran: a log begins
 whole iteration before the one that is read.
 
 CUDA's own allocator (cudaMallocAsync) reports nothing to the profiler. There each
-operator's new storages are counted, until they are freed; workspaces are not seen.
+operator's storages are counted, from where they are first made or read until they are
+freed; workspaces are not seen.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ class _ProfilerLog(MemoryLog):
 
 
 class StorageLog(MemoryLog, OperatorMode):
-    """Counts the storages that operators make.
+    """Counts the storages that operators make, and those from before that they read.
 
     Each operator of a watched iteration ends before the next one is launched, so that
     storages live as long as the device needs them, and not the host.
@@ -159,15 +160,14 @@ class StorageLog(MemoryLog, OperatorMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Call the operator, and note what it makes."""
+        """Call the operator, and note what it makes or finds."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if self._device.type == "cuda":
             cuda.finish_stream(self._device)
-        given = {storage_of(x) for x in self._tensors((args, kwargs))}
-        for tensor in self._tensors(result):
+        for tensor in self._tensors((args, kwargs, result)):
             key = storage_of(tensor)
-            if key not in given and key not in self._alive:
+            if key not in self._alive:
                 storage = tensor.untyped_storage()
                 size = -(-storage.nbytes() // _BLOCK) * _BLOCK
                 freed = partial(self._freed, key, size)
