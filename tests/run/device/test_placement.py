@@ -28,6 +28,8 @@ SAMPLE = [
     "save hdd",
     "plan dh-",
     "compile_step dh-",
+    "recipe hh-",
+    "share hh-",
 ]
 ON_TWO = ["recut hh-", "activations dd-", "fill dhh", "train hd-"]
 ENTRIES = {
@@ -40,6 +42,7 @@ ENTRIES = {
     "plan": "-",
     "compile_step": "-",
     "waves": "-",
+    "share": "-",
 }
 
 

@@ -10,6 +10,7 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +22,12 @@ from torch.utils import _pytree as pytree
 
 import hocket
 from hocket.freeze.plasticity import Plasticity
+from hocket.recipes.config.resolve import resolve
+from hocket.recipes.training.train import train_recipe
 from hocket.run.cluster.world import World, join_world
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.outoforder import compile_step
+from hocket.sharing.running import request
 from hocket.sharing.waves import waves as waves_module
 from tests.run.support.cached_workers import Rows, always_pays, make_chain
 from tests.run.support.comparison import difference
@@ -249,6 +253,53 @@ def waves(places: Places) -> Found:
         return {"losses": losses, **{k: x.cpu() for k, x in pair.state_dict().items()}}
 
 
+def shared(places: Places) -> Found:
+    """Two jobs that share the device; a job moves its model, as a plain loop does."""
+
+    def make(job: hocket.JobContext) -> tuple[Any, Any]:
+        model = make_student().to(job.device)
+        optimizer = adamw(model.parameters())
+
+        def step(batch: Any) -> float:
+            x, y = (part.to(job.device) for part in batch)
+            optimizer.zero_grad()
+            with job.forward():
+                loss = F.cross_entropy(model(x), y)
+            with job.backward():
+                loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return step, places.batches(5)
+
+    jobs = [hocket.Job("a", make), hocket.Job("b", make)]
+    found: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request, "_device_of", lambda device: places.world.device)
+        for mode in ("turns", "free"):
+            report = hocket.share(jobs, mode=mode)
+            report.check()
+            assert all(job.static_bytes > 0 for job in report.jobs)
+            found += [x for job in report.jobs for x in job.losses]
+    return {"losses": found}
+
+
+def recipe(places: Places) -> Found:
+    """`hocket train` of a recipe, on this device."""
+    sets = {
+        "model": {"num_blocks": 1, "width": 8, "mlp_width": 8},
+        "training": {"num_epochs": 1, "batch_size": 600, "evaluate_every_epochs": 1},
+        "optimizer": {"num_warmup_steps": 1},
+        "pipeline": {"num_workers": places.world.world_size, "num_microbatches": 2},
+    }
+    given = [f"{a}.{b}={x}" for a, own in sets.items() for b, x in own.items()]
+    resolved = resolve("digits-vit", given)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "recipe.toml").write_text(resolved.to_toml())
+        found = train_recipe(resolved.recipe, Path(folder), world=places.world)
+    return {"loss": [found.loss, *found.metrics.values()]}
+
+
 ENTRIES: Final[dict[str, Callable[[Places], Found]]] = {
     "train": train,
     "moving": moving,
@@ -262,6 +313,8 @@ ENTRIES: Final[dict[str, Callable[[Places], Found]]] = {
     "plan": planned,
     "compile_step": compiled,
     "waves": waves,
+    "share": shared,
+    "recipe": recipe,
 }
 
 
@@ -290,6 +343,9 @@ def run_cells(*asked: str) -> dict[str, float | str]:
     here = replace(there, device=torch.device("cpu"))
     patch.setattr(compile_step, "open_device", lanes_of)
     patch.setattr(waves_module, "open_device", lanes_of)
+    patch.setattr(
+        import_module("hocket.sharing.running.share"), "open_device", lanes_of
+    )
     known: dict[str, Found] = {}
     found: dict[str, float | str] = {}
     for cell in asked:

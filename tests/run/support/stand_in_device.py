@@ -260,11 +260,10 @@ class _Call:
             STREAM.add(partial(self.run, self.raw))
             return None
         outputs, form = pytree.tree_flatten(shapes)
-        made = [
-            of_meta[id(x)] if id(x) in of_meta else StandInTensor(_poison(x))
-            for x in outputs
-        ]
-        is_new = [id(x) not in of_meta for x in outputs]
+        made: list[Any] = [of_meta.get(id(x)) for x in outputs]
+        is_new = [x is not None and id(x) not in of_meta for x in outputs]
+        for i, x in enumerate(outputs):
+            made[i] = StandInTensor(_poison(x)) if is_new[i] else made[i]
         both = zip(self.raw, self.given, strict=True)
         values = [x.clone() if _is_host_scalar(x, y) else x for x, y in both]
 

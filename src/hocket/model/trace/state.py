@@ -94,9 +94,10 @@ def saved_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def home_of(model: nn.Module) -> torch.device | None:
-    """Return the device of a model's tensors; None if there are none or several."""
+    """Return the device of a model's values; None if there are none or several."""
     tensors = (*model.parameters(), *model.buffers())
-    homes = {x.device for x in tensors if x.dim()}  # numbers may be anywhere
+    # Numbers may be anywhere.
+    homes = {x.device for x in tensors if x.dim() and not x.is_meta}
     return homes.pop() if len(homes) == 1 else None
 
 

@@ -106,8 +106,8 @@ def on_device(values: Any, device: torch.device) -> Any:
             f"batch{pytree.keystr(path)} is on the meta device, which has shapes "
             f"and no values: give a tensor with values, on the CPU or on {device}"
         )
-    waits = device.type == "cpu"  # else what the host reads may not be there yet
-    move = partial(Tensor.to, device=device, non_blocking=not waits)
+    # The host reads its own tensors at once: it waits for copies there.
+    move = partial(Tensor.to, device=device, non_blocking=device.type != "cpu")
     return pytree.tree_map(partial(map_tensors, function=move), values)
 
 
@@ -168,8 +168,7 @@ def to_capture(
         DataError: see `split_batch`; or all samples share an argument that would be
             cut.
     """
-    home = home_of(model)
-    if home is not None and home.type != "meta":
+    if (home := home_of(model)) is not None:
         batch, others = on_device((batch, others), home)
     part, *_ = split_batch(batch, num_parts, sizes_of=sizes_of)
     args, kwargs = call_arguments(batch[0])

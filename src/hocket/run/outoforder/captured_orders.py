@@ -1,4 +1,10 @@
-"""The captured steps of one model: a graph, and its order, for each form of batches."""
+"""The captured steps of one model: a graph, and its order, for each form of batches.
+
+Asks, once per step, what captured steps are fixed for.
+
+form      the batch's shapes, modes, what is trained, options ─▶ a graph for each
+changes   attributes, hooks, functions, numbers, tensors      ─▶ no graph is right
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,15 @@ import logging
 import warnings
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Final, TypeAlias
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import CaptureError, FitError
+from hocket.model.guards.guards import Guards
 from hocket.run.data.batch import on_device
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.device import Device
@@ -22,9 +32,8 @@ from hocket.run.outoforder.capture.captured_step import (
     distinct_bytes,
     preserved,
 )
-from hocket.run.outoforder.capture.form import Form, StepForms
-from hocket.run.outoforder.capture.trace import WeightChangeError
-from hocket.run.outoforder.capture.update import Optimizer
+from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
+from hocket.run.outoforder.capture.update import Optimizer, hook_fault
 from hocket.run.outoforder.order.choose import (
     ChosenOrder,
     OrderCandidate,
@@ -32,8 +41,15 @@ from hocket.run.outoforder.order.choose import (
     faster_kernels,
 )
 from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
+from hocket.run.stage.split.layers.accumulate import has_hooks
 
 log = logging.getLogger(__name__)
+
+Form: TypeAlias = tuple[Any, ...]
+
+# Of an optimizer's groups: what is read at each step, and what schedulers keep there.
+_FOLLOWED: Final = {"params", "lr", "param_names", "initial_lr", "max_lr", "min_lr"}
+_LEFT_OUT: Final = _FOLLOWED | {"base_momentum", "max_momentum"}
 
 _MOST_SETTINGS = 3  # values of an optimizer's options that get a graph each
 _MOST_PAUSE = 31  # steps in which the model's changes are not looked at
@@ -248,3 +264,77 @@ class CapturedOrders:
         own = self._model, self._loss, self._optimizer, self._device
         StepComparison(*own, step, tensors, chosen.replay).check(batch)
         return CapturedOrder(step, tensors, chosen)
+
+
+class StepForms:
+    """What the captured steps of a model are fixed for.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._guards = Guards(model)
+        self._num_hooks, self._is_hooked = -1, False
+        self._read()
+
+    def of(self, batch: Any) -> Form:
+        """Return what has a graph for each of its values.
+
+        These are the batch's shapes, strides, types and structure, the mode of each
+        module, what is trained and autocast; and at last the optimizer's options but
+        for learning rates.
+        """
+        leaves, spec = pytree.tree_flatten(batch)
+        kind = self._tensors[0].device.type
+        fixed = (
+            tuple([module.training for module in self._modules]),
+            tuple([x.requires_grad for x in self._tensors]),
+            self._has_hooks(),
+            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+        )
+        groups = self._optimizer.param_groups
+        settings = [
+            repr({k: group[k] for k in sorted(group.keys() - _LEFT_OUT)})
+            for group in groups
+        ]
+        lists = tuple([tuple(map(id, group["params"])) for group in groups])
+        options = (*settings, lists, hook_fault(self._optimizer))
+        return tuple(map(_form_of_leaf, leaves)), spec, fixed, options
+
+    def _has_hooks(self) -> bool:
+        """Return whether a weight has hooks; each new one gets a number."""
+        if self._num_hooks != RemovableHandle.next_id:
+            self._num_hooks = RemovableHandle.next_id
+            self._is_hooked = any(map(has_hooks, self._tensors))
+        return self._is_hooked
+
+    def changes(self) -> list[str]:
+        """Return what is otherwise than when this was last called, a line each."""
+        changes = [x for x in self._guards.changes() if not x.is_mode]
+        found = [str(change) for change in changes]
+        if self._places_now() != self._places:
+            found.append("a weight or a buffer is another tensor")
+        if len(found) > len(changes) or any(x.kind for x in changes):
+            self._read()
+        return found
+
+    def _read(self) -> None:
+        """Find the modules and tensors, and note where these are."""
+        self._modules = [*self._model.modules()]
+        homes = [home for x in self._modules for home in (x._parameters, x._buffers)]
+        self._homes = [home for home in homes if home]
+        self._places = self._places_now()
+
+    def _places_now(self) -> list[tuple[int, int]]:
+        every = [x for home in self._homes for x in home.values()]
+        self._tensors = [x for x in every if x is not None]
+        return [(id(x), x.data_ptr()) for x in self._tensors]
+
+
+def _form_of_leaf(leaf: Any) -> Form:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype
+    return (type(leaf), leaf) if isinstance(leaf, PLAIN_VALUES) else (type(leaf),)

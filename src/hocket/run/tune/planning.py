@@ -23,7 +23,7 @@ from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
-from hocket.run.data.batch import to_capture
+from hocket.run.data.batch import Microbatch, to_capture
 from hocket.run.data.cut_checks import refuse_shared
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
@@ -107,12 +107,11 @@ def plan(config: _Arguments) -> Ranking:
     refuse_shared(config.model, args, kwargs)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
     states = settings.state_bytes(captured.state.trained)
-    num_samples = part.num_samples
-    size = num_samples if config.batch_size is None else config.batch_size
-    loss, targets = config.loss, part.targets
+    size = part.num_samples if config.batch_size is None else config.batch_size
+    loss = config.loss
     if device is not None:
         counted = None if config.teachers else loss
-        finish = None if counted is None else _finish(counted, targets, num_samples)
+        finish = None if counted is None else _finish(counted, part)
         work: ModelCosts = counted_work(
             captured,
             device,
@@ -126,7 +125,7 @@ def plan(config: _Arguments) -> Ranking:
         return replace(ranking, notes=(*ranking.notes, *more))
     wanted = ProfileConfig(
         captured,
-        targets,
+        part.targets,
         loss,
         replace(settings, precision=_measurable(precision)),
         states,
@@ -202,13 +201,11 @@ def _check_world(config: _Arguments) -> None:
         )
 
 
-def _finish(
-    loss: LossFunction, targets: Any, num_samples: int
-) -> Callable[[Any, int], Tensor]:
+def _finish(loss: LossFunction, part: Microbatch) -> Callable[[Any, int], Tensor]:
     """Return the loss of a microbatch of any size, with repeated targets."""
 
     def finish(output: Any, size: int) -> Tensor:
-        wanted = resized(targets, num_samples, size)
+        wanted = resized(part.targets, part.num_samples, size)
         return losses_of(loss, output, wanted)[TOTAL]
 
     return finish
