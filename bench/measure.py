@@ -18,6 +18,8 @@ __all__ = ["alternate", "environment", "paired_ratio", "spread", "write_result"]
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Keep a result as JSON, with its environment."""
+    """Keep a result as JSON, with its environment; replaced as a whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    new.replace(path)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Final
 
 import torch
 
+TOLERANCE: Final = 1e-10  # of weights in float64, relative to the largest
 Row = dict[str, Any]
 
 
@@ -22,11 +24,13 @@ class Setting:
         device: the GPU, or the CPU where there is none.
         quick: whether sizes are as small as possible: to test the checks themselves.
         folder: for files beside the rows.
+        earlier: the only rows of parts that were measured before, by the part's name.
     """
 
     device: torch.device
     quick: bool
     folder: Path
+    earlier: Mapping[str, Row] = field(default_factory=dict, compare=False)
 
     @property
     def on_gpu(self) -> bool:
@@ -35,7 +39,12 @@ class Setting:
 
     def size(self, full: int, quick: int) -> int:
         """One of two sizes; a CPU always has the quick one."""
-        return full if self.on_gpu and not self.quick else quick
+        return full if self.is_full else quick
+
+    @property
+    def is_full(self) -> bool:
+        """Whether sizes are those of a GPU."""
+        return self.on_gpu and not self.quick
 
 
 Check = Callable[[Setting], Row]
@@ -62,6 +71,23 @@ def run_check(name: str, check: Callable[[], Row]) -> Row:
     return {"check": name, **row, "seconds": seconds}
 
 
+def here() -> torch.device:
+    """The GPU, or the CPU where there is none."""
+    return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def exactly() -> None:
+    """Let the GPU compute in float32 what is in float32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, in parts of the largest expected number."""
+    off = (found.cpu() - expected.cpu()).abs().max() / expected.abs().max().cpu()
+    return float(off)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait for the GPU; a CPU is done when the host is."""
     if device.type == "cuda":
@@ -75,3 +101,25 @@ def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
     work()
     synchronize(device)
     return time.perf_counter() - begin_s
+
+
+def on_two_workers(entry: str) -> Row:
+    """The rows of a function on two workers, which share a GPU or have one each.
+
+    Args:
+        entry: a function of a backend, as "module:function", which returns rows.
+    """
+    import hocket
+
+    num_workers = 2
+    backend = "nccl" if torch.cuda.device_count() >= num_workers else "gloo"
+    with TemporaryDirectory() as folder:
+        found = hocket.launch(
+            entry,
+            [backend],
+            num_workers=num_workers,
+            run_dir=Path(folder),
+            timeout_s=60.0,
+        )
+    rows = found[0]
+    return {"rows": rows, "holds": all(row["holds"] for row in rows)}

@@ -1,63 +1,70 @@
 """Layers that freeze on accelerators: first that it is exact, then how fast.
 
-    python -m bench.gpu.freezing [--size full|small] [--output FILE]
-
-Two workers share one GPU (gloo, and messages staged through pinned memory), or have one
-each (NCCL). Without a GPU it runs on the CPU, which shows only that the script
-works. Takes under ten minutes.
+Two workers, which share one GPU (gloo, and messages staged through pinned memory) or
+have one each (NCCL), keep their two stages or become two replicas. One worker alone is
+timed with nothing frozen, with half of the layers, and with what they compute kept.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import hocket
-from bench.gpu.check_then_measure import (
-    NUM_ROUNDS,
-    SIZES,
-    STEPS_IN_TURN,
+from bench.gpu.checked import (
     TOLERANCE,
+    Checks,
+    Row,
+    Setting,
+    exactly,
+    on_two_workers,
     relative_error,
-    run,
+    seconds_of,
 )
-from bench.gpu.checked import synchronize
-from bench.measure import alternate, paired_ratio, spread
-from bench.models import transformer
+from bench.measure import spread
+from bench.models import Block, transformer
 from hocket.freeze import Listed
-from hocket.run.cluster.world import World, join_world
+from hocket.recipes.models.transformer import Blocks
+from hocket.recipes.models.vit import VisionTransformer
+from hocket.run.cluster.world import World, join_world, single_process_world
 from hocket.run.data.batch import split_batch
 
 NUM_PARTS: Final = 4
 FREEZES: Final = Listed({1: 3, 2: 5}, every_steps=3)  # of seven layers before the head
 FROZEN_FROM: Final = {3: 3, 6: 5}  # layers by step, as a loop freezes them
+SHAPES: Final = ("ViT-B", "BERT-base")
+NUM_BATCHES: Final = 4  # in an epoch
+BATCH_SIZE: Final = 32
+NUM_WORDS: Final = 30522
+NUM_EPOCHS: Final = 8
+_CONTESTANTS: Final = ("none", "half", "half and cache")
 NUM_CHECKED_STEPS: Final = 9
-NUM_FROZEN: Final = 4
-SHAPES: Final[dict[str, dict[int, tuple[int, int]]]] = {
+LAYOUTS: Final[dict[str, dict[int, tuple[int, int]]]] = {
     "first shape": {},
     "replicas": {3: (1, 2)},
 }
 
 
-def worker(backend: str, size: str) -> dict[str, Any]:
-    """What each worker does."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+def elastic(setting: Setting) -> Row:
+    """Layers freeze on two workers, and the layout changes."""
+    return on_two_workers("bench.gpu.freezing:worker")
+
+
+def worker(backend: str) -> list[Row]:
+    """What each of two workers does."""
+    exactly()
     world = join_world(backend=backend)
-    return {
-        "device": str(world.device),
-        "exactness": [check(name, world) for name in SHAPES],
-        "speed": [*measured(world, *SIZES[size])],
-    }
+    return [check(name, world) for name in LAYOUTS]
 
 
-def check(name: str, world: World) -> dict[str, Any]:
+def check(name: str, world: World) -> Row:
     """Weights in float64 beside those of a plain loop on the same device."""
     model = net(8, torch.float64)
     loop = copy.deepcopy(model).to(world.device)
@@ -70,7 +77,7 @@ def check(name: str, world: World) -> dict[str, Any]:
         for _ in range(NUM_CHECKED_STEPS)
     ]
     train_plainly(loop, batches)
-    with make_pipeline(model, batches[0], FREEZES, SHAPES[name], world) as pipeline:
+    with make_pipeline(model, batches[0], FREEZES, LAYOUTS[name], world) as pipeline:
         results = [*pipeline.train(batches)]
         found = pipeline.state_dict()
     expected = loop.state_dict()
@@ -125,52 +132,106 @@ def net(width: int, dtype: torch.dtype) -> nn.Sequential:
     return transformer(width).to(dtype)
 
 
-def measured(
-    world: World, width: int, num_samples: int, num_tokens: int
-) -> Iterator[dict[str, Any]]:
-    """Steps with nothing frozen and with half of the layers frozen, in turn."""
-    rng = torch.Generator().manual_seed(2)
-    x = torch.randn(num_samples, num_tokens, width, generator=rng).to(world.device)
-    batch = x, torch.zeros_like(x)
-    half = Listed({1: NUM_FROZEN}, every_steps=1)
-    cases = {
-        "nothing frozen, 2x1": (None, None),
-        "half frozen, 2x1": (half, {}),
-        "half frozen, 1x2": (half, {NUM_FROZEN: (1, 2)}),
-    }
-    with ExitStack() as stack:
-        pipelines = {
-            name: stack.enter_context(
-                make_pipeline(net(width, torch.float32), batch, *case, world)
-            )
-            for name, case in cases.items()
-        }
+class Rows:
+    """Samples that do not vary, and classes.
 
-        def steps(pipeline: hocket.Pipeline) -> None:
-            for _ in pipeline.train([batch] * STEPS_IN_TURN):
-                pass
-            synchronize(world.device)
+    Args:
+        inputs: of all samples.
+    """
 
-        transitions_s = {
-            name: sum(x.transition_s for x in pipeline.train([batch] * 2))
-            for name, pipeline in pipelines.items()
-        }
-        seconds = alternate(
-            {name: partial(steps, pipeline) for name, pipeline in pipelines.items()},
-            world,
-            num_rounds=NUM_ROUNDS,
-            num_warm=2,
+    fingerprint = 7
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.num_samples = len(inputs)
+        self._inputs, self._targets = inputs, torch.arange(len(inputs)) % 10
+
+    def inputs(self, rows: Tensor, draw: Any) -> Tensor:
+        """Their inputs."""
+        return self._inputs[rows]
+
+    def targets(self, rows: Tensor, draw: Any) -> Tensor:
+        """Their targets: (B,)."""
+        return self._targets[rows]
+
+
+class Classes(nn.Module):
+    """The mean over tokens, and a linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.linear(x.mean(1))
+        return logits
+
+
+def shaped(shape: str, setting: Setting) -> tuple[nn.Module, Rows, int]:
+    """A model, samples for it, and how many of its blocks are half of them."""
+    width, num_heads, num = (768, 12, 12) if setting.is_full else (32, 4, 4)
+    size, length = (224, 128) if setting.is_full else (32, 8)
+    num_samples = NUM_BATCHES * setting.size(BATCH_SIZE, 4)
+    torch.manual_seed(1)
+    if shape == "ViT-B":
+        model: nn.Module = VisionTransformer(
+            image_side=size,
+            num_channels=3,
+            num_classes=10,
+            patch_size=16,
+            blocks=Blocks(width, num, num_heads, 4 * width),
         )
-        first = next(iter(cases))
-        for name, own in seconds.items():
-            yield {
-                "case": name,
-                "step": spread([x / STEPS_IN_TURN for x in own]),
-                "times_as_fast": paired_ratio(seconds[first], own),
-                "transition_ms": round(transitions_s[name] * 1e3, 1),
-                "predicted_ms": round(pipelines[name].predicted.makespan_s * 1e3, 4),
-            }
+        return model, Rows(torch.randn(num_samples, 3, size, size)), num // 2
+    blocks = nn.Sequential(*(Block(width, num_heads) for _ in range(num)))
+    model = nn.Sequential(nn.Embedding(NUM_WORDS, width), blocks, Classes(width))
+    return model, Rows(torch.randint(NUM_WORDS, (num_samples, length))), num // 2
 
 
-if __name__ == "__main__":
-    run("freezing", __doc__)
+def measured(shape: str, contestant: str, setting: Setting) -> Row:
+    """Seconds of a step, in epochs behind the one in which a cache fills."""
+    model, rows, half = shaped(shape, setting)
+    loader = hocket.SampleLoader(rows, rows.num_samples // NUM_BATCHES, varied=False)
+    options: dict[str, Any] = {}
+    if contestant != "none":
+        options["freeze"] = Listed({1: half})
+    results: list[Any] = []
+    with ExitStack() as stack:
+        if contestant.endswith("cache"):
+            folder = stack.enter_context(TemporaryDirectory())
+            options["cache"] = hocket.Cache(folder, ram_bytes=4 << 30, disk_bytes=0)
+        pipeline = stack.enter_context(
+            hocket.Pipeline(
+                model.to(setting.device),
+                F.cross_entropy,
+                optimizer=partial(torch.optim.AdamW, lr=1e-4),
+                example=loader.example(),
+                schedule="1f1b",
+                num_microbatches=2,
+                world=single_process_world(setting.device),
+                **options,
+            )
+        )
+
+        def epoch() -> None:
+            results.extend(pipeline.train(loader))
+
+        seconds = [seconds_of(setting.device, epoch) for _ in range(NUM_EPOCHS)]
+    last = results[-1]
+    return {
+        "step": spread([x / NUM_BATCHES for x in seconds[2:]]),
+        "first_epochs_s": seconds[:2],
+        "num_frozen": last.num_frozen,
+        "cache_hits": last.cache_hits,
+        "holds": last.num_frozen == (0 if contestant == "none" else half),
+    }
+
+
+TIMED: Final = [f"freezing {x}, {y}" for x in SHAPES for y in _CONTESTANTS]
+CHECKS: Final[Checks] = {
+    "elastic freezing": elastic,
+    **{
+        f"freezing {x}, {y}": partial(measured, x, y)
+        for x in SHAPES
+        for y in _CONTESTANTS
+    },
+}

@@ -1,4 +1,4 @@
-"""One job's part of `bench.gpu.share`: in two waves, and with its bubbles filled."""
+"""One job on one accelerator: in two waves, and with its bubbles filled."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any, Final
 
@@ -15,10 +14,19 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from bench.gpu.check_then_measure import TOLERANCE, relative_error
-from bench.gpu.checked import synchronize
+from bench.gpu.checked import (
+    TOLERANCE,
+    Checks,
+    Row,
+    Setting,
+    exactly,
+    here,
+    relative_error,
+    synchronize,
+)
+from bench.measure import spread
 from bench.models import transformer
-from bench.share.jobs import Size
+from bench.share.jobs import LARGE, SMALL, Size
 
 NUM_CHECKED: Final = 6  # steps, an even number
 NUM_TURNS: Final = 5
@@ -28,28 +36,39 @@ NUM_PARTS: Final = 2  # microbatches, also of the plain loop
 WAVES: Final = ("exact", "wave")
 
 
-def in_waves(size: Size) -> list[dict[str, Any]]:
-    """Rows of the plain loop, and of both kinds of waves; first that they are exact.
-
-    In float64, "exact" is the plain loop, and "wave" is itself with every step played
-    to its end, so that nothing overlaps.
-    """
+def wave_weights_are_exact(setting: Setting) -> Row:
+    """Weights in float64: "exact" is the plain loop; "wave" is itself in turn."""
+    exactly()
+    size = _size(setting)
     expected = {"exact": _plain_weights(size), "wave": _wave_weights(size, overlaps=0)}
-    found = {sync: _wave_weights(size, sync, overlaps=1) for sync in WAVES}
-    seconds = {"plain": _seconds_of_plain(size)}
-    seconds |= {sync: _seconds_of_waves(size, sync) for sync in WAVES}
-    rows = []
-    for name, step_s in seconds.items():
-        row: dict[str, Any] = {"job": "transformer", "contestant": f"waves: {name}"}
-        row["step_ms"] = round(1e3 * step_s, 4)
-        row["plain_over_this"] = round(seconds["plain"] / step_s, 4)
-        worst = max(
-            (relative_error(x, expected[name][k]) for k, x in found[name].items())
-            if name in found
-            else [0.0]
-        )
-        rows.append(row | {"worst_error": worst, "exact": worst <= TOLERANCE})
-    return rows
+    worst = {}
+    for sync in WAVES:
+        found = _wave_weights(size, sync, overlaps=1)
+        pairs = ((x, expected[sync][key]) for key, x in found.items())
+        worst[sync] = max(relative_error(*pair) for pair in pairs)
+    return {"worst_error": worst, "holds": max(worst.values()) <= TOLERANCE}
+
+
+def measured(sync: str, setting: Setting) -> Row:
+    """Seconds of a step of the plain loop, or of one kind of waves."""
+    exactly()
+    size = _size(setting)
+    if sync == "plain":
+        return {"step": spread(_seconds_of_plain(size))}
+    return {"step": spread(_seconds_of_waves(size, sync))}
+
+
+def fill(setting: Setting) -> Row:
+    """A pipeline of two workers with its bubbles filled."""
+    row = filled(setting.size(6, 2))
+    return row | {"holds": row["exact"]}
+
+
+CHECKS: Final[Checks] = {
+    "waves, exact weights": wave_weights_are_exact,
+    "fill": fill,
+    **{f"waves, {sync}": partial(measured, sync) for sync in ("plain", *WAVES)},
+}
 
 
 def filled(num_rounds: int) -> dict[str, Any]:
@@ -73,19 +92,19 @@ def filled(num_rounds: int) -> dict[str, Any]:
     }
 
 
-def _device() -> torch.device:
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+def _size(setting: Setting) -> Size:
+    return LARGE if setting.is_full else SMALL
 
 
 def _model(size: Size, dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(0)
-    return transformer(size.width).to(_device(), dtype)
+    return transformer(size.width).to(here(), dtype)
 
 
 def _batch(size: Size, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     x = torch.randn(size.num_samples, NUM_TOKENS, size.width, generator=rng)
-    return x.to(_device(), dtype), torch.zeros(size.num_samples, device=_device())
+    return x.to(here(), dtype), torch.zeros(size.num_samples, device=here())
 
 
 def _loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -135,7 +154,7 @@ def _plain_step(
     optimizer.zero_grad(set_to_none=True)
 
 
-def _seconds_of_plain(size: Size) -> float:
+def _seconds_of_plain(size: Size) -> list[float]:
     model, batch = _model(size, torch.float32), _batch(size, torch.float32)
     optimizer = _ADAMW(model.parameters())
 
@@ -146,7 +165,7 @@ def _seconds_of_plain(size: Size) -> float:
     return _seconds(turn)
 
 
-def _seconds_of_waves(size: Size, sync: str) -> float:
+def _seconds_of_waves(size: Size, sync: str) -> list[float]:
     batch = _batch(size, torch.float32)
     with _waves(_model(size, torch.float32), sync) as waves:
 
@@ -157,12 +176,12 @@ def _seconds_of_waves(size: Size, sync: str) -> float:
         return _seconds(turn)
 
 
-def _seconds(turn: Any) -> float:
-    """Return the median seconds of a step, after a turn to warm up."""
+def _seconds(turn: Any) -> list[float]:
+    """Return the seconds of a step in each turn, after one to warm up."""
     found = []
     for _ in range(1 + NUM_TURNS):
         begin_s = perf_counter()
         turn()
-        synchronize(_device())
+        synchronize(here())
         found.append((perf_counter() - begin_s) / STEPS_IN_TURN)
-    return median(found[1:])
+    return found[1:]

@@ -1,25 +1,19 @@
 """A training step of one GPU, out of order: first that it is exact, then how fast.
 
-    python -m bench.gpu.ooo_single [--nets resnet50,lstm] [--size full|small]
-                                   [--autotune NET] [--output FILE]
-
-For each net, in turn: eager, `torch.compile`, one CUDA graph of the eager step and one
-of the compiled step, and hocket's graph on one lane, on two, and on two with weight
-gradients in the next step where that is fastest. LSTMs are measured fused and as their
-steps in time; "kernels" says what was kept. Takes under ten minutes: results are
-written after each net, and no net begins after nine. Without a GPU it runs on the CPU
-with small sizes and without the contestants that need a GPU, which shows only that the
-script works.
+Each net and contestant is a part of `bench.gpu.all`, and a process of its own: eager,
+`torch.compile`, one CUDA graph of the eager step and one of the compiled step, and
+hocket's graph on two lanes, on one, and with weight gradients in the next step where
+that is fastest. LSTMs are measured fused and as their steps in time; "kernels" says
+what was kept. Without a GPU it runs on the CPU with small sizes and without the
+contestants that need a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
@@ -28,18 +22,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
-from bench.gpu.checked import run_check, synchronize
-from bench.gpu.machine import gpus
-from bench.measure import environment, paired_ratio, spread, write_result
+from bench.gpu.checked import NEEDS_A_GPU, TOLERANCE, Checks, Row, Setting, synchronize
+from bench.measure import spread
 from bench.models import Block
 
-RESULTS: Final = Path(__file__).parent / "results"
-TOLERANCE: Final = 1e-10
 NUM_CHECKED_STEPS: Final = 20
 NUM_ROUNDS: Final = 15
 STEPS_IN_TURN: Final = 10
 NUM_WARM_UP: Final = 11  # torch's own number for graphs with side streams
-MOST_S: Final = 540.0  # after so long, no other net begins
 SEED: Final = 0
 Step = Callable[[], object]
 
@@ -49,13 +39,13 @@ class Net:
     """A net and its batch.
 
     Args:
-        make: makes the net.
+        make: makes the net, or one of its kind that a CPU trains.
         batch: makes a batch on the CPU, of so many samples.
         full: samples on a GPU.
         small: samples on a CPU.
     """
 
-    make: Callable[[], nn.Module]
+    make: Callable[[bool], nn.Module]
     batch: Callable[[int, bool], tuple[Tensor, Tensor]]
     full: int = 32
     small: int = 2
@@ -76,19 +66,28 @@ class LstmNet(nn.Module):
         return out
 
 
-def transformer() -> nn.Module:
-    """Six layers of width 256, for sequences of 128."""
-    blocks = [Block(256) for _ in range(6)]
+def transformer(is_small: bool) -> nn.Module:
+    """Six layers of width 256, for sequences of 128; or two layers."""
+    blocks = [Block(256) for _ in range(2 if is_small else 6)]
     return nn.Sequential(nn.Embedding(1000, 256), *blocks, nn.Linear(256, 1000))
 
 
-def vision(name: str) -> Callable[[], nn.Module]:
-    """Return what makes a net of torchvision, with random weights."""
+def vision(name: str) -> Callable[[bool], nn.Module]:
+    """Return what makes a net of torchvision, or a few layers of its kind."""
 
-    def make() -> nn.Module:
-        import torchvision
+    def make(is_small: bool) -> nn.Module:
+        from torchvision import models
 
-        net: nn.Module = getattr(torchvision.models, name)(weights=None)
+        if not is_small:
+            net: nn.Module = getattr(models, name)(weights=None)
+        elif name == "densenet121":
+            net = models.DenseNet(8, (2, 2), 8)
+        elif name == "resnet50":
+            net = models.ResNet(models.resnet.Bottleneck, [1] * 4, width_per_group=8)
+        else:
+            layer = models.mobilenetv3.InvertedResidualConfig
+            layers = [layer(16, 3, 32, 16, True, "HS", 2, 1, 1.0)] * 2
+            net = models.MobileNetV3(layers, 32)
         return net
 
     return make
@@ -108,41 +107,14 @@ def tokens(num: int, is_small: bool) -> tuple[Tensor, Tensor]:
 
 
 NETS: Final = {
-    "densenet121": Net(vision("densenet121"), images),
+    "transformer": Net(transformer, tokens, full=8),
+    "lstm": Net(
+        lambda is_small: LstmNet(64 if is_small else 512, 1000), tokens, full=32
+    ),
     "mobilenet_v3_large": Net(vision("mobilenet_v3_large"), images),
     "resnet50": Net(vision("resnet50"), images),
-    "transformer": Net(transformer, tokens, full=8),
-    "lstm": Net(lambda: LstmNet(512, 1000), tokens, full=32),
+    "densenet121": Net(vision("densenet121"), images),
 }
-
-
-def main() -> None:
-    """Check and measure each net, and write what is there after each."""
-    on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nets", default=",".join(NETS))
-    parser.add_argument("--size", choices=("full", "small"), default=None)
-    parser.add_argument("--autotune", default="mobilenet_v3_large")
-    parser.add_argument("--output", type=Path, default=RESULTS / "ooo_single.json")
-    arguments = parser.parse_args()
-    is_small = (arguments.size or ("full" if on_gpu else "small")) == "small"
-    begin_s, rows = perf_counter(), {"exactness": run_check("exactness", exactness)}
-    for name in arguments.nets.split(","):
-        if perf_counter() - begin_s > MOST_S:
-            rows[name] = {"holds": False, "error": "skipped: the time is over"}
-        else:
-            setting = Setting(name, is_small, has_autotune=name == arguments.autotune)
-            rows[name] = run_check(name, setting.measured)
-        print(name, rows[name])
-        where = environment() | gpus()
-        write_result(arguments.output, {"environment": where, **rows})
-    if not all(row["holds"] for row in rows.values()):
-        raise SystemExit("something failed: see above")
-
-
-def device() -> torch.device:
-    """Return the GPU, or the CPU."""
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
@@ -150,17 +122,17 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
-def exactness() -> dict[str, Any]:
+def exactness(setting: Setting) -> Row:
     """Weights in float64 beside those of the eager step, by AdamW, with BatchNorm."""
     torch.manual_seed(SEED)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1),
         nn.Flatten(), nn.Linear(8 * 36, 4),
-    ).to(device(), torch.float64)  # fmt: skip
+    ).to(setting.device, torch.float64)  # fmt: skip
     batches = [
         (
-            torch.randn(4, 3, 8, 8, dtype=torch.float64, device=device()),
-            torch.randint(0, 4, (4,), device=device()),
+            torch.randn(4, 3, 8, 8, dtype=torch.float64, device=setting.device),
+            torch.randint(0, 4, (4,), device=setting.device),
         )
         for _ in range(NUM_CHECKED_STEPS)
     ]
@@ -207,73 +179,36 @@ class Autocast(nn.Module):
         return out.float()
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One net, and who is measured on it.
+def measured(net: str, contestant: str, setting: Setting) -> Row:
+    """Seconds of one contestant's step, and what it says of itself."""
+    if not setting.on_gpu and contestant in THEIRS and contestant != "eager":
+        return NEEDS_A_GPU
+    model, batch = _made(net, setting)
+    facts: Row = {}
+    if contestant in THEIRS:
+        step = THEIRS[contestant](model, batch)
+    else:
+        step, facts = hocket_step(model, batch, OURS[contestant])
+    seconds = _seconds(step, setting)
+    return {"step": spread(seconds), **facts}
 
-    Args:
-        name: the net's.
-        is_small: whether sizes are those of a CPU.
-        has_autotune: whether `torch.compile` also tunes its kernels, for minutes.
-    """
 
-    name: str
-    is_small: bool
-    has_autotune: bool
+def filled_cache(net: str, setting: Setting) -> Row:
+    """One compiled step, so that a later process finds Inductor's code."""
+    if not setting.on_gpu:
+        return NEEDS_A_GPU
+    compiled_step(*_made(net, setting))()
+    synchronize(setting.device)
+    return {}
 
-    def measured(self) -> dict[str, Any]:
-        """Median seconds of all contestants, in turn."""
-        net, torch_device = NETS[self.name], device()
-        torch.manual_seed(SEED)
-        x, y = net.batch(net.small if self.is_small else net.full, self.is_small)
-        batch = x.to(torch_device), y.to(torch_device)
-        model = Autocast(net.make()).to(torch_device)
-        failed: dict[str, str] = {}
-        steps: dict[str, Step] = {}
-        facts: dict[str, Any] = {}
-        for name, make in self.contestants(model, batch, facts):
-            try:
-                steps[name] = make()
-                steps[name]()
-                synchronize(torch_device)
-            except Exception as error:
-                steps.pop(name, None)
-                failed[name] = f"{type(error).__name__}: {error}"[:500]
-        seconds = in_turn(steps, torch_device)
-        rows = {name: spread(own) for name, own in seconds.items()}
-        ours = [name for name in seconds if name.startswith("hocket")]
-        others = [name for name in seconds if name not in ours]
-        best = min(others, key=lambda name: rows[name]["median_ms"])
-        gains = {name: paired_ratio(seconds[best], seconds[name]) for name in ours}
-        return {
-            "holds": not failed and bool(ours),
-            "step": rows,
-            "failed": failed,
-            "best_other": best,
-            "best_other_over": gains,
-            **facts,
-        }
 
-    def contestants(
-        self, model: nn.Module, batch: Any, facts: dict[str, Any]
-    ) -> Iterator[tuple[str, Callable[[], Step]]]:
-        """Yield each contestant's name, and what makes its step."""
-        yield "eager", lambda: plain_step(copy.deepcopy(model), batch)
-        if torch.cuda.is_available():
-            yield "compile", lambda: compiled_step(model, batch, "default")
-            yield "graph", lambda: graphed(plain_step(copy.deepcopy(model), batch))
-            mode = "max-autotune-no-cudagraphs" if self.has_autotune else "default"
-            yield (
-                f"graph of compile ({mode})",
-                lambda: graphed(compiled_step(model, batch, mode)),
-            )
-        ours: dict[str, dict[str, Any]] = {
-            "hocket, lanes: 1": {"num_lanes": 1},
-            "hocket, lanes: 2": {},
-            "hocket, lanes: 2, across steps": {"across_steps": True},
-        }
-        for name, options in ours.items():
-            yield name, partial(hocket_step, model, batch, options, name, facts)
+def _made(net: str, setting: Setting) -> tuple[nn.Module, Any]:
+    """The model in bfloat16, and its batch, on the device."""
+    torch.manual_seed(SEED)
+    one, is_small = NETS[net], not setting.is_full
+    x, y = one.batch(one.small if is_small else one.full, is_small)
+    batch = x.to(setting.device), y.to(setting.device)
+    return Autocast(one.make(is_small)).to(setting.device), batch
 
 
 def plain_step(model: nn.Module, batch: Any, run: Any = None) -> Step:
@@ -289,10 +224,9 @@ def plain_step(model: nn.Module, batch: Any, run: Any = None) -> Step:
     return step
 
 
-def compiled_step(model: nn.Module, batch: Any, mode: str) -> Step:
-    """Return torch's own step of a compiled copy."""
-    own = copy.deepcopy(model)
-    return plain_step(own, batch, torch.compile(own, mode=mode))
+def compiled_step(model: nn.Module, batch: Any) -> Step:
+    """Return torch's own step of a compiled model."""
+    return plain_step(model, batch, torch.compile(model))
 
 
 def graphed(step: Step) -> Step:
@@ -316,19 +250,13 @@ def _replayed(graph: torch.cuda.CUDAGraph, step: Step) -> None:
 
 
 def hocket_step(
-    model: nn.Module,
-    batch: Any,
-    options: Mapping[str, Any],
-    name: str,
-    facts: dict[str, Any],
-) -> Step:
-    """Return hocket's step, and note the orders that it tried."""
+    model: nn.Module, batch: Any, options: Mapping[str, Any]
+) -> tuple[Step, dict[str, Any]]:
+    """Return hocket's step, and the orders that it tried."""
     begin_s = perf_counter()
-    step = hocket.compile_step(
-        copy.deepcopy(model), loss, fused, example=batch, **options
-    )
+    step = hocket.compile_step(model, loss, fused, example=batch, **options)
     step.submit(batch)  # the first one is eager
-    facts[name] = {
+    facts = {
         "compile_s": round(perf_counter() - begin_s, 2),
         "num_units": step.schedule.program.num_stages,
         "orders": [
@@ -342,26 +270,45 @@ def hocket_step(
             for one in step.candidates
         ],
     }
-    return lambda: step.submit(batch)
+    return lambda: step.submit(batch), facts
 
 
-def in_turn(
-    steps: Mapping[str, Step], torch_device: torch.device
-) -> dict[str, list[float]]:
-    """Return the seconds of a step in each round; every other round goes backwards."""
-    names, seconds = list(steps), {name: list[float]() for name in steps}
-    for i in range(1 + NUM_ROUNDS):
-        for name in names if i % 2 else names[::-1]:
-            synchronize(torch_device)
-            begin_s = perf_counter()
-            for _ in range(STEPS_IN_TURN if torch_device.type == "cuda" else 1):
-                steps[name]()
-            synchronize(torch_device)
-            num = STEPS_IN_TURN if torch_device.type == "cuda" else 1
-            if i:
-                seconds[name].append((perf_counter() - begin_s) / num)
-    return seconds
+def _seconds(step: Step, setting: Setting) -> list[float]:
+    """Return the seconds of a step in each round, after one to warm up."""
+    seconds, num = [], setting.size(STEPS_IN_TURN, 1)
+    for _ in range(1 + setting.size(NUM_ROUNDS, 3)):
+        synchronize(setting.device)
+        begin_s = perf_counter()
+        for _ in range(num):
+            step()
+        synchronize(setting.device)
+        seconds.append((perf_counter() - begin_s) / num)
+    return seconds[1:]
 
 
-if __name__ == "__main__":
-    main()
+THEIRS: Final[Mapping[str, Callable[[nn.Module, Any], Step]]] = {
+    "eager": plain_step,
+    "compile": compiled_step,
+    "graph": lambda model, batch: graphed(plain_step(model, batch)),
+    "graph of compile": lambda model, batch: graphed(compiled_step(model, batch)),
+}
+OURS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "hocket": {},
+    "hocket, one lane": {"num_lanes": 1},
+    "hocket, across steps": {"across_steps": True},
+}
+_IN_TABLE: Final = ("graph", "graph of compile", "hocket")
+IN_TABLE: Final = [f"{net}, {one}" for net in NETS for one in _IN_TABLE]
+FURTHER: Final = [
+    f"{net}, {one}" for net in NETS for one in (*THEIRS, *OURS) if one not in _IN_TABLE
+]
+FILLS_CACHE: Final = [f"{net}, cache" for net in NETS]
+CHECKS: Final[Checks] = {
+    "compile_step, exact": exactness,
+    **{f"{net}, cache": partial(filled_cache, net) for net in NETS},
+    **{
+        f"{net}, {one}": partial(measured, net, one)
+        for net in NETS
+        for one in (*THEIRS, *OURS)
+    },
+}

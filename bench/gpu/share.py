@@ -1,167 +1,94 @@
 """Pairs of jobs on one accelerator: first that each is exact, then how fast.
 
-    python -m bench.gpu.share [--size large|small] [--seconds 2.5] [--output FILE]
-
-Every contestant runs in a process of its own, since the allocator is chosen when torch
-is imported: each job alone, turns, free streams, strict waves, two processes, and
-`auto` under a budget of the weights and 0.63 of both peaks. Behind the pairs, a job in
-two waves beside its plain loop, and a pipeline with and without a fill. A contestant
-that fails is a row with its error, and the others go on. Pairs for which no time is
-left (`--limit`, 540 s) are left out, and named. Without a GPU it runs on the CPU, which
-shows that the script works and nothing else.
+Every contestant is a part of `bench.gpu.all`, and so a process of its own, since the
+allocator is chosen when torch is imported: each job alone, and of each pair turns, free
+streams, strict waves, `auto` under a budget of the weights and 0.63 of both peaks, and
+two processes. Those of a pair read what its jobs took alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from time import perf_counter
+from tempfile import TemporaryDirectory
+from time import monotonic, perf_counter
 from typing import Any, Final
 
 import torch
 
 import hocket
-from bench.gpu.machine import gpus
-from bench.gpu.one_job import filled, in_waves
-from bench.measure import environment, write_result
+from bench.gpu.checked import Checks, Row, Setting, exactly
+from bench.gpu.part_process import Part, end, start_python
 from bench.share.jobs import LARGE, SMALL, job_makers
 
-RESULTS: Final = Path(__file__).parent / "results"
-PAIRS: Final = (
-    ("transformer", "resnet"),
-    ("lstm", "lstm"),
-    ("gan", "autoencoder"),
-    ("perceptron", "transformer"),
-    ("resnet", "resnet"),
-    ("lstm", "gan"),
-)
+PAIRS: Final = (("lstm", "lstm"), ("transformer", "resnet"), ("gan", "autoencoder"))
 MODES: Final = ("turns", "free", "tick-tock", "auto")
-SIZES: Final = {"large": LARGE, "small": SMALL}
+CONTESTANTS: Final = (*MODES, "two processes")
 NUM_ALONE: Final = 40
-NUM_FILL_ROUNDS: Final = 6
 NUM_COMPARED: Final = 14  # losses; auto has a mode after ten
 MEMORY_SHARE: Final = 0.63  # of both peaks above the weights
-TIMEOUT_S: Final = 120  # of one process; a busy CPU needs it
-PAIR_S: Final = 100.0  # that a pair may take
-LAST_S: Final = 90.0  # that the waves and the fill may take
+TWO_PROCESSES_S: Final = 60.0
 MOST_ITERATIONS: Final = 2000
 SHARED_ALLOCATOR: Final = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}
+_CUBLAS: Final = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+_MODULE: Final = "bench.gpu.share"
 
 
-def main() -> None:
-    """Run all pairs, and keep the results as JSON after each."""
-    has_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
-    default = "large" if has_gpu else "small"
-    parser.add_argument("--size", choices=SIZES, default=default)
-    parser.add_argument("--seconds", type=float, default=2.5 if has_gpu else 0.5)
-    parser.add_argument("--limit", type=float, default=540.0)
-    parser.add_argument("--pairs", type=int, default=len(PAIRS))
-    parser.add_argument("--output", type=Path, default=RESULTS / "share.json")
-    parser.add_argument("--one", help="what one process runs, as JSON")
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(run_one(json.loads(arguments.one))))
-        return
-    end_s = perf_counter() + arguments.limit - LAST_S
-    rows: list[Any] = []
-    alone: dict[str, Any] = {}
-    for pair in PAIRS[: arguments.pairs]:
-        found: list[Any] = [{"pair": list(pair), "error": "no time was left"}]
-        if perf_counter() + PAIR_S < end_s:
-            found = measured(pair, alone, arguments.size, arguments.seconds)
-        rows += _shown(found)
-        _keep(arguments.output, rows)
-    asked = {"waves": True, "size": arguments.size}
-    waves = Contestant(asked, shares_memory=True).result()
-    rows += _shown([waves] if "error" in waves else waves["rows"])
-    _keep(arguments.output, rows)
-    rows += _shown([_fill(NUM_FILL_ROUNDS if has_gpu else 2)])
-    _keep(arguments.output, rows)
-    if not all(row.get("exact", True) for row in rows):
-        raise SystemExit("not exact, or failed: see above")
+def alone(name: str, setting: Setting) -> Row:
+    """One job, in no one's company."""
+    return shared([name], setting, "turns", NUM_ALONE)
 
 
-def _fill(num_rounds: int) -> dict[str, Any]:
-    try:
-        return filled(num_rounds)
-    except Exception as error:  # the rows before stay
-        return {"contestant": "fill", "error": str(error), "exact": False}
+def pair(names: Sequence[str], contestant: str, setting: Setting) -> Row:
+    """Both jobs, beside what each took alone."""
+    each = [setting.earlier[f"{name}, alone"]["jobs"][0] for name in names]
+    number, budget = _iterations_and_budget(each, setting)
+    if contestant == "two processes":
+        found = _together([_in_a_process(x, number, setting) for x in names])
+    else:
+        memory = budget if contestant == "auto" else None
+        found = shared(names, setting, contestant, number, memory)
+    return _row(contestant, found, each)
 
 
-def _shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for row in rows:
-        print(row, flush=True)
-    return rows
+def exactness(setting: Setting) -> Row:
+    """Two small jobs side by side have the losses that they have alone."""
+    names = PAIRS[0]
+    each = [shared([x], setting, "turns", NUM_COMPARED)["jobs"][0] for x in names]
+    rows = {
+        mode: _row(mode, shared(names, setting, mode, NUM_COMPARED), each)["holds"]
+        for mode in MODES
+    }
+    return {"exact": rows, "holds": all(rows.values())}
 
 
-def _keep(path: Path, rows: Sequence[Any]) -> None:
-    write_result(path, {"environment": environment() | gpus(), "rows": [*rows]})
-
-
-def measured(
-    pair: Sequence[str], alone: dict[str, Any], size: str, seconds: float
-) -> list[dict[str, Any]]:
-    """The rows of one pair; measures each job alone, if none has yet.
-
-    Args:
-        pair: the jobs.
-        alone: what was found before, by job; gets what is found here.
-        size: of the models.
-        seconds: for so long the slower job trains, if it is not slowed.
-    """
-    for name in pair:
-        if name not in alone:
-            asked = {"jobs": [name], "mode": "turns", "iterations": NUM_ALONE}
-            alone[name] = Contestant({**asked, "size": size}).result()
-    failed = [alone[name] for name in pair if "error" in alone[name]]
-    if failed:
-        return [{"pair": list(pair), "contestant": "alone", **x} for x in failed]
-    each = [alone[name]["jobs"][0] for name in pair]
+def _iterations_and_budget(each: Sequence[Row], setting: Setting) -> tuple[int, int]:
+    """As many iterations as fill some seconds, and the bytes that `auto` may take."""
     moving = [x["peak_bytes"] - x["static_bytes"] for x in each]
     static = sum(x["static_bytes"] for x in each)
     budget = int(static + max(MEMORY_SHARE * sum(moving), 1.05 * max(moving)))
     slower_s = max(x["shared_s"] for x in each)
-    number = min(MOST_ITERATIONS, max(2 * NUM_COMPARED, int(seconds / slower_s)))
-    asked = {"jobs": list(pair), "iterations": number, "size": size}
-    rows = []
-    for mode in MODES:
-        own = {**asked, "mode": mode}
-        if mode == "auto":
-            own["memory_bytes"] = budget
-        found = Contestant(own, shares_memory=mode != "turns").result()
-        rows.append(_row(pair, mode, found, each))
-    both = [Contestant({**asked, "jobs": [x], "mode": "turns"}) for x in pair]
-    results = [one.result() for one in both]
-    rows.append(_row(pair, "two processes", _together(results), each))
-    return rows
+    seconds = 2.5 if setting.is_full else 0.05
+    return min(MOST_ITERATIONS, max(2 * NUM_COMPARED, int(seconds / slower_s))), budget
 
 
-def _row(
-    pair: Sequence[str], name: str, found: Any, each: Sequence[Any]
-) -> dict[str, Any]:
+def _row(name: str, found: Row, each: Sequence[Row]) -> Row:
     """A row of a pair.
 
     A job alone has the mean time of its iterations, as it has beside another one.
     """
-    row: dict[str, Any] = {"pair": list(pair), "contestant": name}
-    if "error" in found:
-        return {**row, **found}
     jobs = [*zip(each, found["jobs"], strict=True)]
     speeds = [own["shared_s"] / job["shared_s"] for own, job in jobs]
     static = sum(x["static_bytes"] for x in each)
     separate = sum(x["reserved_bytes"] for x in each)
     above = (found["reserved_bytes"] - static) / max(1, separate - static)
     return {
-        **row,
+        "contestant": name,
         "mode": found["mode"],
         "why": found["why"],
-        "seconds": round(found["seconds"], 1),
+        "seconds_shared": round(found["seconds_shared"], 1),
         "sum_of_speeds": round(sum(speeds), 3),
         "worst_slowdown": round(1 / min(speeds), 3),
         "counted_peak_bytes": found["counted_peak_bytes"],
@@ -169,82 +96,72 @@ def _row(
         "separate_reserved_bytes": separate,
         "static_bytes": static,
         "above_static_over_separate": round(above, 3),
-        "exact": all(own["losses"] == job["losses"] for own, job in jobs),
+        "holds": all(own["losses"] == job["losses"] for own, job in jobs),
     }
 
 
-def _together(results: Sequence[Any]) -> dict[str, Any]:
-    """What two processes have found that ran at the same time."""
-    for result in results:
-        if "error" in result:
-            return dict(result)
+def _together(results: Sequence[Any]) -> Row:
+    """What two processes find that run at the same time."""
+    found = [result() for result in results]
     return {
-        "jobs": [result["jobs"][0] for result in results],
+        "jobs": [one["jobs"][0] for one in found],
         "mode": "two processes",
         "why": "",
-        "seconds": max(x["seconds"] for x in results),
-        "counted_peak_bytes": sum(x["counted_peak_bytes"] for x in results),
-        "reserved_bytes": sum(x["reserved_bytes"] for x in results),
+        "seconds_shared": max(x["seconds_shared"] for x in found),
+        "counted_peak_bytes": sum(x["counted_peak_bytes"] for x in found),
+        "reserved_bytes": sum(x["reserved_bytes"] for x in found),
     }
 
 
-class Contestant:
-    """A process that runs one contestant."""
+def _in_a_process(name: str, iterations: int, setting: Setting) -> Any:
+    """Start a job in a process; what waits for it, and returns what it found."""
+    place = TemporaryDirectory()
+    found, output = Path(place.name) / "found", Path(place.name) / "output"
+    asked = [name, iterations, str(setting.device), setting.quick, str(found)]
+    program = f"import {_MODULE}; {_MODULE}.run_one(*{asked!r})"
+    process = start_python(["-c", program], output)
+    end_s = monotonic() + TWO_PROCESSES_S
 
-    def __init__(
-        self, asked: Mapping[str, Any], *, shares_memory: bool = False
-    ) -> None:
-        self.asked = asked
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.gpu.share", "--one", json.dumps(asked)],
-            env={
-                **os.environ,
-                "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-                **(SHARED_ALLOCATOR if shares_memory else {}),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def result() -> Any:
+        with place:
+            if end(process, end_s) != 0:
+                raise RuntimeError(f"{name}: {output.read_text()[-2000:]}")
+            return json.loads(found.read_text())
 
-    def result(self) -> Any:
-        """What it printed last, when it has ended; or its error."""
-        try:
-            out, _ = self.process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
-            return {"error": f"took longer than {TIMEOUT_S} s", "exact": False}
-        if code := self.process.returncode:
-            return {"error": f"code {code}: see above", "exact": False}
-        return json.loads(out.splitlines()[-1])
+    return result
 
 
-def run_one(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What each process does: one call of `hocket.share`, or one job in waves."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def run_one(name: str, iterations: int, device: str, quick: bool, found: str) -> None:
+    """What each of two processes does."""
+    setting = Setting(torch.device(device), quick, Path(found).parent)
+    row = shared([name], setting, "turns", iterations)
+    Path(found).write_text(json.dumps(row))
+
+
+def shared(
+    names: Sequence[str],
+    setting: Setting,
+    mode: str,
+    iterations: int,
+    memory_bytes: int | None = None,
+) -> Row:
+    """One call of `hocket.share`."""
+    exactly()
     torch.use_deterministic_algorithms(True)
-    if asked.get("waves"):
-        return {"rows": in_waves(SIZES[asked["size"]])}
-    makers = job_makers(SIZES[asked["size"]])
-    jobs = [
-        hocket.Job(f"{name} {i}", makers[name]) for i, name in enumerate(asked["jobs"])
-    ]
+    makers = job_makers(LARGE if setting.is_full else SMALL)
+    jobs = [hocket.Job(f"{name} {i}", makers[name]) for i, name in enumerate(names)]
     begin_s = perf_counter()
     report = hocket.share(
-        jobs,
-        mode=asked["mode"],
-        memory_bytes=asked.get("memory_bytes"),
-        num_iterations=asked["iterations"],
+        jobs, mode=mode, memory_bytes=memory_bytes, num_iterations=iterations
     )
     report.check()
-    has_gpu = torch.cuda.is_available()
-    reserved = torch.cuda.max_memory_reserved() if has_gpu else int(report.peak_bytes)
+    peak_bytes = int(report.peak_bytes)
+    reserved = torch.cuda.max_memory_reserved() if setting.on_gpu else peak_bytes
     return {
         "mode": report.mode.value,
         "why": report.why,
-        "seconds": perf_counter() - begin_s,
-        "counted_peak_bytes": int(report.peak_bytes),
+        "seconds_shared": perf_counter() - begin_s,
+        "counted_peak_bytes": peak_bytes,
         "reserved_bytes": reserved,
         "jobs": [
             {
@@ -252,12 +169,34 @@ def run_one(asked: Mapping[str, Any]) -> dict[str, Any]:
                 "static_bytes": int(job.static_bytes),
                 "peak_bytes": int(job.peak_bytes),
                 "reserved_bytes": reserved,
-                "losses": job.losses[:NUM_COMPARED],
+                "losses": list(job.losses[:NUM_COMPARED]),
             }
             for job in report.jobs
         ],
     }
 
 
-if __name__ == "__main__":
-    main()
+CHECKS: Final[Checks] = {
+    "share, exact": exactness,
+    **{
+        name: check
+        for names in PAIRS
+        for name, check in (
+            *((f"{x}, alone", partial(alone, x)) for x in names),
+            *(
+                (f"{'+'.join(names)}, {x}", partial(pair, names, x))
+                for x in CONTESTANTS
+            ),
+        )
+    },
+}
+
+
+def _part(name: str) -> Part:
+    """A part of one check, with the memory that it needs."""
+    own = name.endswith((", turns", ", alone", ", two processes"))
+    variables = _CUBLAS if own else _CUBLAS | SHARED_ALLOCATOR
+    return Part(name, _MODULE, name, variables=variables)
+
+
+EXACT, *TIMED = map(_part, CHECKS)

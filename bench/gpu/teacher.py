@@ -1,17 +1,14 @@
 """A teacher and its student on an accelerator: first that it is exact, then how fast.
 
-    python -m bench.gpu.teacher [--size full|small] [--output FILE]
-
 Two workers share one GPU (gloo, and messages staged through pinned memory), or have one
-each (NCCL). Then one worker alone runs the teacher between the student's ops, and in a
-second lane: a stream of lower priority. Without a GPU it runs on the CPU, which shows
-only that the script works. Takes under ten minutes.
+each (NCCL); one worker alone runs the teacher between the student's ops, and in a
+second lane: a stream of lower priority.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -20,49 +17,52 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
-from bench.gpu.check_then_measure import (
-    NUM_ROUNDS,
-    SIZES,
-    STEPS_IN_TURN,
+from bench.gpu.checked import (
     TOLERANCE,
+    Checks,
+    Row,
+    Setting,
+    exactly,
+    on_two_workers,
     relative_error,
-    run,
+    seconds_of,
 )
-from bench.gpu.checked import synchronize
-from bench.measure import alternate, paired_ratio, spread
+from bench.measure import spread
 from bench.models import transformer
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World, join_world, single_process_world
 from hocket.run.data.batch import split_batch
 
 NUM_CHECKED_STEPS: Final = 10
+NUM_ROUNDS: Final = 10
+STEPS_IN_TURN: Final = 5
+FULL: Final = (1024, 64, 256)  # width, samples, tokens
+SMALL: Final = (32, 8, 8)
 NUM_MICROBATCHES: Final = 4
 DELAYS: Final = (None, 0, 1)  # None: frozen
 
 
-def worker(backend: str, size: str) -> dict[str, Any]:
-    """What each worker does."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    world = join_world(backend=backend)
-    return {
-        "device": str(world.device),
-        "exactness": [check(delay, world) for delay in DELAYS],
-        "speed": [*measured(world, [(x, False) for x in DELAYS], *SIZES[size])],
-    }
+def two_workers(setting: Setting) -> Row:
+    """The student's stages on two workers, the teacher's beside them."""
+    return on_two_workers("bench.gpu.teacher:worker")
 
 
-def lanes(backend: str, size: str) -> dict[str, Any]:
-    """What a worker alone does: one lane or two."""
-    torch.backends.cuda.matmul.allow_tf32 = False
+def worker(backend: str) -> list[Row]:
+    """What each of two workers does."""
+    exactly()
     world = join_world(backend=backend)
+    return [check(delay, world, own_lane=False) for delay in DELAYS]
+
+
+def one_worker(setting: Setting) -> Row:
+    """The teacher in the student's lane, and in one of its own."""
+    exactly()
+    world = single_process_world(setting.device)
     both = [(delay, lane) for delay in DELAYS for lane in (False, True)]
-    return {
-        "device": str(world.device),
-        "exactness": [check(delay, world, own_lane=True) for delay in DELAYS],
-        "speed": [*measured(world, both, *SIZES[size])],
-    }
+    rows = [check(delay, world, own_lane=lane) for delay, lane in both]
+    return {"rows": rows, "holds": all(row["holds"] for row in rows)}
 
 
-def check(delay: int | None, world: World, *, own_lane: bool = False) -> dict[str, Any]:
+def check(delay: int | None, world: World, *, own_lane: bool) -> Row:
     """Weights in float64 beside those of a plain loop on the same device."""
     teacher, student = nets(8)
     loop = teacher.to(world.device), copy.deepcopy(student).to(world.device)
@@ -163,49 +163,56 @@ def nets(width: int, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, nn.
     return transformer(width).to(dtype).eval(), transformer(width).to(dtype)
 
 
-def measured(
-    world: World,
-    variants: Sequence[tuple[int | None, bool]],
-    width: int,
-    num_samples: int,
-    num_tokens: int,
-) -> Iterator[dict[str, Any]]:
-    """Steps of all variants in turn: of delays, and lanes."""
+def measured(contestant: str, setting: Setting) -> Row:
+    """Seconds of a step with a frozen teacher."""
+    exactly()
+    width, num_samples, num_tokens = FULL if setting.is_full else SMALL
     rng = torch.Generator().manual_seed(2)
     x = torch.randn(num_samples, num_tokens, width, generator=rng)
-    batch = x.to(world.device), torch.zeros(num_samples, device=world.device)
-    pipelines = {
-        (delay, lane): make_pipeline(
-            *nets(width, torch.float32), batch, delay, world, own_lane=lane
-        )
-        for delay, lane in variants
-    }
-
-    def steps(pipeline: hocket.Pipeline) -> None:
-        for _ in pipeline.train([batch] * STEPS_IN_TURN):
-            pass
-        synchronize(world.device)
-
-    seconds = alternate(
-        {str(key): partial(steps, pipeline) for key, pipeline in pipelines.items()},
-        world,
-        num_rounds=NUM_ROUNDS,
-        num_warm=2,
-    )
-    for (delay, lane), pipeline in pipelines.items():
-        own = seconds[str((delay, lane))]
-        yield {
-            "delay": str(delay),
-            "own_lane": lane,
-            "step": spread([x / STEPS_IN_TURN for x in own]),
-            "same_batch_over_this": paired_ratio(seconds[str((0, False))], own),
-            "one_lane_over_this": paired_ratio(seconds[str((delay, False))], own),
-            "predicted_ms": round(pipeline.predicted.makespan_s * 1e3, 4),
-            "bubble_measured": round(pipeline.measured().bubble_fraction, 4),
-        }
-    for pipeline in reversed(pipelines.values()):
-        pipeline.close()
+    batch = x.to(setting.device), torch.zeros(num_samples, device=setting.device)
+    teacher, student = (x.to(setting.device) for x in nets(width, torch.float32))
+    num_rounds = setting.size(NUM_ROUNDS, 2)
+    if contestant == "plain loop":
+        optimizer = torch.optim.AdamW(student.parameters(), lr=1e-3)
+        plain = partial(plain_steps, teacher, student, optimizer, batch)
+        return {"step": _spread(plain, num_rounds, setting)}
+    world = single_process_world(setting.device)
+    own_lane = contestant == "second lane"
+    with make_pipeline(
+        teacher, student, batch, None, world, own_lane=own_lane
+    ) as pipeline:
+        batches = [batch] * STEPS_IN_TURN
+        step = _spread(lambda: [*pipeline.train(batches)], num_rounds, setting)
+        predicted_ms = round(pipeline.predicted.makespan_s * 1e3, 4)
+    return {"step": step, "predicted_ms": predicted_ms}
 
 
-if __name__ == "__main__":
-    run("teacher", __doc__, alone="lanes")
+def plain_steps(
+    teacher: nn.Module, student: nn.Module, optimizer: Any, batch: Any
+) -> None:
+    """Some steps as a loop writes them, over as many microbatches."""
+    parts = split_batch(batch, NUM_MICROBATCHES)
+    for _ in range(STEPS_IN_TURN):
+        for part in parts:
+            with torch.no_grad():
+                soft = teacher(*part.leaves)
+            (F.mse_loss(student(*part.leaves), soft) / len(parts)).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _spread(
+    steps: Callable[[], object], num_rounds: int, setting: Setting
+) -> dict[str, float]:
+    """Of the seconds of a step in each round, after two to warm up."""
+    seconds = [seconds_of(setting.device, steps) for _ in range(2 + num_rounds)]
+    return spread([x / STEPS_IN_TURN for x in seconds[2:]])
+
+
+_CONTESTANTS: Final = ("plain loop", "one lane", "second lane")
+TIMED: Final = [f"teacher, {name}" for name in _CONTESTANTS]
+CHECKS: Final[Checks] = {
+    "teacher, two workers": two_workers,
+    "teacher, one worker": one_worker,
+    **{f"teacher, {x}": partial(measured, x) for x in _CONTESTANTS},
+}
