@@ -39,7 +39,6 @@ INSTALL_TIMEOUT_S: Final = 60
 EXACT_S: Final = 90.0  # that the exact parts may take, all together
 STARTED_S: Final = 75.0  # and the whole runs
 LAST_S: Final = 5.0  # for the last process to end, and the table
-FEWEST_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +134,9 @@ class Run:
         until_s = min(self.end_s, time.monotonic() + seconds * self.slow)
 
         def ran(part: Part) -> dict[str, Any]:
-            left_s = until_s - time.monotonic()
-            if left_s < FEWEST_S:
-                return _not_measured(left_s, FEWEST_S)
+            left_s, needs_s = until_s - time.monotonic(), part.needs_s * self.slow
+            if left_s < needs_s:
+                return _not_measured(left_s, needs_s)
             timeout_s = min(left_s, part.timeout_s * self.slow)
             return PartProcess(part, self.asked).go(timeout_s)
 
@@ -173,6 +172,9 @@ class Run:
         self.result["table"] = rows
         write_result(self.path, self.result)
         print(printed(rows))
+        left_out = [name for name, part in parts.items() if "not measured" in part]
+        if left_out:
+            print(f"not measured, for no time was left: {'; '.join(left_out)}")
         failed = [name for name, part in parts.items() if "error" in part]
         if failed:
             raise SystemExit(f"not as it should be: {'; '.join(failed)}: {self.path}")
@@ -185,8 +187,9 @@ class Run:
         record |= {key: where[key] for key in ("date", "card", "torch", "cuda")}
         self.result["parts"][part.name] = record
         write_result(self.path, self.result)
-        said = record.get("error") or record.get("not measured") or "ended"
-        print(f"{record.get('seconds', 0):6.1f} s  {part.name}: {said}", flush=True)
+        if "not measured" not in record:
+            said = record.get("error", "ended")
+            print(f"{record['seconds']:6.1f} s  {part.name}: {said}", flush=True)
 
 
 def _not_measured(left_s: float, needs_s: float) -> dict[str, Any]:
