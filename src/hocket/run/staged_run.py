@@ -27,7 +27,7 @@ from typing import Any, Final
 import torch.distributed as dist
 from torch import nn
 
-from hocket.errors import DataError, WaitError
+from hocket.errors import DataError, ModelError, WaitError
 from hocket.freeze.forecast import StepTimes, Stretch, rest_s
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.stages.outline import Outline
@@ -123,6 +123,7 @@ class StagedRun(WorkerRun, ABC):
                 self._stack.callback(self._cache.close)
             self._sizes_of = part_sizes(plan.schedule.program)
             self._outline = _outline(config, plan)
+            self._trains = bool(self._outline.state.trained)
             beside = [*config.teachers, loss_name([config.model], config.teachers)]
             self._followers = tuple(f"{name}." for name in beside)
             packed_extra(self._outline.modules)  # refuses what cannot be saved
@@ -151,6 +152,11 @@ class StagedRun(WorkerRun, ABC):
     def _next_batches(self, batches: Sequence[Any]) -> list[NetBatches]:
         """Return the batches of the next step, and count it."""
         begin_s = perf_counter()
+        if not self._trains:  # not in the last stage alone: others would wait for it
+            raise ModelError(
+                "the loss does not depend on any weight: all of the model's parameters "
+                "are frozen (requires_grad=False), so nothing would be trained"
+            )
         self._follow_changes()
         self._freeze_if_due(batches[0])
         found = make_net_batches(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -66,11 +67,17 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _generators() -> list[Any]:
-    """Return all random generators of Python and NumPy in this process."""
+    """Return all random generators of Python and NumPy in this process.
+
+    But tempfile's, from which other threads draw names, such as those of a compiler.
+    """
     kinds = random.Random, np.random.RandomState, np.random.BitGenerator
     found = [x for x in gc.get_objects() if issubclass(type(x), kinds)]
     found += [random._inst, np.random.mtrand._rand]
-    return [x for x in found if not isinstance(x, random.SystemRandom)]
+    names = tempfile._get_candidate_names().rng  # type: ignore[attr-defined]
+    return [
+        x for x in found if x is not names and not isinstance(x, random.SystemRandom)
+    ]
 
 
 def _state_of(generator: Any) -> bytes:

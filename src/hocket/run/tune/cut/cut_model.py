@@ -70,11 +70,6 @@ def cut_and_measure(
     world = context.world
     if known is None:
         known = profile_model(config, world, program.num_stages)
-    if not known.captured.state.trained:
-        raise ModelError(
-            "the loss does not depend on any weight: all of the model's parameters are "
-            "frozen (requires_grad=False), so nothing would be trained"
-        )
     if world.device.type != "cpu":
         config.model.cpu()  # each worker moves its own stages to its device
     if boundaries is None and config.balance == "greedy" and config.cut is None:
