@@ -62,13 +62,13 @@ def check(asked: list[str], folder: Path, num_workers: int = 1) -> None:
         assert not wrong
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_sample_of_all_places(tmp_path: Path) -> None:
     """One place of each entry point that once failed, or might have."""
     check(SAMPLE, tmp_path)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_two_workers_share_what_is_not_on_the_host(tmp_path: Path) -> None:
     """Layers that move, activations, outputs and states go by way of the host.
 
