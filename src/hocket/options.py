@@ -133,10 +133,7 @@ def captured_step_faults(
 # The values that work, and what to do.
 _NOT_CAPTURED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "num_microbatches": ((1,), "the batch is not cut; use 1"),
-    "num_replicas": (
-        (1,),
-        "it is for one device; for replicas take 'reverse-first-k'",
-    ),
+    "num_replicas": ((1,), "it is for one device; for replicas take 'reverse-first-k'"),
     "stages_per_device": ((None, 1), "the model is not cut; leave it out"),
     "cut": ((None,), "the model is not cut; leave it out"),
     "recompute": (("none",), "checkpoint in the model instead, or limit memory_bytes"),

@@ -60,8 +60,7 @@ def share_command(
         str | None, typer.Option(help="By default the first GPU, or else the CPU.")
     ] = None,
     processes: Annotated[
-        bool,
-        typer.Option("--processes", help="Run each in a process of its own."),
+        bool, typer.Option("--processes", help="Run each in a process of its own.")
     ] = False,
     page: Annotated[
         Path | None,

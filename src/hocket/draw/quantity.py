@@ -23,12 +23,7 @@ class Unit:
         return f"{self.number(amount)} {self.name}".rstrip()
 
 
-_TIMES: Final = (
-    Unit("s", 1.0),
-    Unit("ms", 1e-3),
-    Unit("µs", 1e-6),
-    Unit("ns", 1e-9),
-)
+_TIMES: Final = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("µs", 1e-6), Unit("ns", 1e-9))
 _BYTES: Final = (
     Unit("TiB", 2.0**40),
     Unit("GiB", 2.0**30),

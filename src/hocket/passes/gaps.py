@@ -41,11 +41,7 @@ class Filled:
 
 
 def fill_gaps(
-    schedule: Schedule,
-    costs: Costs,
-    *,
-    budgets: Sequence[float],
-    overfill: bool,
+    schedule: Schedule, costs: Costs, *, budgets: Sequence[float], overfill: bool
 ) -> Filled:
     """Put each W where, as far as can be known, it delays nothing.
 
@@ -132,11 +128,7 @@ class _Filler:
     """Lanes that go on as far as they can decide, the one that is free first."""
 
     def __init__(
-        self,
-        schedule: Schedule,
-        costs: Costs,
-        budgets: Sequence[float],
-        overfill: bool,
+        self, schedule: Schedule, costs: Costs, budgets: Sequence[float], overfill: bool
     ) -> None:
         """Begin with nothing done."""
         self.program = schedule.program

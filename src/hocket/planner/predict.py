@@ -442,9 +442,7 @@ def _bubble(program: Program, costs: tuple[StageCost, ...], step_s: float) -> fl
 
 
 def _memory(
-    timeline: Timeline,
-    costs: tuple[StageCost, ...],
-    placement: Placement,
+    timeline: Timeline, costs: tuple[StageCost, ...], placement: Placement
 ) -> tuple[MemorySplit, ...]:
     splits = []
     num_versions = placement.num_versions

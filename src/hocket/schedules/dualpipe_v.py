@@ -52,8 +52,7 @@ def dualpipe_v(shape: Shape) -> Schedule:
             f"{shape.num_stages} or more"
         )
     return repeat_step(
-        program,
-        lambda device: numbered(_moves(shape, device), shape.num_microbatches),
+        program, lambda device: numbered(_moves(shape, device), shape.num_microbatches)
     )
 
 
@@ -82,12 +81,7 @@ def _moves(shape: Shape, device: int) -> Iterator[Move]:
     yield from weights[num_after:]
 
 
-_KINDS: Final = (
-    Kind.FORWARD,
-    Kind.BACKWARD,
-    Kind.BACKWARD_INPUT,
-    Kind.BACKWARD_WEIGHT,
-)
+_KINDS: Final = (Kind.FORWARD, Kind.BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 
 
 def _holds_for(shape: Shape, share: StageCost) -> bool:

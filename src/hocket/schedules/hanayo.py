@@ -126,9 +126,4 @@ def _peak_activations(shape: Shape, device: int) -> float:
     return p - (p - 1 - device) / v
 
 
-ENTRY: Final = Entry(
-    hanayo,
-    _bubble_s,
-    _peak_activations,
-    stages_per_device=2,
-)
+ENTRY: Final = Entry(hanayo, _bubble_s, _peak_activations, stages_per_device=2)

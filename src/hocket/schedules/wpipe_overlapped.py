@@ -7,12 +7,7 @@ from typing import Final
 
 from hocket.core.schedule import Schedule
 from hocket.schedules.entry import Entry, Shape
-from hocket.schedules.wpipe import (
-    bubble_s,
-    largest_block,
-    peak_activations,
-    two_groups,
-)
+from hocket.schedules.wpipe import bubble_s, largest_block, peak_activations, two_groups
 
 
 def wpipe_overlapped(

@@ -14,11 +14,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 def program_faults(program: Program) -> list[str]:
     """Return one sentence per contradiction; none if the program is possible."""
-    faults = [
-        *_number_faults(program),
-        *_stage_faults(program),
-        *_flow_faults(program),
-    ]
+    faults = [*_number_faults(program), *_stage_faults(program), *_flow_faults(program)]
     return faults or _copy_faults(program)
 
 

@@ -47,13 +47,8 @@ if TYPE_CHECKING:
     from hocket.recipes.config.recipe import Recipe
 from typing import TYPE_CHECKING
 
-from hocket.recipes.config.data_settings import (
-    MaskedTextSettings,
-    SquadSettings,
-)
-from hocket.recipes.config.model_settings import (
-    ResnextSettings,
-)
+from hocket.recipes.config.data_settings import MaskedTextSettings, SquadSettings
+from hocket.recipes.config.model_settings import ResnextSettings
 from hocket.recipes.config.teacher_settings import (
     AnyTeacher,
     DistilbertSettings,

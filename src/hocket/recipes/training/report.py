@@ -17,12 +17,7 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
-from hocket.recipes.run_files import (
-    COSTS_NAME,
-    RECIPE_NAME,
-    REPORT_NAME,
-    TIMELINE_NAME,
-)
+from hocket.recipes.run_files import COSTS_NAME, RECIPE_NAME, REPORT_NAME, TIMELINE_NAME
 from hocket.recipes.training.epochs import epoch_table
 from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line

@@ -45,12 +45,7 @@ from hocket.recipes.training.task import make_task
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.checkpoint.whole_model import WholeModel
 from hocket.run.cluster.world import single_process_world
-from hocket.run.data.batch import (
-    call_arguments,
-    count_samples,
-    on_device,
-    split_batch,
-)
+from hocket.run.data.batch import call_arguments, count_samples, on_device, split_batch
 from hocket.run.data.loss import TOTAL, losses_of
 from hocket.run.data.metrics import DeviceSums, EvaluationResult, EvaluationSums
 from hocket.run.device.memory import peak_bytes

@@ -214,11 +214,7 @@ class Reshaper:
         )
 
     def _move(
-        self,
-        now: PlayedLayout,
-        chosen: Prediction,
-        program: Program,
-        layout: Layout,
+        self, now: PlayedLayout, chosen: Prediction, program: Program, layout: Layout
     ) -> tuple[Mapping[str, Bundle], Mapping[str, Bundle]]:
         """Send what other workers need; return what came, and what was here."""
         net, world = self.net, self._context.world
@@ -249,10 +245,7 @@ class Reshaper:
         return received, {name: bundle(net.name, name) for name in here}
 
     def _holders(
-        self,
-        program: Program,
-        layout: Layout,
-        names: Sequence[Set[str]],
+        self, program: Program, layout: Layout, names: Sequence[Set[str]]
     ) -> Holders:
         workers = [{*layout.replicas_of(x.device)} for x in program.stages]
         return holders_of(self.net.name, names, workers)
@@ -319,10 +312,7 @@ class Reshaper:
         )
 
     def _executor(
-        self,
-        plan: Plan,
-        modules: Sequence[StageModule],
-        context: WorkerContext,
+        self, plan: Plan, modules: Sequence[StageModule], context: WorkerContext
     ) -> Executor:
         job = self.job
         play_plan = plan_to_play(

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import Captured
-from hocket.model.stages.cut import (
-    StageModule,
-    check_as_is,
-    cut,
-    names_in_stages,
-)
+from hocket.model.stages.cut import StageModule, check_as_is, cut, names_in_stages
 from hocket.model.stages.on_tensors import on_tensors
 from hocket.model.stages.routes import Flows
 

@@ -113,11 +113,7 @@ def plan(config: _Arguments) -> Ranking:
         counted = None if config.teachers else loss
         finish = None if counted is None else _finish(counted, part)
         work: ModelCosts = counted_work(
-            captured,
-            device,
-            states,
-            finish=finish,
-            precision=precision,
+            captured, device, states, finish=finish, precision=precision
         )
         ranking = rank(work, cluster, size, search, progress=config.progress)
         jobs = _teacher_jobs(config, work, device, precision, size)
@@ -154,10 +150,7 @@ def _teacher_jobs(
         captured = capture(teacher.net, args, kwargs)
         costs = counted_work(captured, device, {}, precision=precision)
         delay = (teacher.delay or 0) if teacher.moves else None
-        yield (
-            name,
-            TeacherJob(student, costs, delay, batch_size, teacher.look_ahead),
-        )
+        yield (name, TeacherJob(student, costs, delay, batch_size, teacher.look_ahead))
 
 
 def _measurable(precision: str) -> PrecisionName:

@@ -85,11 +85,7 @@ def timed_order(
     known = profile_model(config, context.world) if known is None else known
     v = _stages_per_device(config, known, context)
     order = make_order(
-        name,
-        context.layout,
-        config.num_microbatches,
-        v,
-        whole_batch=config.whole_batch,
+        name, context.layout, config.num_microbatches, v, whole_batch=config.whole_batch
     )
     return order, known
 
@@ -127,11 +123,7 @@ def _for_costs(
 
 
 def order_for_costs(
-    config: PipelineConfig,
-    layout: Layout,
-    first: Schedule,
-    found: CutModel,
-    most: int,
+    config: PipelineConfig, layout: Layout, first: Schedule, found: CutModel, most: int
 ) -> Schedule:
     """Make an order for the costs of its stages.
 

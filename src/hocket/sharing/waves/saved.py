@@ -29,12 +29,7 @@ from hocket.run.checkpoint.format.opened import (
     open_checkpoint,
     read_tensors,
 )
-from hocket.run.checkpoint.load import (
-    Candidates,
-    Loaded,
-    first_readable,
-    read_together,
-)
+from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
 from hocket.run.checkpoint.random_state import random_state, set_random_state
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.store.values import decode, encode

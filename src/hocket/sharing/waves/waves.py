@@ -29,11 +29,7 @@ from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout, replica_group
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import digest
-from hocket.run.data.loader import (
-    check_last_batch,
-    check_same_length,
-    recorded_batches,
-)
+from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.device.open import open_device

@@ -6,13 +6,7 @@ import logging
 from pathlib import Path
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.run.checkpoint.format.folder import (
-    LATEST,
-    others,
-    pointer,
-    saved,
-    step_of,
-)
+from hocket.run.checkpoint.format.folder import LATEST, others, pointer, saved, step_of
 from hocket.run.checkpoint.format.opened import is_whole
 
 log = logging.getLogger(__name__)

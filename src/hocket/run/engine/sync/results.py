@@ -22,13 +22,7 @@ from hocket.errors import ModelError
 from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
-from hocket.run.comm.transport import (
-    Carries,
-    Channel,
-    Receiver,
-    Sender,
-    Transport,
-)
+from hocket.run.comm.transport import Carries, Channel, Receiver, Sender, Transport
 
 _KEY = "loss names"
 _WHAT = "losses of the replicas"

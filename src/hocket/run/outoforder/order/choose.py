@@ -235,12 +235,7 @@ def _candidate(
     curve = plan.bound_curve() if plan.carried else plan.curve(timeline)
     timeline = replace(timeline, memory=(curve,))
     return OrderCandidate(
-        tried.name,
-        schedule,
-        timeline,
-        tried.measured_s,
-        tried.plan.peak_bytes,
-        kernels,
+        tried.name, schedule, timeline, tried.measured_s, tried.plan.peak_bytes, kernels
     )
 
 

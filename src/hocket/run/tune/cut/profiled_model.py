@@ -14,10 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, ModelError
-from hocket.model.capture.attribute_writes import (
-    AttributeSnapshot,
-    preserve_attributes,
-)
+from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
@@ -27,10 +24,7 @@ from hocket.model.trace.per_sample import unshared
 from hocket.model.trace.state import State
 from hocket.planner.cluster import MessageCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import (
-    digest,
-    to_capture,
-)
+from hocket.run.data.batch import digest, to_capture
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loss import named_losses
 from hocket.run.diagnostics.job_folder import Json

@@ -45,10 +45,7 @@ from hocket.run.tune.cut.profiled_model import (
 from hocket.run.tune.order import configured_order
 from hocket.run.tune.profile_workers import measured_together
 from hocket.run.tune.teachers.filled import JointNets, NetCutter, filled_order
-from hocket.run.tune.teachers.stages import (
-    KnownTeacher,
-    check_followed,
-)
+from hocket.run.tune.teachers.stages import KnownTeacher, check_followed
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.tune.timed_order import has_free_stages
 from hocket.run.weights.momentum import Momentum
@@ -119,11 +116,7 @@ def joint_order(
 
 
 def _known(
-    name: str,
-    teacher: Teacher,
-    config: PipelineConfig,
-    world: World,
-    num_stages: int,
+    name: str, teacher: Teacher, config: PipelineConfig, world: World, num_stages: int
 ) -> KnownTeacher:
     """Capture a teacher, run it on the example, and profile its forwards."""
     config.report(f"capturing teacher {name}")

@@ -9,12 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import (
-    DeferredCall,
-    Pair,
-    defers,
-    operands,
-)
+from hocket.run.stage.split.layers.call import DeferredCall, Pair, defers, operands
 from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 Sizes: TypeAlias = int | Sequence[int]
