@@ -37,7 +37,7 @@ from hocket.run.assembly import assemble
 from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.store.poll import poll
-from hocket.run.data.batch import on_device
+from hocket.run.data.batch import apart, on_device
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
@@ -55,6 +55,7 @@ from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
 from hocket.run.nets.followed import CACHED
 from hocket.run.stage.loss_checks.own_state import loss_name, loss_part
+from hocket.run.stage.loss_checks.trial import hooks_kept_apart, restored_attributes
 from hocket.run.tune.config import PipelineConfig
 
 
@@ -85,7 +86,7 @@ class StagedRun(WorkerRun, ABC):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             config.refuse_meta()
-            example = on_device(config.example, world.device)
+            example = apart(on_device(config.example, world.device))
             layout = self._layout = make_layout(world, config.num_replicas)
             with StartupReporter(
                 config.progress,
@@ -93,14 +94,15 @@ class StagedRun(WorkerRun, ABC):
                 after_s=startup.AFTER_S,
                 every_s=startup.EVERY_S,
             ) as reporter:
-                plan, executor, self._freezing, self._followed = assemble(
-                    replace(config, progress=reporter, example=example),
-                    world,
-                    layout,
-                    recorder,
-                    self._stack,
-                    timeout_s,
-                )
+                with restored_attributes(config.loss), hooks_kept_apart(config.model):
+                    plan, executor, self._freezing, self._followed = assemble(
+                        replace(config, progress=reporter, example=example),
+                        world,
+                        layout,
+                        recorder,
+                        self._stack,
+                        timeout_s,
+                    )
                 if config.fill is not None:
                     reporter(StartupProgress("measuring the net of fill"))
                 self.filling = make_filling(

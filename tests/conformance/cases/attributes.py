@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from threading import local
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -255,3 +260,72 @@ def counts_itself() -> Script:
 
     net = chain(nn.Linear(6, 8), Counting(), nn.Linear(8, 8), nn.Tanh())
     return Script(net, batches(), before_step=before_step)
+
+
+OF_THREAD: Final = local()
+CONTEXT: Final = ContextVar("rate", default=1.0)
+
+
+class Slotted:
+    """A settings object without a dict."""
+
+    __slots__ = ("rate",)
+
+    def __init__(self) -> None:
+        self.rate = 1.0
+
+
+class Reads(nn.Module):
+    """Its forward multiplies numbers that it finds in several kinds of objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.slotted, self.last = Slotted(), deque([1.0], maxlen=1)
+        self.scaled = partial(torch.mul, other=1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rate = self.slotted.rate * self.last[0] * OF_THREAD.rate * CONTEXT.get()
+        return self.b(self.scaled(torch.tanh(self.a(x))) * rate)
+
+
+def _changes(change: Callable[[Any, float], object]) -> Script:
+    def before_step(step: int, net: Any) -> None:
+        change(net, 1 + step / 2)
+
+    OF_THREAD.rate = 1.0
+    CONTEXT.set(1.0)
+    return Script(Reads(), batches(), before_step=before_step, cut="b")
+
+
+_IN_GLUE: Final = {"freeze": refused("the model's own forward")}
+
+
+@case("an attribute in `__slots__`", _IN_GLUE)
+def slotted() -> Script:
+    """Of an object that has no dict."""
+    return _changes(lambda net, rate: setattr(net.slotted, "rate", rate))
+
+
+@case("the last entry of a deque", _IN_GLUE)
+def in_deque() -> Script:
+    """A new one pushes the old one out."""
+    return _changes(lambda net, rate: net.last.append(rate))
+
+
+@case("a keyword of a `functools.partial`", _IN_GLUE)
+def in_partial() -> Script:
+    """Changed in the dict that the partial has."""
+    return _changes(lambda net, rate: net.scaled.keywords.update(other=rate))
+
+
+@case("a thread's own attribute, and a context variable", _IN_GLUE)
+def in_context() -> Script:
+    """Set in the thread of the loop."""
+
+    def change(net: Any, rate: float) -> None:
+        OF_THREAD.rate = rate
+        CONTEXT.set(rate)
+
+    return _changes(change)

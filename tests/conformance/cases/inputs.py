@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import hocket
 from tests.conformance.script import (
     ALL,
+    PIPELINES,
     Script,
     batches,
     case,
@@ -324,3 +325,13 @@ def nested_input() -> Script:
         return mse(torch.stack([x.mean(0) for x in output.unbind()]), targets)
 
     return Script(chain(), data, loss=loss, num_microbatches=1)
+
+
+@case(
+    "an input that comes out of a graph", {PIPELINES: refused("comes out of a graph")}
+)
+def input_of_graph() -> Script:
+    """A layer of the loop's own made it."""
+    torch.manual_seed(3)
+    outer = nn.Linear(6, 6).double()
+    return Script(chain(), [(outer(x).tanh(), y) for x, y in batches()])

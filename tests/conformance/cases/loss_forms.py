@@ -206,3 +206,47 @@ def cross_entropy() -> Script:
         return F.cross_entropy(output, targets, label_smoothing=0.1)
 
     return Script(chain(), data, loss=loss)
+
+
+class Balanced(nn.Module):
+    """Divides by a mean of its last values, which it keeps as a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = 1.0
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        value = mse(output, targets)
+        self.mean = 0.9 * self.mean + 0.1 * value.item()
+        return value / self.mean
+
+
+@case("a loss that counts by a number of its own")
+def counting_loss() -> Script:
+    """The pipeline's own calls leave the number as it was."""
+    return Script(chain(), batches(), loss=Balanced(), evaluates=False)
+
+
+@case("the same, declared as `PerMicrobatch`")
+def declared_counting_loss() -> Script:
+    """The pipeline's own calls leave the number as it was."""
+    loss = hocket.PerMicrobatch(Balanced())
+    return Script(chain(), batches(), loss=loss, evaluates=False)
+
+
+@case("a list, and a tensor beside the loss, declared as `PerMicrobatch`")
+def declared_memory() -> Script:
+    """A memory of outputs, and their mean."""
+    memory: list[Tensor] = []
+    centre = torch.zeros(3, dtype=torch.float64)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        value = mse(output - centre, targets)
+        if memory:
+            value = value + 0.1 * mse(output.mean(0), memory[-1])
+        memory.append(output.detach().mean(0))
+        centre.mul_(0.9).add_(0.1 * memory[-1])
+        return value
+
+    declared = hocket.PerMicrobatch(loss)
+    return Script(chain(), batches(), loss=declared, evaluates=False)

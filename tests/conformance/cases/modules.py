@@ -347,3 +347,35 @@ def named_head() -> Script:
     """Tasks in turn; the other head gets no gradient."""
     data = [((x, "ab"[i % 2]), y) for i, (x, y) in enumerate(batches())]
     return Script(Several(), data, cut="heads.a", loss=mse)
+
+
+class Transposed(nn.Module):
+    """Computes with the weight of another layer, which is no child of it."""
+
+    def __init__(self, other: nn.Linear) -> None:
+        super().__init__()
+        self.others = [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.others[0].weight.t())
+
+
+@case(
+    "a layer that reads a weight of another one, behind the cut",
+    {"freeze": refused("is used by")},
+)
+def hidden_reference() -> Script:
+    """It has a reference to it in a list, so that it is registered once."""
+    net = chain()
+    net.insert(4, Transposed(net[2]))
+    return Script(net, batches(), cut="4")
+
+
+@case(
+    "a layer wrapped by `torch.compile`, eager backend",
+    {"freeze": refused("is no place to cut at")},
+)
+def wrapped_layer() -> Script:
+    """Another module around it, with its own name."""
+    inner: Any = torch.compile(nn.Sequential(nn.Linear(8, 8)), backend="eager")
+    return Script(chain(nn.Linear(6, 8), inner, nn.Linear(8, 8), nn.Tanh()), batches())

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 import hocket
 from tests.conformance.script import (
     ALL,
+    PIPELINES,
     Script,
     batches,
     case,
@@ -435,3 +436,41 @@ def rate_of_a_group() -> Script:
             each.param_groups[-1]["lr"] = 0.1 if step < 2 else 0.0
 
     return Script(chain(), batches(), optimizer=optimizer, before_step=before_step)
+
+
+@case(
+    "a schedule that is made together with the optimizer",
+    {PIPELINES: refused("makes a learning-rate schedule")},
+)
+def own_schedule() -> Script:
+    """The loop steps it."""
+    made: list[LRScheduler] = []
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        found = torch.optim.SGD(parameters, 0.1)
+        made.append(_warm_up(found))
+        return found
+
+    def after_step(step: int, net: Any) -> None:
+        for one in made:
+            one.step()
+
+    return Script(chain(), batches(), optimizer=optimizer, after_step=after_step)
+
+
+@case(
+    "an update in a post-accumulate-grad hook",
+    {PIPELINES: refused("a hook")},
+)
+def update_in_backward() -> Script:
+    """As an optimizer whose update is fused into the backward."""
+    net = chain()
+
+    def update(p: Tensor) -> None:
+        with torch.no_grad():
+            p.sub_(0.05 * p.grad if p.grad is not None else 0.0)
+        p.grad = None
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(update)
+    return Script(net, batches())

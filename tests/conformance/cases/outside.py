@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import tempfile
 import types
+import weakref
+from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain, refused
+from tests.conformance.script import (
+    PIPELINES,
+    Script,
+    batches,
+    case,
+    chain,
+    refused,
+)
 
 SCALE = 1.0
 NAMED: Final[dict[str, Any]] = {"act": torch.tanh}
@@ -223,3 +237,102 @@ def autocast_around() -> Script:
         after_step=after_step,
         teacher_alike=False,
     )
+
+
+class ReadsEnvironment(nn.Module):
+    """Its forward reads a variable of the process."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(os.environ.get("CASE_SCALE", "1"))
+
+
+@case("a variable of the environment")
+def environment() -> Script:
+    """`os.environ[...] = ...` in the loop."""
+
+    def before_step(step: int, net: Any) -> None:
+        os.environ["CASE_SCALE"] = str(1 + step / 2)
+
+    def after_step(step: int, net: Any) -> None:
+        os.environ.pop("CASE_SCALE", None)
+
+    net = chain(nn.Linear(6, 8), ReadsEnvironment(), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step, after_step=after_step)
+
+
+@case("the forward of a class of torch's, replaced for two steps")
+def patched_class() -> Script:
+    """As libraries patch `nn.Linear`."""
+    own: Any = nn.Linear.forward
+
+    def halved(layer: nn.Linear, x: Tensor) -> Tensor:
+        return F.linear(x, layer.weight, layer.bias) / 2
+
+    def before_step(step: int, net: Any) -> None:
+        vars_of: Any = nn.Linear
+        vars_of.forward = halved if step in (1, 2) else own
+
+    return Script(chain(), batches(), before_step=before_step)
+
+
+class Sine(nn.Tanh):
+    """Another function of the same form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(x)
+
+
+@case("the class of a layer exchanged")
+def other_class() -> Script:
+    """`net[1].__class__ = ...` in the loop."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[1].__class__ = Sine
+
+    return Script(chain(), batches(), before_step=before_step)
+
+
+class ReadsFile(nn.Module):
+    """Its forward opens a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = str(path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with open(self.path, encoding="utf-8") as file:
+            return x * float(file.read())
+
+
+@case("a number in a file that the forward opens")
+def number_in_file() -> Script:
+    """Another one for each step."""
+    folder = tempfile.mkdtemp()
+    path = Path(folder) / "number.txt"
+
+    def before_step(step: int, net: Any) -> None:
+        path.write_text(str(1 + step / 2), encoding="utf-8")
+
+    path.write_text("1", encoding="utf-8")
+    net = chain(nn.Linear(6, 8), ReadsFile(path), nn.Linear(8, 8), nn.Tanh())
+    weakref.finalize(net[1], shutil.rmtree, folder, ignore_errors=True)
+    return Script(net, batches(), before_step=before_step)
+
+
+class GoesOn(nn.Module):
+    """Its forward takes the next number of an iterator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = itertools.cycle([1.0, 2.0, 3.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * next(self.numbers)
+
+
+@case("an iterator that the forward goes on with", {PIPELINES: refused("an iterator")})
+def iterator() -> Script:
+    """Each call takes a number, also one to measure with."""
+    net = chain(nn.Linear(6, 8), GoesOn(), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), evaluates=False)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from hocket.model.guards.guards import OWN
+from hocket.model.guards.reached import OWN
 
 _OWN: Final = OWN | {"forward"}  # that replaces the class's
 _ABSENT: Final = object()

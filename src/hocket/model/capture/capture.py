@@ -32,7 +32,7 @@ from hocket.model.capture.submodules import (
     same_calls,
     trace_submodules,
 )
-from hocket.model.guards.reached import used_by_forward
+from hocket.model.guards.reached import reached_by, used_by_forward
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import Observation, in_mode, observe, preserve_state
 from hocket.model.trace.state import State
@@ -71,6 +71,7 @@ def capture(
             the alternative.
         ModelError: the example holds no tensor with a batch dimension.
     """
+    _refuse_iterators(model)
     example = Example.of(args, kwargs or {})
     _make_buffers(model, example)
     state = State.of(model)
@@ -96,6 +97,15 @@ def capture(
         found.as_is.update(found.evaluation.trace.as_is)
         found.as_is.update(found.training.trace.as_is)
         return with_more_layers(found, cut)
+
+
+def _refuse_iterators(model: nn.Module) -> None:
+    for path, name in reached_by(model).iterators.items():
+        raise LostInGraphError(
+            f"the model cannot be captured: the forward of {path or 'the model'} goes "
+            f"on with {name}, an iterator, from one call to the next, and it is called "
+            "to be measured, too. Let forward take its values as an argument"
+        )
 
 
 def _make_buffers(model: nn.Module, example: Example) -> None:

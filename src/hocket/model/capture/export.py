@@ -43,6 +43,7 @@ from hocket.model.capture.lost_in_graph import (
 )
 from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
+from hocket.model.guards.reached import reached_by
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import noticed_backwards
 from hocket.model.trace.per_sample import PerSample
@@ -130,6 +131,7 @@ def export(
             of samples.
     """
     _refuse_lists(example)
+    as_is.special |= reached_by(model).unseen
     given, notes, changed = example, AttributeSnapshot(model), list[str]()
     if any_batch:
         example = example.resized(EXPORT_SAMPLES)

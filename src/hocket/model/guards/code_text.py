@@ -182,20 +182,25 @@ def _of_object(value: Any) -> Iterator[Any]:
         UnknownCodeError: it has neither attributes nor a text that stays.
     """
     yield type(value)
-    slots = {
-        name
-        for kind in type(value).__mro__
-        for name, slot in vars(kind).items()
-        if isinstance(slot, MemberDescriptorType) and hasattr(value, name)
-    }
+    slots = slots_of(value)
     for name in sorted(slots):
-        yield from (name, getattr(value, name))
+        yield from (name, slots[name])
     if hasattr(value, "__dict__"):
         yield vars(value)
     elif not slots:
         if " at 0x" in repr(value):
             raise UnknownCodeError(f"it reads {value!r:.100}")
         yield repr(value)
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that are in `__slots__`, and set."""
+    return {
+        name: getattr(value, name)
+        for kind in type(value).__mro__
+        for name, slot in vars(kind).items()
+        if isinstance(slot, MemberDescriptorType) and hasattr(value, name)
+    }
 
 
 def _read_globals(code: CodeType, known: Mapping[str, Any]) -> Iterator[Any]:

@@ -9,6 +9,7 @@ weakly: where the user keeps no reference to the model, no loop can change it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +21,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from hocket.model.guards.reached import PLAIN, Holders, used_by_forward
+from hocket.model.guards.reached import PLAIN, Holders, own_attributes, used_by_forward
 
-# torch's own attributes: those of all modules, and those of recurrent ones, whose
-# weights are in a list as well.
-OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 _HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
 _GLOBAL_HOOKS: Final = tuple(
     x for x in vars(torch_module) if x.startswith("_global_") and x.endswith("_hooks")
@@ -138,8 +136,9 @@ class Guards:
         self._weights: list[ref[nn.Module]] = []
         self._tensors: dict[str, Tensor] = {}
         for path, module in model.named_modules():
-            own = {k: v for k, v in vars(module).items() if k not in OWN}
-            reached.of_module(path, module, own)
+            if "training" not in vars(module):  # torch.compile's, around another
+                continue
+            own = reached.of_module(path, module)
             # Twice, for a getter of several names returns a tuple.
             names = ("training", "training", *own)
             self._modules.append((path, ref(module), names))
@@ -164,7 +163,7 @@ class Guards:
     def _values(self) -> list[Any]:
         """Return the values that are compared first, by the fastest way."""
         values: list[Any] = [
-            (len(own := vars(module)), get(own))
+            (len(own := vars(module)), get(own), type(module))
             if (module := one()) is not None
             else None
             for one, get in self._gets
@@ -214,8 +213,10 @@ class Guards:
             if noted is None or module is None:
                 continue
             with suppress(Exception):  # as in `changes`
-                if noted == (len(own := vars(module)), get(own)):
+                if noted == (len(own := vars(module)), get(own), type(module)):
                     continue
+            if noted[2] is not type(module):
+                yield _joined(path, "__class__"), noted[2], type(module), (path,)
             before = dict(zip(names, noted[1], strict=True))
             for name, a, b in _different(before, _own(module)):
                 yield _joined(path, name), a, b, (path, *self._readers(path, name))
@@ -256,8 +257,7 @@ class Guards:
 
 def _own(module: nn.Module) -> dict[str, Any]:
     """Return the mode of a module, and its attributes but for torch's own."""
-    own = vars(module)
-    return {"training": own["training"]} | {k: own[k] for k in own if k not in OWN}
+    return {"training": module.training} | own_attributes(module)
 
 
 def _entries(content: Any) -> Mapping[str, Any]:
@@ -271,6 +271,8 @@ def _described(
     for name, *both in different:
         pair: list[Any] = [(0, _Text("not set")) if x is _ABSENT else x for x in both]
         is_moved = pair[0][0] == pair[1][0]
+        if is_moved and pair[0][-1] == pair[1][-1]:  # its class
+            continue
         a, b = (x[-1 if is_moved else 1] for x in pair)
         a.kind = "type" if is_moved else a.kind or b.kind
         yield name, a, b, (name.rpartition(".")[0], *[""] * is_moved)
@@ -313,7 +315,7 @@ def _copied(value: Any) -> Any:
     """Return a copy that compares equal as long as nothing is exchanged in it."""
     if hasattr(value, "items"):
         return dict(value)
-    return value.copy() if isinstance(value, list | set) else value
+    return value.copy() if isinstance(value, list | set | deque) else value
 
 
 def _joined(path: str, name: str) -> str:

@@ -13,19 +13,26 @@ reached by `getattr` with a name that is computed.
 from __future__ import annotations
 
 import dis
+import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from threading import local
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from hocket.model.guards.code_text import inner_code, is_installed
+from hocket.model.guards.code_text import inner_code, is_installed, slots_of
 
 PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+# torch's own attributes: those of all modules, and those of recurrent ones, whose
+# weights are in a list as well.
+OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 _LEFT_OUT: Final = (Tensor, nn.Module, ModuleType)
 _OF_GLOBALS: Final = ("LOAD_GLOBAL", "LOAD_NAME")
 _MAKERS: Final = ("__init__", "__new__", "__init_subclass__")
@@ -49,30 +56,56 @@ class Holder:
     owners: set[str] = field(default_factory=set)
 
 
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module but for torch's own."""
+    return {k: v for k, v in vars(module).items() if k not in OWN}
+
+
+def reached_by(model: nn.Module) -> Holders:
+    """Collect what all modules of a model reach."""
+    holders = Holders()
+    for path, module in model.named_modules():
+        holders.of_module(path, module)
+    return holders
+
+
 class Holders:
     """Collects what modules reach; what several reach is collected once.
 
     Attributes:
         holders: by the identity of what holds the values, which is kept alive.
+        iterators: the names of those that forwards may go on with, by module.
+        unseen: what no guard sees that the code of a module reads, by its path.
     """
 
     def __init__(self) -> None:
+        self.iterators: dict[str, str] = {}
+        self.unseen: dict[str, str] = {}
         self.holders: dict[Any, Holder] = {}
         self._alive: list[Any] = []
         self._num_values = 0
 
-    def of_module(self, path: str, module: nn.Module, plain: Mapping[str, Any]) -> None:
+    def of_module(self, path: str, module: nn.Module) -> dict[str, Any]:
         """Collect what a module's attributes and its class reach.
 
         Args:
             path: its path in the model.
             module: the module.
-            plain: its attributes but for torch's own.
+
+        Returns:
+            Its attributes but for torch's own.
         """
         seen: set[int] = set()
-        for name, value in plain.items():
-            self._value(value, name, path, seen)
+        own, used = own_attributes(module), used_by_forward(type(module))
+        for name, value in own.items():
+            if name in used or not isinstance(value, Iterator):
+                self._value(value, name, path, seen)
         self._value(type(module), "", path, seen)
+        return own
+
+    def of_value(self, value: Any) -> None:
+        """Collect what a function reaches, or an object."""
+        self._value(value, "", "", set())
 
     def _hold(
         self, of: Any, name: str, path: str, read: Callable[[], Any], entry: str = ""
@@ -90,25 +123,29 @@ class Holders:
         self._num_values += 1
         if self._num_values > _MOST_VALUES:
             return
-        match value:
-            case FunctionType():
-                self._function(value, name, path, seen)
-            case type():
-                self._class(value, path, seen)
-            case list() | dict() | set():
-                self._hold(value, f"{name}[...]", path, lambda: value)
-            case np.ndarray():
-                self._hold(value, name, path, value.tobytes)
-            case _ if hasattr(value, "__dict__"):
-                self._object(value, name, path, seen)
+        if isinstance(value, FunctionType):
+            self._function(value, name, path, seen)
+        elif isinstance(value, type):
+            self._class(value, path, seen)
+        elif found := _contents(value):
+            self._hold(value, f"{name}{found[0]}", path, found[1])
+        else:
+            self._object(value, name, path, seen)
         self._all(_inside(value), name, path, seen)
 
     def _object(self, value: Any, name: str, path: str, seen: set[int]) -> None:
-        if type(value).__module__.partition(".")[0] in _WITHOUT_VALUES:
+        home = type(value).__module__.partition(".")[0]
+        if isinstance(value, Iterator) and home in ("builtins", "itertools"):
+            self.iterators[path] = name
+        if home in _WITHOUT_VALUES and not isinstance(value, local):
             return
-        attributes = vars(value)
-        self._hold(attributes, f"{name}.", path, lambda: attributes)
-        for key, inner in [*attributes.items()]:
+        attributes: dict[str, Any] = getattr(value, "__dict__", {})
+        slots = slots_of(value)
+        if attributes or not slots:
+            self._hold(value, f"{name}.", path, lambda: attributes)
+        if slots:
+            self._hold(value, f"{name}.", path, partial(slots_of, value), "slots")
+        for key, inner in {**slots, **attributes}.items():
             self._value(inner, f"{name}.{key}", path, seen)
         self._class(type(value), path, seen)
 
@@ -120,6 +157,9 @@ class Holders:
         names = used_by_forward(kind) if issubclass(kind, nn.Module) else None
         for base in kind.__mro__:
             if is_installed(base.__module__):
+                if names and "forward" in vars(base):
+                    read = partial(vars(base).get, "forward")
+                    self._hold(base, f"{base.__name__}.forward", path, read)
                 continue
             self._hold(base, f"{base.__name__}.", path, partial(vars, base))
             for name, value in [*vars(base).items()]:
@@ -138,11 +178,17 @@ class Holders:
             self._value(_content(cell), variable, path, seen)
         self._all(function.__defaults__ or (), name, path, seen)
         self._all((function.__kwdefaults__ or {}).values(), name, path, seen)
+        self._hold(function, f"{name}.", path, lambda: vars(function))
+        self._hold(torch, "the global default dtype", path, torch.get_default_dtype)
         every = (function.__code__, *inner_code(function.__code__))
         steps = [x for code in every for x in dis.get_instructions(code)]
         read = dict.fromkeys(x.argval for x in steps if x.opname in _OF_GLOBALS)
         attributes = dict.fromkeys(name for code in every for name in code.co_names)
         home = function.__globals__
+        if "open" in read and "open" not in home:
+            self.unseen[path] = "it opens a file"
+        if "is_grad_enabled" in attributes:
+            self.unseen[path] = "it asks whether gradients are recorded"
         for name in read:
             if isinstance(value := home.get(name), ModuleType):
                 self._module(value, attributes, path, seen)
@@ -153,13 +199,20 @@ class Holders:
         self, module: ModuleType, names: Iterable[str], path: str, seen: set[int]
     ) -> None:
         """Collect the values that a module of the user's has of some names."""
-        if is_installed(module.__name__) or id(module) in seen:
+        if module is os and {"environ", "getenv"} & {*names}:
+            self._value(os.environ, "the global os.environ", path, seen)
+        if id(module) in seen:
             return
         seen.add(id(module))
         for name in names:
             value = vars(module).get(name)
             if isinstance(value, ModuleType):
                 self._module(value, names, path, seen)
+            elif name in vars(module) and is_installed(module.__name__):
+                title, read = f"{module.__name__}.{name}", vars(module).get
+                self._hold(
+                    vars(module), f"the global {title}", path, partial(read, name), name
+                )
             elif name in vars(module):
                 self._entry(
                     vars(module),
@@ -190,6 +243,20 @@ def used_by_forward(kind: type[nn.Module]) -> set[str]:
                 every = () if code is None else (code, *inner_code(code))
                 todo += {x for one in every for x in one.co_names} - names
     return names
+
+
+def _contents(value: Any) -> tuple[str, Callable[[], Any]] | None:
+    """Return how a collection's values are named, and what reads them."""
+    match value:
+        case list() | dict() | set() | deque():
+            return "[...]", lambda: value
+        case partial():
+            return "[...]", lambda: value.keywords
+        case np.ndarray():
+            return "", value.tobytes
+        case ContextVar():
+            return "", partial(value.get, None)
+    return None
 
 
 def _inside(value: Any) -> Iterable[Any]:

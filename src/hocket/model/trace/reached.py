@@ -37,6 +37,33 @@ def reached(function: object) -> dict[str, nn.Module | Tensor]:
     return walk.found
 
 
+def read_beside(model: nn.Module) -> dict[str, list[Tensor]]:
+    """Return the tensors of the model that modules reach outside of themselves.
+
+    A reference to a module around is taken to be for something else.
+
+    Args:
+        model: the outermost module.
+    """
+    known = {id(x) for x in (*model.parameters(), *model.buffers())}
+    found: dict[str, list[Tensor]] = {}
+    for path, module in model.named_modules():
+        if _is_known(type(module).__module__):
+            continue
+        own = {*map(id, (*module.modules(), *module.parameters(), *module.buffers()))}
+        for value in reached(module.forward).values():
+            tensors = [value] if isinstance(value, Tensor) else _outside(value, module)
+            tensors = [x for x in tensors if id(x) in known - own]
+            if tensors and id(value) not in own:
+                found.setdefault(path, []).extend(tensors)
+    return found
+
+
+def _outside(value: nn.Module, module: nn.Module) -> list[Tensor]:
+    is_around = any(x is module for x in value.modules())
+    return [] if is_around else [*value.parameters(), *value.buffers()]
+
+
 class _Walk:
     """One walk; each object is visited once."""
 

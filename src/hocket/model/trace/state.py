@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hocket.errors import ModelError
+from hocket.model.trace.reached import read_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,15 @@ class State:
         names: every name of a tensor, by its first name. Tied tensors have several.
         first_name: the first name, by any name.
         persistent: the names that `state_dict()` has.
+        beside: the first names of what a module reads that is another one's, by the
+            module's path.
     """
 
     tensors: Mapping[str, Tensor]
     names: Mapping[str, tuple[str, ...]]
     first_name: Mapping[str, str]
     persistent: frozenset[str]
+    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> State:
@@ -50,7 +54,9 @@ class State:
             names[first] = (*names.get(first, ()), name)
         tensors = {first: every[first] for first in names}
         persistent = frozenset(every) - _left_out_of_state_dict(model)
-        return cls(tensors, names, first_name, persistent)
+        found = read_beside(model)
+        beside = {x: tuple(first_of[id(t)] for t in ts) for x, ts in found.items()}
+        return cls(tensors, names, first_name, persistent, beside)
 
     def joined(self, name: str, other: State) -> State:
         """Return it with another module's state, under `name` and a dot."""
@@ -62,6 +68,7 @@ class State:
             {**self.names, **names},
             {**self.first_name, **firsts},
             self.persistent.union(map(begin, other.persistent)),
+            self.beside,
         )
 
     @property
@@ -79,10 +86,12 @@ class State:
         return isinstance(self.tensors[self.first_name[name]], nn.Parameter)
 
     def below(self, path: str) -> tuple[str, ...]:
-        """Return the first names of all tensors of the module at `path`."""
+        """Return the first names of all tensors that the module at `path` reads."""
         prefix = f"{path}." if path else ""
         names = self.first_name.items()
-        found = (first for name, first in names if name.startswith(prefix))
+        found = [first for name, first in names if name.startswith(prefix)]
+        for inner, beside in self.beside.items():
+            found += beside if f"{inner}.".startswith(prefix) else ()
         return tuple(dict.fromkeys(found))
 
 

@@ -75,6 +75,15 @@ class Microbatch:
         return replace(self, leaves=leaves, targets=targets)
 
 
+def apart(values: Any) -> Any:
+    """Return a batch whose gradients do not go to the user's tensors."""
+
+    def detached(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_() if x.requires_grad else x
+
+    return pytree.tree_map(partial(map_tensors, function=detached), values)
+
+
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments for a batch's inputs."""
     inputs = opened(inputs)

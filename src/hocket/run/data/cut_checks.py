@@ -62,7 +62,7 @@ def refuse_unclear(
     """
     positional = {f"args[{i}]": value for i, value in enumerate(args)}
     values = [*positional.items(), *kwargs.items(), ("targets", targets)]
-    if all(isinstance(value, Tensor) and _is_dense(value) for _, value in values):
+    if all(isinstance(x, Tensor) and _is_dense(x) and not x.grad_fn for _, x in values):
         return
     leaves = pytree.tree_leaves((args, kwargs, targets))
     rows = [found for leaf in leaves if (found := num_rows(leaf)) is not None]
@@ -168,6 +168,12 @@ def _unclear(value: Any, name: str, num_samples: int) -> Iterator[str]:
         raise DataError(
             f"{name} is a {kind} tensor: give x.to_dense(), or its "
             "samples as hocket.PerSample(x.unbind())"
+        )
+    if isinstance(tensor, Tensor) and tensor.grad_fn is not None and num_samples:
+        raise DataError(
+            f"{name} comes out of a graph ({tensor.grad_fn.name()}), which runs "
+            "backward once, and each microbatch has a backward of its own: let the "
+            "model compute it, or detach it; or take num_microbatches=1"
         )
     if isinstance(value, _PLAIN):
         return

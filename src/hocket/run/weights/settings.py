@@ -112,6 +112,12 @@ class TrainingConfig(UpdateOptions):
                 "optimizer must return a torch.optim.Optimizer; it returned "
                 f"{type(optimizer).__name__}"
             )
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+            raise ConfigError(
+                "the function that makes the optimizer makes a learning-rate schedule, "
+                "too: optimizers are made several times; give scheduler=lambda "
+                "optimizer: ..., which is stepped with it"
+            )
         needed = _needed_to_step(optimizer)
         if needed:
             raise ConfigError(

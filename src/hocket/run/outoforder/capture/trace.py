@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError, HocketError
 from hocket.model.capture.source_line import source_line_of
+from hocket.model.guards.reached import reached_by
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.outoforder.capture.lstm import RnnTracing
@@ -115,6 +116,9 @@ def trace_step(
             backward; or torch cannot trace it.
         ModelError: the loss has an unknown form, or no weight wants a gradient.
     """
+    reached = reached_by(model)
+    for path, what in {**reached.iterators, **reached.unseen}.items():
+        raise CaptureError(f"the forward of {path or 'the model'} reads {what}")
     mode = make_mode()
     tensors: dict[str, Tensor] = {
         **dict(model.named_parameters()),

@@ -8,30 +8,58 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.errors import ModelError
 from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.guards.reached import Holders
 from hocket.model.trace.per_sample import num_rows, take_rows
+from hocket.model.trace.reached import reached
 from hocket.model.trace.state import overwrite
 from hocket.run.data.loss import TOTAL, LossFunction
 from hocket.run.stage.loss_checks.loss_parts import LossOfRows
 from hocket.run.stage.loss_checks.own_state import loss_part
+from hocket.run.stage.teacher_outputs import user_loss
 
 
 @contextmanager
 def restored_attributes(loss: LossFunction) -> Iterator[None]:
-    """Restore the attributes of the modules that a loss is made of."""
-    part = loss_part(loss)
-    before = [(buffer, buffer.detach().clone()) for buffer in part.buffers()]
+    """Restore what a loss may change: attributes, tensors, collections in reach."""
+    part, own = loss_part(loss), user_loss(loss)
+    found = [x for x in reached(own).values() if type(x) is Tensor]
+    before = [(x, x.detach().clone()) for x in (*part.buffers(), *found)]
+    holders, beside = Holders(), nn.Module()
+    holders.of_value(own)
+    read = [x.read() for x in holders.holders.values() if "[" in x.name]
+    vars(beside)["read"] = read
     try:
-        with preserve_attributes(part):
+        with preserve_attributes(part), preserve_attributes(beside):
             yield
     finally:
-        for buffer, value in before:
-            # Writing an equal buffer would invalidate saved tensors.
-            if not torch.equal(buffer, value):
-                overwrite(buffer, value)
+        for x, value in before:
+            # Writing an equal tensor would invalidate saved ones.
+            if not torch.equal(x, value):
+                overwrite(x, value)
+
+
+@contextmanager
+def hooks_kept_apart(model: nn.Module) -> Iterator[None]:
+    """Refuse hooks that update weights when a gradient has come, as optimizers do.
+
+    Raises:
+        ModelError: one has changed a parameter before training begins.
+    """
+    hooked = [x for x in model.named_parameters() if x[1]._post_accumulate_grad_hooks]
+    before = [x.detach().clone() for _, x in hooked]
+    yield
+    for (name, x), value in zip(hooked, before, strict=True):
+        if not torch.equal(x, value):
+            raise ModelError(
+                f"a hook of {name} (register_post_accumulate_grad_hook) changes it in "
+                "the backward: a pipeline runs backwards to be measured, and others "
+                "with the same weights. Give the optimizer as optimizer="
+            )
 
 
 @dataclass(frozen=True, slots=True)
