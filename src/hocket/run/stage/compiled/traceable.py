@@ -69,14 +69,19 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
 def _generators() -> list[Any]:
     """Return all random generators of Python and NumPy in this process.
 
-    But tempfile's, from which other threads draw names, such as those of a compiler.
+    But those of names: of temporary files and of multiprocessing's semaphores, which
+    other threads draw, such as those of a compiler.
     """
     kinds = random.Random, np.random.RandomState, np.random.BitGenerator
-    found = [x for x in gc.get_objects() if issubclass(type(x), kinds)]
+    every = gc.get_objects()
+    found = [x for x in every if issubclass(type(x), kinds)]
     found += [random._inst, np.random.mtrand._rand]
-    names = tempfile._get_candidate_names().rng  # type: ignore[attr-defined]
+    sequence = tempfile._RandomNameSequence  # type: ignore[attr-defined]
+    names = {id(vars(x).get("_rng")) for x in every if type(x) is sequence}
     return [
-        x for x in found if x is not names and not isinstance(x, random.SystemRandom)
+        x
+        for x in found
+        if id(x) not in names and not isinstance(x, random.SystemRandom)
     ]
 
 
