@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hocket.errors import ConfigError
-from hocket.freeze.blocks import blocks_in, blocks_matching
 from hocket.freeze.decide import Decider
 from hocket.freeze.policy import LayerObservation, Planned, Policy
+from hocket.run.nets.freezable import blocks_in, blocks_matching
 
 
 @dataclass(frozen=True, slots=True)

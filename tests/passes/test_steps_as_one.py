@@ -11,7 +11,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import ONCE_PER_STEP
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.passes.steps_as_one import steps_as_one
+from hocket.run.tune.dry_run import steps_as_one
 from hocket.schedules import make_schedule
 
 

@@ -94,7 +94,11 @@ class StagedRun(WorkerRun, ABC):
                 after_s=startup.AFTER_S,
                 every_s=startup.EVERY_S,
             ) as reporter:
-                with restored_attributes(config.loss), hooks_kept_apart(config.model):
+                others = config.optimizer, config.scheduler
+                with (
+                    restored_attributes(config.loss, others),
+                    hooks_kept_apart(config.model),
+                ):
                     plan, executor, self._freezing, self._followed = assemble(
                         replace(config, progress=reporter, example=example),
                         world,

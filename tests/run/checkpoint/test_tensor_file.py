@@ -25,7 +25,7 @@ def written(path: Path, tensors: dict[str, Tensor]) -> TensorFile:
 
 def tensors_of_all_kinds() -> dict[str, Tensor]:
     """Every type; without entries, without dimensions, not contiguous."""
-    bits = torch.randint(0, 2, (3, 8), dtype=torch.uint8)
+    bits = torch.randint(0, 2, (3, 16), dtype=torch.uint8)
     kinds = {str(x): bits.clone().view(x).clone() for x in BY_NAME.values()}
     return kinds | {
         "empty": torch.empty(0, 4),
@@ -37,8 +37,12 @@ def tensors_of_all_kinds() -> dict[str, Tensor]:
 
 
 def test_other_programs_read_the_file(tmp_path: Path) -> None:
-    """With safetensors' own reader: all tensors, types and metadata."""
+    """With safetensors' own reader: all tensors, types and metadata.
+
+    But files with complex128, for which safetensors has no name.
+    """
     tensors = tensors_of_all_kinds()
+    del tensors["torch.complex128"]
     path = tmp_path / "weights-0.safetensors"
     written(path, tensors)
     found = load_file(path)
@@ -82,7 +86,7 @@ def test_sizes_are_those_of_torch() -> None:
 
 def test_what_the_format_cannot_hold_is_refused() -> None:
     """By name, before anything is written."""
-    with pytest.raises(CheckpointError, match=r"w is of type torch\.complex128"):
-        TensorSource.of("w", torch.zeros(2, dtype=torch.complex128))
+    with pytest.raises(CheckpointError, match=r"w is of type torch\.complex32"):
+        TensorSource.of("w", torch.zeros(2, dtype=torch.complex32))
     with pytest.raises(CheckpointError, match="w is a sparse"):
         TensorSource.of("w", torch.eye(3).to_sparse())

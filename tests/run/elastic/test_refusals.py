@@ -12,11 +12,10 @@ from torch import nn
 
 import hocket
 from hocket.errors import ConfigError, HocketError
-from hocket.freeze.blocks import blocks_matching
 from hocket.model.capture.capture import capture
 from hocket.run.elastic.freezing import FreezingWarning
 from hocket.run.elastic.shape_choice import refuse_shapes
-from hocket.run.nets.freezable import freezable_modules, frozen_edges
+from hocket.run.nets.freezable import blocks_matching, freezable_modules, frozen_edges
 
 
 def make_pipeline(folder: Path, **options: Any) -> hocket.Pipeline:

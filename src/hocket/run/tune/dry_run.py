@@ -32,7 +32,7 @@ from typing import Final
 import torch
 
 from hocket.core.costs import Costs
-from hocket.core.op import STEP_ENDS
+from hocket.core.op import STEP_ENDS, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.fit import fit
@@ -40,7 +40,6 @@ from hocket.core.timelines.timeline import Timeline
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.measure import restored_model
 from hocket.model.profile.precision import is_precise
-from hocket.passes.steps_as_one import steps_as_one
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import NetBatches, StepBatch
@@ -59,6 +58,40 @@ from hocket.run.weights.settings import TrainingConfig
 _STEP: Final = 0  # its number
 _MIN_STEPS: Final = 3  # and one more, to warm up
 _ENOUGH_S: Final = 0.6  # no further round once this has passed on rank 0
+
+
+def steps_as_one(schedule: Schedule) -> Schedule:
+    r"""Return the same ops in the same order, as microbatches of one step.
+
+    An order of one step stays as it is.
+
+    >>> two = Schedule.parse("d0  0F0 0F1 0F0@1 0B0 0B1 0F1@1 0B0@1 0B1@1")
+    >>> print(steps_as_one(two))
+    d0  0F0 0F1 0F2 0B0 0B1 0F3 0B2 0B3
+
+    Args:
+        schedule: a schedule without R and U, which end a step.
+    """
+    program = schedule.program
+    num_steps = program.num_steps
+    if num_steps == 1:
+        return schedule
+    nets = tuple(
+        replace(net, num_microbatches=net.num_microbatches * num_steps)
+        for net in program.nets
+    )
+    stages = tuple(replace(stage, delay=0) for stage in program.stages)
+    lanes = tuple(
+        replace(lane, ops=tuple(_moved(op, program) for op in lane.ops))
+        for lane in schedule.lanes
+    )
+    return Schedule(replace(program, nets=nets, stages=stages, num_steps=1), lanes)
+
+
+def _moved(op: Op, program: Program) -> Op:
+    assert op.microbatch is not None, f"{op} ends a step"
+    before = op.step * program.num_microbatches_of(op.stage)
+    return replace(op, microbatch=before + op.microbatch, step=0)
 
 
 def dry_run(

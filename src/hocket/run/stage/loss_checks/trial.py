@@ -24,23 +24,43 @@ from hocket.run.stage.teacher_outputs import user_loss
 
 
 @contextmanager
-def restored_attributes(loss: LossFunction) -> Iterator[None]:
-    """Restore what a loss may change: attributes, tensors, collections in reach."""
+def restored_attributes(loss: LossFunction, others: object = None) -> Iterator[None]:
+    """Restore what a loss may change: attributes, tensors, collections in reach.
+
+    Args:
+        loss: the loss.
+        others: what may change the same collections for good, such as an optimizer's
+            function. Tensors stay on the device that they are moved to.
+    """
     part, own = loss_part(loss), user_loss(loss)
     found = [x for x in reached(own).values() if type(x) is Tensor]
     before = [(x, x.detach().clone()) for x in (*part.buffers(), *found)]
-    holders, beside = Holders(), nn.Module()
+    holders, known, beside = Holders(), Holders(), nn.Module()
     holders.of_value(own)
-    read = [x.read() for x in holders.holders.values() if "[" in x.name]
-    vars(beside)["read"] = read
+    known.of_value(others)
+    vars(beside)["read"] = [
+        x.read()
+        for key, x in holders.holders.items()
+        if "[" in x.name and key not in known.holders
+    ]
     try:
         with preserve_attributes(part), preserve_attributes(beside):
-            yield
+            try:
+                yield
+            finally:
+                moved = [(x, {**x._parameters}, {**x._buffers}) for x in part.modules()]
     finally:
         for x, value in before:
             # Writing an equal tensor would invalidate saved ones.
             if not torch.equal(x, value):
                 overwrite(x, value)
+        for module, parameters, buffers in moved:
+            module._parameters.update(parameters)
+            for name, held in buffers.items():
+                old = module._buffers.get(name)
+                if held is not None and old is not None and held.device != old.device:
+                    overwrite(held, old)
+                    module._buffers[name] = held
 
 
 @contextmanager
