@@ -35,6 +35,7 @@ class VirtualTime:
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
+        self._abandoned = {*threading.enumerate()}  # by tests before, maybe
         self._now_s = 0.0
         self._lock = threading.RLock()  # freed storages ask for the time
         self.changed = threading.Event()
@@ -66,7 +67,7 @@ class VirtualTime:
     def tick(self) -> None:
         """Wake the first one, if all sleep."""
         with self._lock:
-            threads = threading.enumerate()
+            threads = {*threading.enumerate()} - self._abandoned
             jobs = {x.ident or 0: x.name for x in threads if x.name.startswith(JOB)}
             if not jobs or not self._asleep.keys() >= jobs.keys() | {self._main}:
                 return

@@ -200,7 +200,7 @@ class Holders:
     ) -> None:
         """Collect the values that a module of the user's has of some names."""
         if module is os and {"environ", "getenv"} & {*names}:
-            self._value(os.environ, "the global os.environ", path, seen)
+            self._value(module.environ, "the global os.environ", path, seen)
         if id(module) in seen:
             return
         seen.add(id(module))
