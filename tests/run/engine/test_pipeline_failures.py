@@ -325,7 +325,7 @@ def test_a_signal_ends_training_with_one_line(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    place = r"at step \d+ (in|after) [\w ]+"
+    place = r"at step \d+ (in|after) [\w ()]+"
     said = rf"stopped by {number.name}: rank 0 {place}, rank 1 {place}\n"
     assert re.fullmatch(said, (tmp_path / "err.txt").read_text())
     assert (tmp_path / "out.txt").read_text() == ""

@@ -40,7 +40,7 @@ from hocket.run.stage.compiled.trace import (
     on_fakes,
     run_on_fakes,
 )
-from hocket.run.stage.compiled.traceable import check_traceable
+from hocket.run.stage.compiled.traceable import DrawnNumbersError, check_traceable
 from hocket.run.stage.compiled.trial import check_compiled
 from hocket.run.stage.precision import Precision
 
@@ -125,7 +125,10 @@ def compile_stage(
     for part in parts:
         try:
             with warnings.catch_warnings(action="ignore"):  # they are torch's own
-                form, capture = _captured(work, stage, needs, part)
+                try:
+                    form, capture = _captured(work, stage, needs, part)
+                except DrawnNumbersError:  # a compiler's first start may draw some
+                    form, capture = _captured(work, stage, needs, part)
         except Exception as error:
             text = _warning_text(work.first + stage, error)
             warnings.warn(text, CompileWarning, stacklevel=2)

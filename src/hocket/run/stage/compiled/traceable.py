@@ -30,6 +30,10 @@ from hocket.run.stage.compiled.capture import CannotCompileError
 _VALUES: Final = bool, int, float, str
 
 
+class DrawnNumbersError(CannotCompileError):
+    """Numbers were drawn meanwhile: by a module, or beside it by a compiler."""
+
+
 @contextmanager
 def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Watch modules while they run, and undo changes of their attributes.
@@ -58,7 +62,7 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
                 raise
             _check(before)
             if any(_state_of(x) != state for x, state in states):
-                raise CannotCompileError(
+                raise DrawnNumbersError(
                     "its modules draw random numbers that are not torch's"
                 )
         finally:
@@ -73,16 +77,11 @@ def _generators() -> list[Any]:
     other threads draw, such as those of a compiler.
     """
     kinds = random.Random, np.random.RandomState, np.random.BitGenerator
-    every = gc.get_objects()
-    found = [x for x in every if issubclass(type(x), kinds)]
-    found += [random._inst, np.random.mtrand._rand]
+    every = [*gc.get_objects(), random._inst, np.random.mtrand._rand]
     sequence = tempfile._RandomNameSequence  # type: ignore[attr-defined]
     names = {id(vars(x).get("_rng")) for x in every if type(x) is sequence}
-    return [
-        x
-        for x in found
-        if id(x) not in names and not isinstance(x, random.SystemRandom)
-    ]
+    found = [x for x in every if issubclass(type(x), kinds) and id(x) not in names]
+    return [x for x in found if not isinstance(x, random.SystemRandom)]
 
 
 def _state_of(generator: Any) -> bytes:
