@@ -249,7 +249,7 @@ class Counting(nn.Module):
 
 @case(
     "a number that a forward itself counts up",
-    {"own-1 teacher wpipe 2bw": refused("1.calls")},
+    {"wpipe 2bw": refused("1.calls")},
 )
 def counts_itself() -> Script:
     """From zero when training begins, as a loop without a pipeline has it."""
@@ -260,6 +260,34 @@ def counts_itself() -> Script:
 
     net = chain(nn.Linear(6, 8), Counting(), nn.Linear(8, 8), nn.Tanh())
     return Script(net, batches(), before_step=before_step)
+
+
+class CountingRoot(nn.Module):
+    """Warms up in the model's own code, between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 3)])
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+        y = self.layers[0](x)
+        out: Tensor = self.layers[1](y if self.calls % 2 else y.tanh())
+        return out
+
+
+@case(
+    "a number that a root's forward itself counts up",
+    {
+        "own-1 own-2 teacher freeze wpipe 2bw": refused("state in calls"),
+    },
+)
+def root_counts_itself() -> Script:
+    """No part of it can run the model's own code as it is, on two workers."""
+    torch.manual_seed(0)
+    return Script(CountingRoot(), batches(), cut="layers.1", layers="layers.*")
 
 
 OF_THREAD: Final = local()

@@ -186,8 +186,7 @@ class Recomputes(nn.Module):
 @case(
     "`torch.utils.checkpoint` in a layer",
     {
-        "own-1 teacher 2bw": refused("it calls torch.utils.checkpoint"),
-        "wpipe": refused("1.inner runs again"),
+        "wpipe 2bw": refused("1.inner runs again"),
     },
 )
 def checkpointed() -> Script:

@@ -136,7 +136,7 @@ class Remembers(nn.Module):
 
 @case(
     "a tensor kept from one forward to the next",
-    {"own-1 teacher wpipe 2bw": refused("1.last")},
+    {"wpipe 2bw": refused("1.last")},
 )
 def kept_tensor() -> Script:
     """Detached, as recurrent nets do with truncated backpropagation."""
@@ -284,7 +284,6 @@ def spectral_norm() -> Script:
 
 @case(
     "the old `nn.utils.spectral_norm`, by a hook",
-    {"own-1 teacher 2bw": refused("self.2.weight")},
 )
 def old_spectral_norm() -> Script:
     """A forward pre-hook sets the weight."""
@@ -334,7 +333,6 @@ def changing_parametrization() -> Script:
 
 @case(
     "a pruned layer",
-    {"own-1 teacher 2bw": refused("self.2.weight")},
 )
 def pruned() -> Script:
     """A mask in a buffer, and a forward pre-hook."""

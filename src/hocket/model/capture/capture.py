@@ -144,7 +144,7 @@ def _of_any(
     try:
         return _of_export(model, example, state)
     except CaptureError as error:
-        if isinstance(error, LostInGraphError) and not cut:
+        if isinstance(error, LostInGraphError):
             raise
         try:
             return _of_submodules(model, example, state, cut)
@@ -213,25 +213,29 @@ def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
         try:
             return _with_modules_as_is(model, example, state, closed)
         except _StoppedInModuleError as error:
-            is_hooked = not error.path and "" not in closed and has_hooks(model)
-            is_lost = isinstance(error.why, LostInGraphError)
-            if is_lost or not (error.path or is_hooked):
+            if not error.paths - closed or not _can_close(model, error):
                 raise error.why from error
-            closed |= _modules_like(model, error.path)
+            closed |= {x for path in error.paths for x in _modules_like(model, path)}
+
+
+def _can_close(model: nn.Module, stopped: _StoppedInModuleError) -> bool:
+    """Whether it may help to run the modules as they are; of the model, its hooks."""
+    is_lost = isinstance(stopped.why, LostInGraphError)
+    return "" not in stopped.paths or (has_hooks(model) and not is_lost)
 
 
 class _StoppedInModuleError(Exception):
     """The export stopped.
 
     Args:
-        path: the innermost module that was running and may run as it is; empty if
-            there is none.
+        paths: the modules that may run as they are: the innermost that was running, or
+            those that a graph would lose something of. Empty names the model itself.
         why: the error to raise if nothing else helps.
     """
 
-    def __init__(self, path: str, why: CaptureError) -> None:
-        super().__init__(path)
-        self.path = path
+    def __init__(self, paths: frozenset[str], why: CaptureError) -> None:
+        super().__init__(paths)
+        self.paths = paths
         self.why = why
 
 
@@ -281,8 +285,9 @@ def _export_both(
                 program = export(model, example, any_batch=any_batch, as_is=as_is)
             except CaptureError as error:
                 paths = (x.partition("@")[0] for x in reversed(as_is.running))
-                running = (x for x in paths if x not in closed)
-                raise _StoppedInModuleError(next(running, ""), error) from error
+                running = frozenset([next((x for x in paths if x not in closed), "")])
+                lost = isinstance(error, LostInGraphError) and error.paths
+                raise _StoppedInModuleError(lost or running, error) from error
         traces.append(to_trace(program, state, as_is))
     return traces[0], traces[1]
 

@@ -78,7 +78,16 @@ def hooks_noted(note: Callable[[str], None]) -> AbstractContextManager[None]:
 
 
 class LostInGraphError(CaptureError):
-    """A graph would silently lose what the model does; nothing else is tried then."""
+    """A graph would silently lose what modules do, so they have to run as they are.
+
+    Args:
+        message: what is lost.
+        paths: the modules that do it; empty for the innermost one that was running.
+    """
+
+    def __init__(self, message: str, paths: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.paths = frozenset(paths)
 
 
 def check_keeps_no_state(
@@ -112,7 +121,8 @@ def check_keeps_no_state(
             f"{', '.join(changed)} from one forward to the next, which a captured "
             "graph would not have. Let forward take it as an argument and return it, "
             "or start over each time; statistics that no gradient flows through belong "
-            "in a buffer, changed in place"
+            "in a buffer, changed in place",
+            [name.rpartition(".")[0] for name in changed],
         )
     return changed_again
 
