@@ -3,8 +3,10 @@
     captured with   net.temperature = 1.0      x / 1.0 in the graph
     the loop sets   net.temperature = 2.0      a change: "temperature", 1.0 and 2.0
 
-A comparison takes a fraction of a microsecond per module. Modules are referred to
-weakly: where the user keeps no reference to the model, no loop can change it.
+A comparison takes a fraction of a microsecond per module, and some more where a step
+has driven the modules out of the processor's caches: it is by kind, in lists. Modules
+are referred to weakly: where the user keeps no reference to the model, no loop can
+change it.
 """
 
 from __future__ import annotations
@@ -147,7 +149,7 @@ class Guards:
             for name, value in own.items():
                 if isinstance(value, Tensor):
                     self._tensors[_joined(path, name)] = value
-        self._gets = [(one, itemgetter(*names)) for _, one, names in self._modules]
+        self._see_modules()
         self._holders = [*reached.holders.values()]
         self._hooks = dict(self._hooks_now())
         self._num_hooks = RemovableHandle.next_id
@@ -155,34 +157,44 @@ class Guards:
         self._num_registered = _registered.count
         self._note()
 
+    def _see_modules(self) -> None:
+        """Prepare the comparison of the modules that are still there."""
+        self._modules = [x for x in self._modules if x[1]() is not None]
+        self._weights = [one for one in self._weights if one() is not None]
+        getters = {names: itemgetter(*names) for *_, names in self._modules}
+        self._refs = [one for _, one, _ in self._modules]
+        self._gets = [getters[names] for *_, names in self._modules]
+
     def _note(self) -> None:
         """Note the present values of what is compared."""
         self._was, self._types_were = self._values(), self._types()
         self._held = [_copied(x) for x in self._content()]
 
-    def _values(self) -> list[Any]:
-        """Return the values that are compared first, by the fastest way."""
-        values: list[Any] = [
-            (len(own := vars(module)), get(own), type(module))
-            if (module := one()) is not None
-            else None
-            for one, get in self._gets
-        ]
-        values += [x._version for x in self._tensors.values()]
-        values += self._types()
-        values += (RemovableHandle.next_id, _registered.count)  # each hook has a number
-        return values
+    def _values(self) -> tuple[Any, ...]:
+        """Return the values that are compared first, by the fastest way.
 
-    def _types(self) -> list[Any]:
+        Raises:
+            TypeError: a module is gone.
+        """
+        modules = [one() for one in self._refs]
+        own = [vars(x) for x in modules]  # of None: TypeError
+        return (
+            [RemovableHandle.next_id, _registered.count],  # each hook has a number
+            [*map(len, own)],
+            [*map(type, modules)],
+            [get(x) for get, x in zip(self._gets, own, strict=True)],
+            [x._version for x in self._tensors.values()],
+            self._types(),
+        )
+
+    def _types(self) -> tuple[list[Any], ...]:
         """Return which tensors parameters are, and their types.
 
         No hook of torch's is called where one is set to None, or moved.
         """
-        return [
-            [(id(x), getattr(x, "dtype", None)) for x in module._parameters.values()]
-            for one in self._weights
-            if (module := one()) is not None
-        ]
+        held = [one()._parameters for one in self._weights]  # type: ignore[union-attr]
+        every = [x for own in held for x in own.values()]
+        return [*map(id, every)], [getattr(x, "dtype", None) for x in every]
 
     def _content(self) -> list[Any]:
         return [holder.read() for holder in self._holders]
@@ -190,6 +202,7 @@ class Guards:
     def _compare(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
         """Yield the name of each change, both values, and who may read it."""
         yield from self._compare_modules()
+        self._see_modules()
         for holder, held, content in zip(
             self._holders, self._held, self._content(), strict=True
         ):
@@ -207,21 +220,24 @@ class Guards:
             yield from _described(_different(self._children, present))
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
-        was = iter(self._was)
-        for (path, one, names), (_, get) in zip(self._modules, self._gets, strict=True):
-            noted, module = next(was), one()
-            if noted is None or module is None:
+        _, sizes, types, values, versions, _ = self._was
+        for (path, one, names), get, size, kind, noted in zip(
+            self._modules, self._gets, sizes, types, values, strict=True
+        ):
+            module = one()
+            if module is None:
                 continue
             with suppress(Exception):  # as in `changes`
-                if noted == (len(own := vars(module)), get(own), type(module)):
+                own = vars(module)
+                if (len(own), type(module), get(own)) == (size, kind, noted):
                     continue
-            if noted[2] is not type(module):
-                yield _joined(path, "__class__"), noted[2], type(module), (path,)
-            before = dict(zip(names, noted[1], strict=True))
+            if kind is not type(module):
+                yield _joined(path, "__class__"), kind, type(module), (path,)
+            before = dict(zip(names, noted, strict=True))
             for name, a, b in _different(before, _own(module)):
                 yield _joined(path, name), a, b, (path, *self._readers(path, name))
-        for name, x in self._tensors.items():
-            if next(was) != x._version:
+        for (name, x), version in zip(self._tensors.items(), versions, strict=True):
+            if version != x._version:
                 yield f"{name} (in place)", x, x, (name.rpartition(".")[0],)
 
     def _readers(self, path: str, name: str) -> Iterator[str]:
