@@ -44,9 +44,10 @@ ROWS: Final = (
     ),
     Row(
         "`requires_grad` changed between two steps",
-        "refused",
-        "What is sent back, reduced and updated was fixed when the pipeline was made. "
-        "`freeze=`, or save and make the pipeline again.",
+        "followed, but for what was frozen when the pipeline was made",
+        "A parameter that is frozen gets no gradient. Make the pipeline while all is "
+        "trained that ever will be, and freeze it before the first step. Not beside "
+        "`freeze=`, and not where old weights are kept.",
         "modes",
     ),
     Row(
@@ -203,8 +204,8 @@ NAMES: Final[dict[str, tuple[str, str]]] = {
     "register_state_dict_post_hook": (_FOLLOWED, _LOADS),
     "register_state_dict_pre_hook": (_FOLLOWED, _LOADS),
     "requires_grad_": (
-        _REFUSED,
-        "under way; `freeze=`, or make the pipeline again. Before it is made: followed",
+        _FOLLOWED,
+        "under way, too, for what was trained when the pipeline was made",
     ),
     "set_extra_state": (_FOLLOWED, "called when a state is loaded"),
     "set_submodule": (_FOLLOWED, "as add_module"),

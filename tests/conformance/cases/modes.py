@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -142,9 +142,12 @@ def frozen_layer() -> Script:
     return Script(net, batches(), frozen=("0",))
 
 
+HANDS: Final = {"freeze wpipe 2bw": refused("requires_grad of")}
+
+
 @case(
     "a layer that the loop freezes under way",
-    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("requires_grad of")},
+    {"freeze 2bw": refused("requires_grad of")},
 )
 def freezes_by_hand() -> Script:
     """By `requires_grad_(False)`."""
@@ -152,6 +155,51 @@ def freezes_by_hand() -> Script:
     def before_step(step: int, net: Any) -> None:
         if step == 2:
             net[2].requires_grad_(requires_grad=False)
+
+    return Script(chain(), batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "layers that the loop freezes from the front, and a hook behind them",
+    {**HANDS, "compile": unsuited("no `clip_norm`")},
+)
+def freezes_the_front() -> Script:
+    """A whole stage is frozen then, and sends nothing that wants a gradient."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 1:
+            net[0].requires_grad_(requires_grad=False)
+        if step == 2:
+            net[1].requires_grad_(requires_grad=False)
+            net[2].register_forward_hook(lambda module, args, out: out * 1.1)
+
+    return Script(
+        chain(), batches(), before_step=before_step, teacher_alike=False, clip_norm=0.1
+    )
+
+
+@case("a layer frozen before the first step, and unfrozen later", HANDS)
+def unfreezes_again() -> Script:
+    """As gradual unfreezing does; the optimizer knows it."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[0].requires_grad_(requires_grad=step >= 2)
+
+    return Script(chain(), batches(), before_step=before_step, teacher_alike=False)
+
+
+@case(
+    "all layers frozen under way",
+    {
+        "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("requires_grad of"),
+        "compile": refused("nothing to train"),
+    },
+)
+def freezes_all() -> Script:
+    """The plain loop's backward fails."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.requires_grad_(requires_grad=step < 2)
 
     return Script(chain(), batches(), before_step=before_step, teacher_alike=False)
 

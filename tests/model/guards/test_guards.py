@@ -186,9 +186,22 @@ def test_what_no_forward_reads_is_no_change(monkeypatch: pytest.MonkeyPatch) -> 
     net = Net()
     guards = Guards(net)
     monkeypatch.setitem(globals(), "UNRELATED", 1)
-    net.requires_grad_(False)
     net(torch.ones(1, 4))
     assert guards.changes() == []
+
+
+def test_a_parameter_that_is_frozen_is_a_change() -> None:
+    """Once; and once more, where it is trained again."""
+    layer = nn.Linear(4, 4)
+    guards = Guards(layer)
+    for trained in (False, True):
+        layer.bias.requires_grad = trained
+        (change,) = guards.changes()
+        assert (
+            str(change) == f"requires_grad of bias was {not trained} and is {trained}"
+        )
+        assert change.kind == "trained"
+        assert guards.changes() == []
 
 
 def test_a_model_that_is_gone_has_no_changes() -> None:

@@ -29,8 +29,13 @@ def make_pipeline(folder: Path, **options: Any) -> hocket.Pipeline:
         "run_dir": folder,
         **options,
     }
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+    model = given.pop("model", None) or make_model()
     return hocket.Pipeline(model, F.cross_entropy, **given)
+
+
+def make_model() -> nn.Sequential:
+    """Five layers."""
+    return nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,11 +173,12 @@ def test_refuses(tmp_path: Path, options: dict[str, Any], match: str) -> None:
 
 def test_refuses_parameters_frozen_by_hand(tmp_path: Path) -> None:
     """The policy decides; nothing else may."""
-    with make_pipeline(tmp_path) as pipeline:
+    model = make_model()
+    with make_pipeline(tmp_path, model=model) as pipeline:
         pipeline.step(batch())
-        runner = pipeline._executor.runners[0]
-        next(iter(runner.parameters.values())).requires_grad_(False)
-        with pytest.raises(HocketError, match=r"requires_grad of 0\.weight"):
+        model[4].requires_grad_(False)
+        match = r"requires_grad of 4\.weight .* the policy of `freeze=`"
+        with pytest.raises(HocketError, match=match):
             pipeline.step(batch())
 
 

@@ -39,9 +39,9 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
     "recompute": (None, WELL),
     "frozen": (
         0,
-        ("ModelError", "requires_grad of 1.linear.weight (and of 1 more) was True"),
+        ("ModelError", "requires_grad of 1.linear.weight was True"),
     ),
-    "frozen, flushed": (0, ("ModelError", "and is False at step 2")),
+    "frozen, flushed": (None, WELL),  # followed
     "closure": (None, ("ConfigError", "its step() needs closure")),
     "closure, hidden": (None, ("ConfigError", "AssertionError: I need a closure")),
     "2bw": (None, ("ShapeError", "pipedream-2bw on 2 devices needs 2 microbatches")),

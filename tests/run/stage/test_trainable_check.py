@@ -1,4 +1,4 @@
-"""Parameters that are frozen or thawed under way are noticed before the next step."""
+"""Parameters that are trained under way, and were not, are noticed before the step."""
 
 from __future__ import annotations
 
@@ -9,32 +9,40 @@ from hocket.errors import ModelError
 from hocket.run.engine.executor import TrainableCheck
 
 
-@pytest.mark.parametrize("trained", [True, False])
-def test_names_the_parameter_and_both_sides(trained: bool) -> None:
-    """Frozen or thawed; put back, training goes on."""
+@pytest.mark.parametrize(
+    ("first", "versioned", "way_out"),
+    [
+        (False, (), "freeze it before the first step"),
+        (True, ("0.bias", "1.weight"), "save and make another pipeline"),
+    ],
+)
+def test_names_the_parameter_and_both_sides(
+    first: bool, versioned: tuple[str, ...], way_out: str
+) -> None:
+    """Of which old versions are kept, or none; put back, training goes on."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    model[1].requires_grad_(requires_grad=trained)
-    same = TrainableCheck(dict(model.named_parameters()))
+    model[1].requires_grad_(requires_grad=first)
+    same = TrainableCheck(dict(model.named_parameters()), versioned)
     same.check(0)
-    model[1].requires_grad_(requires_grad=not trained)
+    model[1].requires_grad_(requires_grad=not first)
     with pytest.raises(ModelError) as raised:
         same.check(7)
     expected = (
-        f"requires_grad of 1.weight (and of 1 more) was {trained} when the pipeline "
-        f"was made, and is {not trained} at step 7"
+        f"requires_grad of 1.weight was {first} when the pipeline was made, and is "
+        f"{not first} at step 7"
     )
     assert expected in str(raised.value)
-    assert "make another pipeline" in str(raised.value)
-    model[1].requires_grad_(requires_grad=trained)
+    assert way_out in str(raised.value)
+    model[1].requires_grad_(requires_grad=first)
     same.check(8)
 
 
-def test_one_alone() -> None:
-    """Says nothing of others."""
+def test_frozen_and_trained_again() -> None:
+    """What was trained at first may be frozen, and trained again."""
     layer = nn.Linear(3, 3)
     same = TrainableCheck(dict(layer.named_parameters()))
-    layer.bias.requires_grad = False
-    with pytest.raises(ModelError, match="requires_grad of bias was True"):
+    for trained in (False, True, False):
+        layer.bias.requires_grad = trained
         same.check(1)
 
 

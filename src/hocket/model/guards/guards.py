@@ -31,6 +31,7 @@ _GLOBAL_HOOKS: Final = tuple(
 )
 _OF_ALL: Final = "(torch.nn.modules.module)."
 _HELD: Final = {"_modules": "module", "_parameters": "parameter", "_buffers": "buffer"}
+_TRAINED: Final = "requires_grad of "
 _ABSENT: Final = object()
 _MOST_TEXT: Final = 60
 
@@ -45,7 +46,8 @@ class ModelChange:
         now: its present value, as text.
         owners: the paths of the modules whose forwards may read it.
         kind: "module", "parameter" or "buffer" if it is one; "type" if it is a
-            parameter that has another type; "" for any other value.
+            parameter that has another type; "trained" if it is `requires_grad` of one;
+            "" for any other value.
     """
 
     name: str
@@ -188,13 +190,14 @@ class Guards:
         )
 
     def _types(self) -> tuple[list[Any], ...]:
-        """Return which tensors parameters are, and their types.
+        """Return which tensors parameters are, their types, and which are trained.
 
-        No hook of torch's is called where one is set to None, or moved.
+        No hook of torch's is called where one is set to None, moved or frozen.
         """
         held = [one()._parameters for one in self._weights]  # type: ignore[union-attr]
         every = [x for own in held for x in own.values()]
-        return [*map(id, every)], [getattr(x, "dtype", None) for x in every]
+        facts = [x if x is None else (x.dtype, x.requires_grad) for x in every]
+        return [*map(id, every)], facts
 
     def _content(self) -> list[Any]:
         return [holder.read() for holder in self._holders]
@@ -269,6 +272,11 @@ class Guards:
                     text.kind = _HELD[kind]
                     dtype = _Text(getattr(held, "dtype", ""))
                     yield _joined(path, name), (id(held), text, dtype)
+                    if isinstance(held, nn.Parameter):
+                        is_trained = held.requires_grad
+                        told = _Text(is_trained)
+                        told.kind = "trained"
+                        yield _TRAINED + _joined(path, name), (is_trained, told)
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
@@ -285,13 +293,16 @@ def _described(
 ) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
     """Yield changes of hooks or submodules, by the texts that were noted."""
     for name, *both in different:
+        path = name.removeprefix(_TRAINED).rpartition(".")[0]
+        if name.startswith(_TRAINED) and _ABSENT in both:  # so is the parameter
+            continue
         pair: list[Any] = [(0, _Text("not set")) if x is _ABSENT else x for x in both]
         is_moved = pair[0][0] == pair[1][0]
         if is_moved and pair[0][-1] == pair[1][-1]:  # its class
             continue
         a, b = (x[-1 if is_moved else 1] for x in pair)
         a.kind = "type" if is_moved else a.kind or b.kind
-        yield name, a, b, (name.rpartition(".")[0], *[""] * is_moved)
+        yield name, a, b, (path, *[""] * is_moved)
 
 
 class _Text(str):

@@ -131,7 +131,6 @@ class Reshaper:
         Raises:
             HocketError: see `hocket.Pipeline`.
         """
-        now.executor.trained.check(step)
         self._number += 1
         context = self._next_context(chosen)
         context.recorder.begin("change of layout", step)

@@ -1,11 +1,11 @@
 """What one worker needs to play its lanes: stages, updaters, messages, gates.
 
-Detects changes of `requires_grad` after construction.
+Detects parameters that are trained under way and were not before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -65,7 +65,7 @@ class Executor:
         replicas: this worker and its replicas; None where there is one replica.
 
     Attributes:
-        trained: detects changes of `requires_grad` after construction.
+        trained: detects parameters that are trained and were not at construction.
         changes: a digest of what the loop has changed in the models so far; workers
             compare it.
     """
@@ -88,15 +88,14 @@ class Executor:
 
     def __post_init__(self) -> None:
         """Note which parameters are trained."""
-        runners = self.runners.values()
         is_alone = len(self.plan.program.nets) == 1
-        self.trained = TrainableCheck(
-            {
-                name if is_alone else f"{runner.net}.{name}": parameter
-                for runner in runners
-                for name, parameter in runner.parameters.items()
-            }
-        )
+        parameters, versioned = dict[str, nn.Parameter](), set[str]()
+        for runner in self.runners.values():
+            prefix = "" if is_alone else f"{runner.net}."
+            named = {f"{prefix}{name}": x for name, x in runner.parameters.items()}
+            parameters |= named
+            versioned.update(named if runner.versions is not None else ())
+        self.trained = TrainableCheck(parameters, versioned)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -213,19 +212,24 @@ def _scaled(batches: Batches, scale: LossScale) -> Batches:
 
 
 class TrainableCheck:
-    """Detects parameters that are frozen or unfrozen after construction.
+    """Detects parameters that are frozen or unfrozen where nothing can follow that.
 
     A pipeline's construction fixes which gradients are sent, reduced and kept, and
-    which weights have versions. The check takes tenths of a microsecond per parameter.
+    which weights have versions. What is frozen later gets no gradient, and may be
+    trained again. The check takes tenths of a microsecond per parameter.
 
     Args:
         parameters: the parameters of this worker's stages, by the uncut model's names.
+        versioned: those of them that old versions are kept of.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], versioned: Collection[str] = ()
+    ) -> None:
         self._names = tuple(parameters)
         self._parameters = tuple(parameters.values())
-        self._trained = self._now()
+        self._versioned = frozenset(versioned)
+        self._first = self._seen = self._now()
 
     def check(self, step: int) -> None:
         """Check all parameters; called at each step.
@@ -234,20 +238,27 @@ class TrainableCheck:
             step: the step's number, for the error.
 
         Raises:
-            ModelError: `requires_grad` has changed for some; names the first.
+            ModelError: names the first that is trained and was not, or of which old
+                versions are kept.
         """
         now = self._now()
-        if now == self._trained:
+        if now == self._seen:
             return
-        changed = [i for i, trained in enumerate(self._trained) if trained != now[i]]
-        first = changed[0]
-        more = f" (and of {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise ModelError(
-            f"requires_grad of {self._names[first]}{more} was {self._trained[first]} "
-            f"when the pipeline was made, and is {now[first]} at step {step}: what "
-            "is sent back, reduced and updated was fixed then. Restore it; or save and "
-            "make another pipeline of the model as it is to be trained now"
-        )
+        for name, first, trained in zip(self._names, self._first, now, strict=True):
+            if first == trained or (first and name not in self._versioned):
+                continue
+            way_out = (
+                "save and make another pipeline of the model as it is to be trained now"
+                if first
+                else "make the pipeline while all is trained that ever will be, and "
+                "freeze it before the first step"
+            )
+            raise ModelError(
+                f"requires_grad of {name} was {first} when the pipeline was made, and "
+                f"is {trained} at step {step}: what is sent back and updated, and "
+                f"which old weights are kept, was fixed then. Restore it; or {way_out}"
+            )
+        self._seen = now
 
     def _now(self) -> list[bool]:
         return [parameter.requires_grad for parameter in self._parameters]

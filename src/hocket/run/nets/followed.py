@@ -3,6 +3,7 @@
     net.block.rate = 0.3      the block runs as it is from now on
     net.drop.eval()           the same; its mode is what the user has set
     net.head = Other()        refused, if either has weights
+    net.block.requires_grad_(False)       gets no gradient from now on
 
 A graph has fixed what the model was when it was captured. Before each step that is
 compared (`hocket.model.guards`). What has changed is read by modules; each of them runs
@@ -119,7 +120,7 @@ class FollowedNet:
             known = self._noted.get(key)
             before = change.before if known is None else known.before
             self._noted[key] = replace(change, before=before)
-            if change.is_mode and before == change.now:
+            if _is_switch(change) and before == change.now:
                 del self._noted[key]
 
     def follow(
@@ -149,7 +150,7 @@ class FollowedNet:
         before, split = set(known), list[ModelChange]()
         for change in changes:
             del self._noted[change.name, change.kind]
-            if change.is_mode and not self._trains:
+            if _is_switch(change) and not self._trains:
                 continue
             if not change.is_outside:  # which may well differ by rank
                 self.digest = zlib.crc32(str(change).encode(), self.digest)
@@ -159,7 +160,8 @@ class FollowedNet:
             self._capture_again(split, step)
         traces = self._captured.training.trace, self._captured.evaluation.trace
         new = known.keys() - before
-        if split or any(not one.runs_as_is(path) for one in traces for path in new):
+        is_new = any(not one.runs_as_is(path) for one in traces for path in new)
+        if split or is_new or {x.kind for x in changes} & {"trained"}:
             # A forward with hooks computes from its weights what it did without.
             is_known = all(change.name.endswith("_hooks") for change in changes)
             self._cut_again(runners, is_known=is_known)
@@ -173,6 +175,9 @@ class FollowedNet:
         may_freeze: bool,
     ) -> bool:
         """Let what reads a change run as it is; return whether stages can do that."""
+        if change.kind == "trained":
+            self._check_trained(change, step, may_freeze=may_freeze)
+            return True
         if change.kind:
             self._replace(change, step, runners)
         if change.kind in ("parameter", "buffer") or self._set_number(change, runners):
@@ -194,6 +199,20 @@ class FollowedNet:
             return False
         captured.as_is.update(wanted)
         return True
+
+    def _check_trained(
+        self, change: ModelChange, step: int, *, may_freeze: bool
+    ) -> None:
+        """Refuse what the loop may not freeze.
+
+        Raises:
+            ModelError: layers freeze by a policy; or nothing would be trained.
+        """
+        model = self._model()
+        if may_freeze:
+            raise _refused(change, step, "layers freeze by the policy of `freeze=`")
+        if model is not None and not any(x.requires_grad for x in model.parameters()):
+            raise _refused(change, step, "nothing of the model would be trained")
 
     def _set_number(
         self, change: ModelChange, runners: Mapping[int, StageRunner]
@@ -255,6 +274,8 @@ class FollowedNet:
             value = torch.tensor(getattr(part, attribute), dtype=torch.float64)
             delattr(part, attribute)
             part.register_buffer(attribute, value.to("meta"), persistent=False)
+        for name, parameter in copy.named_parameters():
+            parameter.requires_grad_(name in old.trained)  # so are messages
         if not copy.training:
             _evaluate_root(copy)
         args, kwargs = old.example.call()
@@ -344,6 +365,7 @@ class FollowedNet:
                 first_name[name]: x for name, x in every if name not in self._numbers
             }
         captured = on_tensors(self._captured, tensors, live=self._model())
+        captured = replace(captured, trained=frozenset(captured.state.trained))
         stages = cut(captured, self._boundaries, self._flows, own.keys())
         for stage in stages:
             own[stage.index].adopt(stage, is_checked=is_known)
@@ -366,6 +388,11 @@ def _evaluate_root(model: nn.Module) -> None:
             model.training = mode
 
     model.train().forward = evaluating
+
+
+def _is_switch(change: ModelChange) -> bool:
+    """Whether it may be undone by the loop, and is no change then."""
+    return change.is_mode or change.kind == "trained"
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:

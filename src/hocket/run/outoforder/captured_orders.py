@@ -313,7 +313,9 @@ class StepForms:
 
     def changes(self) -> list[str]:
         """Return what is otherwise than when this was last called, a line each."""
-        changes = [x for x in self._guards.changes() if not x.is_mode]
+        # The form of a step has modes, and what is trained.
+        known = self._guards.changes()
+        changes = [x for x in known if not x.is_mode and x.kind != "trained"]
         found = [str(change) for change in changes]
         if self._places_now() != self._places:
             found.append("a weight or a buffer is another tensor")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import CaptureError, HocketError
+from hocket.errors import CaptureError, HocketError, ModelError
 from hocket.model.capture.source_line import source_line_of
 from hocket.model.guards.reached import reached_by
 from hocket.run.data.batch import call_arguments
@@ -181,11 +181,12 @@ def _wanted(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the weights that want a gradient.
 
     Raises:
-        CaptureError: there are none, or something is called with a gradient.
+        CaptureError: something is called with a gradient.
+        ModelError: there are none.
     """
     wanted = [name for name, x in tensors.items() if x.requires_grad]
     if not wanted:
-        raise CaptureError(
+        raise ModelError(
             "no parameter of the model wants a gradient (requires_grad): there is "
             "nothing to train"
         )
