@@ -1,7 +1,7 @@
 """A model, data, a loss and metrics of one's own, for the recipe beside this file.
 
 hocket train examples/wine.toml
-hocket train examples/wine.toml --set model.arguments="{width = 64}" --workers 1
+hocket train examples/wine.toml --set model.width=64 --workers 1
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,16 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 import hocket
+from hocket.errors import RecipeError
+from hocket.recipes.config.resolve import resolve
+from hocket.recipes.user_functions import load_function
 
+# Modules whose packages are not installed everywhere.
+NOT_HERE: Final = {
+    module
+    for module, package in {"examples.zoo.vit": "timm"}.items()
+    if find_spec(package) is None
+}
 CHANGELOG: Final = (Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8")
 BATCH: Final = (torch.ones(4, 16), torch.zeros(4, 16))
 
@@ -121,3 +131,43 @@ def test_a_picture_is_an_svg() -> None:
     svg = hocket.draw.to_svg(hocket.simulate(order, hocket.Costs.uniform()))
     assert svg.startswith("<svg")
     assert all(shutil.which(name) for name in ("nproc", "uptime"))
+
+
+def kinds(section: str) -> set[str]:
+    """The kinds of [model] or [data] that the table lists."""
+    cells = [cell for cell, _ in rows() if cell.startswith(f"`{section}.kind` ")]
+    return {x for cell in cells for x in re.findall(r"`([\w-]+)`", cell)}
+
+
+def functions() -> list[str]:
+    """What recipes name instead: `module:function`, or a further function of it."""
+    found, module = list[str](), ""
+    for _, cell in rows():
+        for name in re.findall(r"`([^` ]+)`", cell):
+            path = name.rpartition("=")[2]
+            module = path.partition(":")[0] if ":" in path else module
+            if ":" in path:
+                found.append(path)
+            elif module.startswith("examples.zoo") and re.fullmatch(r"\w+", name):
+                found.append(f"{module}:{name}")
+    return found
+
+
+def test_recipes_name_functions_in_place_of_kinds() -> None:
+    """Each of the zoo is there; a kind that has left is refused, as `arguments` are."""
+    pytest.importorskip("torchvision", reason="extra `vision`")
+    assert {"cifar10", "image-folder"} <= kinds("data")
+    assert {"resnet", "torchvision"} <= kinds("model")
+    for section in ("data", "model"):
+        for kind in kinds(section):
+            with pytest.raises(RecipeError, match=f"{section}.kind: no kind {kind!r}"):
+                resolve("digits-vit", [f"{section}.kind={kind}"])
+    assert {"examples.zoo.pictures:stl10", "torchvision.models:resnet18"} <= {
+        *functions()
+    }
+    for name in functions():
+        if name.split(":")[0] not in NOT_HERE:
+            assert callable(load_function(name)), name
+    given = ["model.kind=function", "model.function=a:b", "model.arguments={x = 1}"]
+    with pytest.raises(RecipeError, match=r"model\.arguments: .* finite number"):
+        resolve("digits-vit", given)

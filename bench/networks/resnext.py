@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from examples.zoo.resnext_depths import resnext_blocks
 from hocket.planner.published.catalogue import CountedLayer, Product
-from hocket.recipes.config.resnext_depths import Blocks, resnext_blocks
 
 _STATES: Final = 1  # of SGD with momentum, per weight
 _EXPANSION: Final = 4  # of what goes out of a block, over its first width
@@ -42,7 +42,7 @@ def resnext(
         side: pixels of an image.
 
     Raises:
-        ShapeError: as `resnext_blocks`.
+        RecipeError: as `resnext_blocks`.
     """
     return (
         _stem(side),
@@ -97,7 +97,7 @@ def _stem(side: int) -> CountedLayer:
 
 
 def _blocks(
-    counts: Blocks, num_groups: int, group_width: int, side: int
+    counts: list[int], num_groups: int, group_width: int, side: int
 ) -> Iterator[CountedLayer]:
     before = 64
     for part, (count, width) in enumerate(zip(counts, _WIDTHS, strict=True)):

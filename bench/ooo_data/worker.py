@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -25,11 +26,11 @@ import hocket
 from bench.in_turn import spread
 from bench.ooo_data.hosts import set_rate
 from bench.ooo_data.layers import NUM_CHANNELS, sleeping_resnet
+from examples.zoo.small_resnet import ResNet
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.planner.replicas.buckets import steady_step_s
-from hocket.recipes.models.resnet import ResNet
 from hocket.run.cluster.world import World, join_world
 
 DDP_SIZES: Final = (None, 0.25, 0.5, 1.0)  # MB; None: as it comes
@@ -100,7 +101,7 @@ def _mean(output: Tensor, _targets: Tensor) -> Tensor:
 
 def _resnet() -> nn.Module:
     torch.manual_seed(0)
-    return ResNet(num_channels=3, num_classes=10, width=32, num_blocks=3)
+    return ResNet(SimpleNamespace(num_channels=3, num_classes=10), 32, 3)
 
 
 def _sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -19,12 +20,11 @@ from torch import nn
 
 from bench.ooo_single.counted import count
 from bench.published import Row, Table, write_published
+from examples.zoo import vision
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
 from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
 from hocket.passes.serial import serial
-from hocket.recipes.config.model_settings import DensenetSettings, MobilenetSettings
-from hocket.recipes.models.make import make_torchvision_net
 from hocket.run.outoforder.capture.captured_step import capture_step
 
 HARDWARE: Final = "v100-16g"
@@ -59,7 +59,7 @@ class Experiment:
     """
 
     name: str
-    make: Callable[[int], nn.Module]
+    make: Callable[[Any], nn.Module]
     batch_size: int
     sides: tuple[int, int]
 
@@ -67,22 +67,19 @@ class Experiment:
 def experiments() -> Iterator[Experiment]:
     """Yield the artifact's experiments on one GPU."""
     for growth, batch_size in ((12, 32), (24, 32), (32, 32), (24, 64), (32, 64)):
-        dense = DensenetSettings(kind="densenet", growth_rate=growth)
-        name = f"DenseNet-121, growth {growth}"
-        yield Experiment(name, partial(make_torchvision_net, dense), batch_size, _CIFAR)
+        dense = partial(vision.densenet, growth_rate=growth)
+        yield Experiment(f"DenseNet-121, growth {growth}", dense, batch_size, _CIFAR)
     for width in (0.5, 1.0):
         for batch_size in (32, 64):
-            small = MobilenetSettings(kind="mobilenet-v3", width_multiplier=width)
+            small = partial(vision.mobilenet_v3, width_multiplier=width)
             name = f"MobileNetV3-Large x {width:g}"
-            yield Experiment(
-                name, partial(make_torchvision_net, small), batch_size, _IMAGENET
-            )
+            yield Experiment(name, small, batch_size, _IMAGENET)
 
 
 def simulated(experiment: Experiment) -> dict[str, Any]:
     """Estimate one step; times in milliseconds."""
     side, num_classes = experiment.sides
-    model = experiment.make(num_classes)
+    model = experiment.make(SimpleNamespace(num_classes=num_classes))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     images = torch.empty(experiment.batch_size, 3, side, side)
     labels = torch.zeros(experiment.batch_size, dtype=torch.long)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -53,7 +52,6 @@ def make_data(
     folder: str,
     max_words: int,
     num_tokens: int = 32,
-    max_samples: int | None = None,
     training: str = "train",
     validation: str = "val",
 ) -> tuple[ParallelText, ParallelText]:
@@ -63,7 +61,7 @@ def make_data(
         counts: Counter[str] = Counter()
         for part, name in zip(parts, (training, validation), strict=True):
             with (Path(folder) / f"{name}.{language}").open(encoding="utf-8") as file:
-                lines = [line.split() for line in islice(file, max_samples)]
+                lines = [line.split() for line in file]
             if not counts:
                 counts.update(word for line in lines for word in line)
                 often = [word for word in counts if counts[word] > 1]

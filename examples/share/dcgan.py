@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits as bce
 import hocket
 from examples.share.dcgan_nets import NOISE, SIDE, critic, generator
 from examples.share.loop import Loop
-from hocket.recipes.data.images.cifar import load_cifar10
 
 
 def images(folder: str | None, batch_size: int) -> Iterator[Tensor]:
@@ -28,7 +26,9 @@ def images(folder: str | None, batch_size: int) -> Iterator[Tensor]:
     if folder is None:
         while True:
             yield torch.rand(batch_size, 3, SIDE, SIDE) * 2 - 1
-    samples, _ = load_cifar10(Path(folder), shift_pixels=0, flip=False, side=SIDE)
+    from examples.zoo.pictures import cifar10  # needs torchvision
+
+    samples, _ = cifar10(folder, side=SIDE)
     while True:
         rows = torch.randint(samples.num_samples, (batch_size,))
         yield samples.inputs(rows, None).tanh()

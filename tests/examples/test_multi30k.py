@@ -128,10 +128,11 @@ def test_gnmt_shares_a_device(texts: Path, monkeypatch: pytest.MonkeyPatch) -> N
             file = texts / "wmt16" / f"{name}.bpe.32000.{language}"
             file.write_text(8 * text, encoding="utf-8")
     monkeypatch.chdir(texts)
-    size = "{num_words = 20, width = 8, num_layers = 4, dropout = 0.1}"
+    size = ("num_words=20", "width=8", "num_layers=4", "dropout=0.1")
     command = ["share", str(RECIPE.with_name("wmt16-gnmt.toml")), "--device", "cpu"]
     command += ["--mode", "turns", "--max-steps", "4"]
-    command += ["--set", f"model.arguments={size}", "--set", "training.batch_size=8"]
+    command += ["--set", "training.batch_size=8"]
+    command += [word for key in size for word in ("--set", f"model.{key}")]
     done = CliRunner().invoke(app, [*command, "--run-dir", "run"])
     assert done.exit_code == 0, f"{done.output}{done.exception}"
     assert "wmt16-gnmt: last loss" in done.output
@@ -144,8 +145,8 @@ def test_gnmt_shares_a_device(texts: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_recipe_trains_on_two_workers(texts: Path) -> None:
     """From wherever it is called, on a folder that `--set` names."""
     settings = (
-        f'data.arguments={{folder = "{texts}", max_words = 20, num_tokens = 6}}',
-        "model.arguments={num_words = 20, width = 8, num_layers = 2, dropout = 0.1}",
+        *(f"data.folder={texts}", "data.max_words=20", "data.num_tokens=6"),
+        *("model.num_words=20", "model.width=8", "model.dropout=0.1"),
         "training.num_epochs=2",
         "training.batch_size=3",
         "pipeline.num_microbatches=2",

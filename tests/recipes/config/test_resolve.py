@@ -221,15 +221,8 @@ def test_missing_kinds_are_listed(free_dir: Path) -> None:
     """An error about an empty recipe names each section's kinds."""
     message = faults(write(free_dir, ""))
     assert "model.kind: missing; there are 'vit', 'gpt', " in message
-    assert "data.kind: missing; there are 'digits', 'cifar10', " in message
+    assert "data.kind: missing; there are 'digits', " in message
     assert "optimizer.kind: missing; there are 'adamw', 'sgd', 'lars', " in message
-
-
-def test_images_without_labels_need_a_loss() -> None:
-    """The usual one would read a label of -1."""
-    settings = ("data.kind=stl10", "data.path=x", "data.unlabeled=true")
-    message = faults("cifar10-resnet", *settings)
-    assert "data.unlabeled: these images have no label" in message
 
 
 def test_a_value_in_place_of_a_section(free_dir: Path) -> None:

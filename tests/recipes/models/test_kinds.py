@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.errors import DataError, RecipeError
-from hocket.recipes.config.model_settings import TorchvisionSettings
+from hocket.errors import DataError
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.models.make import make_torchvision_net
-from hocket.recipes.models.nasnet import NasNet
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
@@ -65,34 +62,35 @@ def mnli(folder: Path) -> None:
     )
 
 
+IMAGES: Final = "data.function=examples.zoo.pictures:image_folder"
 CASES: Final = {
     "vit on an image folder": (
         "cifar10-vit",
-        ("data.kind=image-folder", "data.side=16", "model.patch_size=8"),
+        (IMAGES, "data.side=16", "model.patch_size=8"),
         image_folder,
         (NUM_SAMPLES, 2),
     ),
     "resnet on an image folder": (
         "cifar10-resnet",
-        ("data.kind=image-folder", "data.side=16"),
+        (IMAGES, "data.side=16"),
         image_folder,
         (NUM_SAMPLES, 2),
     ),
     "nasnet on an image folder": (
         "nasnet-mobile",
-        ("model.num_features=96", "model.num_cells=1", "data.side=33"),
+        ("model.num_features=96", "model.num_cells=1", "data.side=33", IMAGES),
         image_folder,
         (NUM_SAMPLES, 2),
     ),
     "torchvision's own on an image folder": (
         "torchvision",
-        ("model.name=squeezenet1_1", "data.side=32"),
+        ("model.name=squeezenet1_1", "data.side=32", IMAGES),
         image_folder,
         (NUM_SAMPLES, 2),
     ),
     "resnet on stl10": (
         "cifar10-resnet",
-        ("data.kind=stl10", "data.side=16"),
+        ("data.function=examples.zoo.pictures:stl10", "data.side=16"),
         stl10_folder.write,
         (NUM_SAMPLES, 10),
     ),
@@ -101,20 +99,9 @@ CASES: Final = {
 }
 
 
-def test_nasnet_mobile_is_the_published_one() -> None:
-    """As many weights as the authors' own; and a class that does not exist is named."""
-    num_weights = sum(p.numel() for p in NasNet(num_classes=1000).parameters())
-    assert num_weights == 5_289_978
-    unknown = TorchvisionSettings(kind="torchvision", name="resnet100")
-    with pytest.raises(RecipeError, match="resnet101"):
-        make_torchvision_net(unknown, 10)
-
-
 def task_of(name: str, folder: Path, *settings: str) -> Task:
     """A recipe's task on files in a folder."""
-    taken = (
-        ("data.shift_pixels=", "data.flip=") if "kind=image" in str(settings) else ()
-    )
+    taken = ("data.shift_pixels=", "data.flip=") if IMAGES in settings else ()
     fixed = (f"data.path={folder}", f"training.batch_size={NUM_SAMPLES}")
     return make_task(resolve(name, [*taken, *fixed, *settings]).recipe)
 

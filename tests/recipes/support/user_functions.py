@@ -9,7 +9,7 @@ RECIPE: Final = """\
 [model]
 kind = "function"
 function = "{module}:make_model"
-arguments = {{width = 16}}
+width = 16
 
 [data]
 kind = "function"

@@ -20,7 +20,6 @@ from tests.recipes.support.cifar_folder import cifar10
 
 SIDE: Final = 32
 SMALL: Final = (
-    "model.kind=resnet",
     "model.width=4",
     "model.num_blocks=1",
     "training.batch_size=4",
@@ -37,15 +36,16 @@ def task_of(kind: str, write: Callable[[Path], object], folder: Path) -> Task:
 
 def resolved(kind: str, folder: Path, *settings: str) -> Recipe:
     """The recipe."""
-    data = [f"data.kind={kind}", f"data.path={folder}", *settings]
-    return resolve("cifar10-byol", [*SMALL, *data]).recipe
+    data = [f"data.function=examples.zoo.pictures:{kind}", f"data.path={folder}"]
+    taken = ["data.shift_pixels=", "data.flip="]
+    return resolve("cifar10-byol", [*SMALL, *data, *taken, *settings]).recipe
 
 
 @pytest.mark.parametrize(
     ("kind", "write"),
     [
         ("cifar10", cifar10),
-        ("image-folder", image_folder),
+        ("image_folder", image_folder),
         ("stl10", stl10_folder.write),
     ],
 )

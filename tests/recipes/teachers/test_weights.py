@@ -111,7 +111,8 @@ def test_a_model_that_cannot_teach(model: str, message: str, tmp_path: Path) -> 
     """It does not read these data; or it would run code that a folder names."""
     text = f"[model]\n{model}\n[data]\nkind = 'text'\npath = 'x'\n"
     if "vit" in model:
-        text = f"[model]\n{model}\n[data]\nkind = 'cifar10'\nside = 33\npath = 'x'\n"
+        text = f"[model]\n{model}\n[data]\nkind = 'function'\nfunction = 'a:b'\n"
+        text += "[task]\nloss = 'a:b'\n"
     rest = "[optimizer]\nkind = 'sgd'\n"
     claim_folder(tmp_path / "run", text + rest)
     with pytest.raises(RecipeError, match=message):

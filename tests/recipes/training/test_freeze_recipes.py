@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
     EventAccumulator,
 )
@@ -48,7 +46,10 @@ SMALL: Final = (
     "optimizer.num_warmup_steps=0",
     "pipeline.num_microbatches=2",
 )
-IMAGES: Final = ("data.side=32", "model.patch_size=16")
+IMAGES: Final = (
+    *("data.side=32", "model.patch_size=16"),
+    *("model.kind=vit", "model.function="),  # in place of timm's
+)
 DRAWN: Final = (
     *("data_s", "forward_s", "backward_s", "reduce_s", "cache_s", "transition_s"),
     *("num_active_parameters", "num_frozen_parameters", "num_stages", "num_replicas"),
@@ -269,44 +270,3 @@ def test_each_part_can_be_left_out(tmp_path: Path) -> None:
     hits = {name: [x[2] for x in epochs] for name, epochs in found.items()}
     assert hits["cache"] == hits["all"] == [0, 0, 32]
     assert not any(sum(x) for name, x in hits.items() if name not in ("cache", "all"))
-
-
-def test_begins_with_weights_from_a_folder(tmp_path: Path) -> None:
-    """Under our names, or timm's; with a new head where it has other classes."""
-    torch.manual_seed(3)
-    settings = small("cifar100-vit", tmp_path / "data")
-
-    def weights(*more: str) -> dict[str, torch.Tensor]:
-        task = make_task(resolve("cifar100-vit", [*settings, *more]).recipe)
-        return task.make_model().state_dict()
-
-    saved = {name: torch.randn_like(x) for name, x in weights().items()}
-    saved["head.weight"], saved["head.bias"] = torch.zeros(7, 8), torch.zeros(7)
-    for folder, theirs in (("own", saved), ("timm", as_timm(saved))):
-        (tmp_path / folder).mkdir()
-        save_file(theirs, tmp_path / folder / "model.safetensors")
-        found = weights(f"model.pretrained={tmp_path / folder}")
-        assert found["head.weight"].shape == (100, 8)
-        assert all(torch.equal(found[x], saved[x]) for x in found if "head" not in x)
-
-
-def as_timm(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights under the names of timm's vision transformers."""
-    names = (
-        ("patches", "patch_embed.proj"),
-        ("token", "cls_token"),
-        ("positions", "pos_embed"),
-        ("attention_norm", "norm1"),
-        ("mlp_norm", "norm2"),
-        ("attention.out", "attn.proj"),
-        ("attention.qkv", "attn.qkv"),
-        ("mlp.0", "mlp.fc1"),
-        ("mlp.2", "mlp.fc2"),
-    )
-    renamed = {}
-    for name, value in weights.items():
-        theirs = name
-        for ours, other in names:
-            theirs = theirs.replace(ours, other)
-        renamed[theirs] = value[None] if theirs == "pos_embed" else value
-    return renamed

@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from hocket.errors import DataError, ModelError, RecipeError
+from hocket.recipes import user_functions
+from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.data.load import DatasetSamples
 from hocket.recipes.training.records import EvaluationRecord
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import train_recipe
+from hocket.recipes.user_functions import load_function
 from hocket.run.data.samples import EpochRandom
 from tests.recipes.support.user_functions import write_own
 
@@ -64,6 +67,77 @@ def test_own_models_may_take_hockets_data(
 
     assert evaluation.num_samples == 450
     assert set(evaluation.metrics) == {"accuracy"}
+
+
+def test_a_model_is_named_by_its_import_path(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a library, in a recipe's file; its keys are the arguments."""
+    pytest.importorskip("torchvision", reason="extra `vision`")
+    source = write_own(free_dir, "own_images", ("(96, 4,", "(96, 3, 32, 32,"))
+    text = Path(source).read_text().replace("width = 16", "num_classes = 3")
+    text = text.replace("own_images:make_model", "torchvision.models:resnet18")
+    Path(source).write_text(text)
+    model = make_task(own(source, monkeypatch)).make_model()
+    assert type(model).__name__ == "ResNet"
+    assert model.get_parameter("fc.weight").shape == (3, 512)
+
+
+def own(source: str, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Recipe:
+    """The recipe of a file, whose functions can be imported."""
+    resolved = resolve(source, settings)
+    for folder in resolved.import_folders:
+        monkeypatch.syspath_prepend(folder)
+    return resolved.recipe
+
+
+def test_a_model_asks_for_the_data(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a parameter of this name: it gets what is trained on, all of it."""
+    body = "(data, width=8):\n    assert data.num_samples == 64\n"
+    source = write_own(free_dir, "own_asks", ("(width=8):\n", body))
+    task = make_task(own(source, monkeypatch, "data.max_samples=20"))
+    assert task.training.num_samples == 20
+    assert isinstance(task.make_model(), nn.Sequential)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.widht=3"], r"model\.widht: .* no argument .*did you mean 'width'"),
+        (["model.width="], r"model\.width: missing: .*--set model\.width=VALUE"),
+        (["data.rows=1"], r"data\.rows: own_\d+:make_data has no argument 'rows'"),
+    ],
+)
+def test_other_keys_are_arguments(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], message: str
+) -> None:
+    """One too many and one too few are named, with the section and the way out."""
+    module = f"own_{abs(hash(message))}"
+    source = write_own(free_dir, module, ("(width=8)", "(width)"))
+    with pytest.raises(RecipeError, match=message):
+        make_task(own(source, monkeypatch, *settings)).make_model()
+
+
+def test_the_zoo_is_in_a_checkout(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recipe's file may name it; elsewhere the error says where it is to be had."""
+    source = write_own(free_dir, "own_zoo")
+    text = Path(source).read_text()
+    text = text.replace("own_zoo:make_model", "examples.zoo.absent:net")
+    Path(source).write_text(text)
+    root = Path(__file__).parents[3]
+    assert resolve(source).import_folders == (free_dir, root)
+    with pytest.raises(RecipeError, match=r"pip install 'hocket\[recipes,vision\]'"):
+        load_function("examples.zoo.absent:net")
+    monkeypatch.setattr(user_functions, "_REPOSITORY", free_dir)
+    assert resolve(source).import_folders == (free_dir,)
+    with pytest.raises(RecipeError, match=r"in hocket's repository.* in a checkout"):
+        load_function("examples.zoo.absent:net")
+    (free_dir / "examples" / "zoo").mkdir(parents=True)
+    assert resolve(source).import_folders == (free_dir, free_dir)
 
 
 def test_own_data_need_a_loss(free_dir: Path) -> None:

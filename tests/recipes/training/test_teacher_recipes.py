@@ -263,6 +263,8 @@ def test_distillation_has_the_published_sizes(
     name: str, settings: list[str], expected: float, tmp_path: Path
 ) -> None:
     """TSPipe's poster: ViT-Large and -Huge teach ResNet-101 and -152, 16 a batch."""
+    if "vit" in name:
+        pytest.importorskip("timm", reason="extra `recipes`")
     path = f"data.path={folder_of_images(tmp_path)}"
     recipe = resolve(name, [path, *settings]).recipe
     task = make_task(recipe)
@@ -288,6 +290,8 @@ def test_two_views_have_the_published_sizes(
     name: str, depth: int, expected: float, tmp_path: Path
 ) -> None:
     """Of the net without heads; with a momentum that rises to 1."""
+    if "vit" in name:
+        pytest.importorskip("timm", reason="extra `recipes`")
     key = "num_blocks" if "vit" in name else "depth"
     path = f"data.path={folder_of_images(tmp_path)}"
     recipe = resolve(name, [path, f"model.{key}={depth}"]).recipe

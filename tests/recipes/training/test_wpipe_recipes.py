@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hocket.cli.train import ENTRY
-from hocket.recipes.config.model_settings import BertSettings, ResnextSettings
+from hocket.recipes.config.model_settings import BertSettings, ModelFunctionSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.run_folder import enter_folder
@@ -128,7 +128,8 @@ def test_depth_is_one_number() -> None:
     """The published ones, of both kinds."""
     for depth in (50, 101, 200, 302, 500, 800):
         model = full("cifar10-resnext", f"model.depth={depth}").model
-        assert isinstance(model, ResnextSettings)
+        assert isinstance(model, ModelFunctionSettings)
+        assert model.arguments["depth"] == depth
     for depth in (24, 48, 96, 192, 384, 768):
         bert = full("qqp-bert", f"model.num_blocks={depth}").model
         assert isinstance(bert, BertSettings)

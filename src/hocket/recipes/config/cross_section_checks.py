@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
@@ -22,41 +22,33 @@ from hocket.options import (
 )
 from hocket.recipes.config.data_settings import (
     DataFunctionSettings,
-    ImageSettings,
-    Stl10Settings,
+    DigitsSettings,
+    MaskedTextSettings,
+    SquadSettings,
     TextSettings,
     WordPieceSettings,
-    side_of,
 )
 from hocket.recipes.config.freeze_settings import FreezeSettings
 from hocket.recipes.config.model_settings import (
     BertSettings,
-    ColourNetSettings,
-    FfnnSettings,
     GptSettings,
     ModelFunctionSettings,
-    ResnetSettings,
     RnnSettings,
     VitSettings,
 )
-from hocket.recipes.config.teacher_settings import TwoViewSettings
+from hocket.recipes.config.teacher_settings import (
+    AnyTeacher,
+    DistilbertSettings,
+    DistillationSettings,
+    TwoViewSettings,
+)
 from hocket.schedules import make_schedule, options_of
 
 if TYPE_CHECKING:
     from hocket.recipes.config.pipeline_settings import PipelineSettings
     from hocket.recipes.config.recipe import Recipe
-from typing import TYPE_CHECKING
 
-from hocket.recipes.config.data_settings import MaskedTextSettings, SquadSettings
-from hocket.recipes.config.model_settings import ResnextSettings
-from hocket.recipes.config.teacher_settings import (
-    AnyTeacher,
-    DistilbertSettings,
-    DistillationSettings,
-)
-
-if TYPE_CHECKING:
-    from hocket.recipes.config.recipe import Recipe
+DIGITS_SIDE: Final = 8  # pixels
 
 
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
@@ -76,20 +68,18 @@ def cross_section_faults(recipe: Recipe) -> Iterator[str]:
 def _strangers(recipe: Recipe) -> Iterator[str]:
     """Check that the model takes these data."""
     match recipe.model, recipe.data:
-        case VitSettings(patch_size=patch), data if side := side_of(data):
-            if side % patch:
+        case VitSettings(patch_size=patch), DigitsSettings():
+            if DIGITS_SIDE % patch:
                 yield (
                     f"model.patch_size {patch} does not divide the images' side of "
-                    f"{side} pixels"
+                    f"{DIGITS_SIDE} pixels"
                 )
         case (
             (ModelFunctionSettings(), _)
+            | (VitSettings(), DataFunctionSettings())
             | (GptSettings() | RnnSettings(), TextSettings())
             | (BertSettings(), WordPieceSettings())
-            | (ColourNetSettings(), ImageSettings())
         ):
-            pass
-        case ResnetSettings() | FfnnSettings(), data if side_of(data):
             pass
         case model, data:
             yield f"a model of kind {model.kind!r} does not read {data.kind!r}"
@@ -102,11 +92,6 @@ def _without_loss(recipe: Recipe) -> Iterator[str]:
             yield (
                 "task.loss: missing: data of kind 'function' bring no loss along; name "
                 "yours, as 'module:function'"
-            )
-        case Stl10Settings(unlabeled=True):
-            yield (
-                "data.unlabeled: these images have no label, and the usual loss needs "
-                "one; name yours in task.loss, as 'module:function'"
             )
 
 
@@ -256,15 +241,12 @@ def _pipeline_faults(recipe: Recipe) -> Iterator[str]:
 
 
 def _two_view_faults(recipe: Recipe, teacher: TwoViewSettings) -> Iterator[str]:
-    """Check that there are images and features for a loss of two views."""
-    match recipe.model, recipe.data:
-        case VitSettings() | ResnetSettings() | ResnextSettings(), ImageSettings():
-            pass
-        case model, data:
-            yield (
-                f"teacher.kind {teacher.kind!r} reads two views of colour images with "
-                f"a model of ours for them, not {data.kind!r} with {model.kind!r}"
-            )
+    """Check that there are images for two views, and that the teacher moves."""
+    if not isinstance(recipe.data, DataFunctionSettings):
+        yield (
+            f"teacher.kind {teacher.kind!r} reads two views of colour images, not "
+            f"{recipe.data.kind!r}"
+        )
     if not teacher.moves:
         yield (
             f"teacher.update 'frozen': with teacher.kind {teacher.kind!r} the teacher "

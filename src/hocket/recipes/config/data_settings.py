@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from hocket.recipes.config.settings import (
     Count,
     FunctionSettings,
-    NaturalNumber,
     Probability,
     Settings,
     Share,
@@ -45,91 +44,6 @@ class FileSettings(Settings):
 
     path: str
     max_samples: Count | None = None
-
-
-class ImageSettings(FileSettings):
-    """Colour images with a class each.
-
-    Args:
-        side: pixels; every image is scaled to a square of this side.
-    """
-
-    side: Count = 224
-
-
-class VariedImageSettings(ImageSettings):
-    """Small images that are moved and mirrored at random, and scaled then.
-
-    Args:
-        shift_pixels: how far a training image is moved at most, in both directions.
-        flip: whether every second training image is mirrored.
-    """
-
-    shift_pixels: NaturalNumber
-    flip: bool = True
-
-
-class CifarSettings(VariedImageSettings):
-    """CIFAR's colour images (`hocket.recipes.data.images.cifar`)."""
-
-    side: Count = 32
-    shift_pixels: NaturalNumber = 4
-
-
-class Cifar10Settings(CifarSettings):
-    """The ten classes of CIFAR-10, from the folder `cifar-10-batches-py`."""
-
-    kind: Literal["cifar10"]
-
-
-class Cifar100Settings(CifarSettings):
-    """The classes of CIFAR-100, from the folder `cifar-100-python`.
-
-    Args:
-        coarse: classify the 20 groups of classes, not the 100 classes.
-    """
-
-    kind: Literal["cifar100"]
-    coarse: bool = False
-
-
-class Stl10Settings(VariedImageSettings):
-    """STL-10's colour images of ten classes (`hocket.recipes.data.images.stl10`).
-
-    Args:
-        unlabeled: train on the images without a label; evaluation is on those for test
-            either way.
-    """
-
-    kind: Literal["stl10"]
-    side: Count = 96
-    shift_pixels: NaturalNumber = 12
-    unlabeled: bool = False
-
-
-class ImageFolderSettings(ImageSettings):
-    """Images in folders, one per class (`hocket.recipes.data.images.image_folder`).
-
-    Args:
-        training: the name of the folder to train on.
-        validation: the name of the folder to evaluate on.
-    """
-
-    kind: Literal["image-folder"]
-    training: str = "train"
-    validation: str = "val"
-
-
-class FlowersSettings(ImageSettings):
-    """Oxford's 102 kinds of flowers (`hocket.recipes.data.images.flowers`).
-
-    Args:
-        with_validation: train on the images for validation, too. Evaluation is on those
-            for test either way.
-    """
-
-    kind: Literal["flowers102"]
-    with_validation: bool = True
 
 
 class TextSettings(FileSettings):
@@ -218,30 +132,21 @@ class MaskedTextSettings(WordPieceSettings):
 
 
 class DataFunctionSettings(FunctionSettings):
-    """A function that returns data to train on and data to evaluate on."""
+    """A function that returns data to train on and data to evaluate on.
+
+    Args:
+        max_samples: takes only so many samples, the first ones, to train on, and to
+            evaluate on; for a try.
+    """
+
+    max_samples: Count | None = None
 
 
 DataSettings = (
     DigitsSettings
-    | Cifar10Settings
-    | Cifar100Settings
-    | Stl10Settings
-    | ImageFolderSettings
-    | FlowersSettings
     | TextSettings
     | GlueSettings
     | SquadSettings
     | MaskedTextSettings
     | DataFunctionSettings
 )
-
-
-def side_of(data: DataSettings) -> int | None:
-    """Return the pixels of an image's side; None for data that are no images."""
-    match data:
-        case DigitsSettings():
-            return 8
-        case ImageSettings():
-            return data.side
-        case _:
-            return None

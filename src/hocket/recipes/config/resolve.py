@@ -24,6 +24,7 @@ from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.toml_text import dotted, large_integers, to_toml
 from hocket.recipes.config.validation_errors import faults_of
+from hocket.recipes.user_functions import checkout, is_in_zoo, is_known
 
 SUFFIX: Final = ".toml"
 DEFAULT_ORIGIN: Final = "default"
@@ -126,6 +127,7 @@ def resolve(
     faults = [*_lay_over(sections, origins, settings)]
     if functions_in(sections) & said_here or (import_folders and allow_outside):
         import_folders.append(Path.cwd())
+    import_folders += zoo_folders(sections)
     for key in [*large_integers(sections)]:
         found.append((key, "an integer of more than 64 bits"))
         (sections if len(key) == 1 else sections[key[0]]).pop(key[-1])
@@ -265,7 +267,7 @@ def outside_paths(
                 yield key, f"{path!r} is outside of {whose} {base}: {_way_out(key)}"
     for key, name in _imported(sections):
         module = name.partition(":")[0]
-        if not _is_beside(module, folder):
+        if not is_known(name) and not _is_beside(module, folder):
             yield (
                 key,
                 f"the module {module!r} is not in the recipe's folder {folder}: "
@@ -275,7 +277,14 @@ def outside_paths(
 
 def functions_in(sections: Mapping[str, Any]) -> set[Key]:
     """Return the keys that name the user's functions."""
-    return {key for key, _ in _imported(sections)}
+    return {key for key, name in _imported(sections) if not is_known(name)}
+
+
+def zoo_folders(sections: Mapping[str, Any]) -> list[Path]:
+    """Return the folder of hocket's repository, if a function in it is named."""
+    named = any(is_in_zoo(name.partition(":")[0]) for _, name in _imported(sections))
+    folder = checkout() if named else None
+    return [] if folder is None else [folder]
 
 
 def _imported(sections: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:

@@ -59,7 +59,7 @@ def _is_plain(value: Any) -> bool | int | float | str:
     return value  # type: ignore[no-any-return]
 
 
-Arguments = dict[str, Annotated[Any, AfterValidator(_is_plain)]]
+Plain = Annotated[Any, AfterValidator(_is_plain)]
 
 
 class Settings(BaseModel):
@@ -86,13 +86,20 @@ class Settings(BaseModel):
 
 
 class FunctionSettings(Settings):
-    """A function of the user's own (`hocket.recipes.user_functions`).
+    """A function (`hocket.recipes.user_functions`); every other key is its argument.
 
     Args:
-        function: `module:function`, in a module that is in the recipe's folder.
-        arguments: the keyword arguments that it is called with.
+        function: `module:function`, in a module that is in the recipe's folder, or in
+            `examples.zoo` of hocket's repository.
     """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Plain]
 
     kind: Literal["function"]
     function: FunctionName
-    arguments: Arguments = {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments that the function is called with."""
+        return dict(self.__pydantic_extra__)

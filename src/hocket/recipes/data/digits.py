@@ -22,8 +22,6 @@ from hocket.core.timelines.arrays import Floats
 from hocket.errors import DataError
 from hocket.run.data.samples import EpochRandom
 
-NUM_CLASSES: Final = 10
-NUM_CHANNELS: Final = 1
 MAX_PIXEL: Final = 16.0
 BLANK: Final = -1.0  # a pixel without ink, normalised
 
@@ -40,11 +38,17 @@ class Digits:
         labels: (N,), 0 to 9.
         shift_probability: the probability that a training image is shifted by up to a
             pixel.
+        num_channels: channels of an image.
+        side: pixels of an image's side.
+        num_classes: labels are below it.
     """
 
     images: Tensor
     labels: Tensor
     shift_probability: float = 0.0
+    num_channels: int = 1
+    side: int = 8
+    num_classes: int = 10
 
     @property
     def num_samples(self) -> int:
@@ -80,7 +84,7 @@ def load_digits(
     """
     table = _table()
     images = torch.tensor(table[:, :-1], dtype=torch.float32)
-    images = images.view(-1, NUM_CHANNELS, 8, 8)
+    images = images.view(-1, 1, 8, 8)
     labels = torch.tensor(table[:, -1], dtype=torch.int64)
     images = images * (2 / MAX_PIXEL) + BLANK
     test, train = split_rows(labels, test_fraction)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,30 +14,21 @@ from torch.utils.data import default_collate
 
 from hocket.errors import DataError, RecipeError
 from hocket.recipes.config.data_settings import (
-    Cifar10Settings,
-    Cifar100Settings,
     DataFunctionSettings,
     DataSettings,
     DigitsSettings,
     FileSettings,
-    FlowersSettings,
     GlueSettings,
-    ImageFolderSettings,
     MaskedTextSettings,
     SquadSettings,
-    Stl10Settings,
     TextSettings,
 )
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.data.digits import load_digits
 from hocket.recipes.data.glue import GlueTask, load_glue
-from hocket.recipes.data.images.cifar import load_cifar10, load_cifar100
-from hocket.recipes.data.images.flowers import load_flowers
-from hocket.recipes.data.images.image_folder import load_image_folder
-from hocket.recipes.data.images.stl10 import load_stl10
 from hocket.recipes.data.masked_text import load_masked_text
 from hocket.recipes.data.squad import load_squad
-from hocket.recipes.user_functions import load_function
+from hocket.recipes.user_functions import call_function
 from hocket.run.data.batch import digest
 from hocket.run.data.samples import EpochRandom, Samples, first_samples
 
@@ -110,25 +100,26 @@ class DatasetSamples:
         return sample[0], sample[1]
 
 
-def load_user_data(name: str, arguments: Mapping[str, Any]) -> tuple[Samples, Samples]:
-    """Call the user's function that returns samples for training and for evaluation.
+def load_user_data(settings: DataFunctionSettings) -> tuple[Samples, Samples]:
+    """Call a function that returns samples for training and for evaluation.
 
     Args:
-        name: `module:function`. The function returns a pair; both are
+        settings: the function and its arguments. It returns a pair; both are
             `hocket.run.data.samples.Samples`, or else have a length and return
             `(inputs, targets)` for an index, as torch's datasets do.
-        arguments: the function's arguments.
 
     Raises:
-        RecipeError: it returns something else.
+        RecipeError: it cannot be had, or returns something else.
     """
-    pair = load_function(name)(**arguments)
+    name = settings.function
+    pair = call_function("data", settings)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RecipeError(
             f"{name} returned {type(pair).__name__}: it must return a pair, the data "
             "to train on and the data to evaluate on"
         )
-    training, evaluation = (_samples(name, part) for part in pair)
+    most = settings.max_samples
+    training, evaluation = (first_samples(_samples(name, part), most) for part in pair)
     return training, evaluation
 
 
@@ -243,7 +234,7 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
         case DigitsSettings():
             return load_digits(settings.test_fraction, settings.shift_probability)
         case DataFunctionSettings():
-            return load_user_data(settings.function, settings.arguments)
+            return load_user_data(settings)
         case TextSettings():
             return load_text(
                 Path(settings.path),
@@ -252,35 +243,6 @@ def _load(settings: DataSettings) -> tuple[Samples, Samples]:
             )
         case GlueSettings() | SquadSettings() | MaskedTextSettings():
             return _load_word_pieces(settings)
-        case _:
-            return _load_images(settings)
-
-
-def _load_images(
-    settings: Cifar10Settings
-    | Cifar100Settings
-    | Stl10Settings
-    | ImageFolderSettings
-    | FlowersSettings,
-) -> tuple[Samples, Samples]:
-    path, side = Path(settings.path), settings.side
-    match settings:
-        case Cifar10Settings(shift_pixels=shift, flip=flip):
-            return load_cifar10(path, shift_pixels=shift, flip=flip, side=side)
-        case Cifar100Settings(shift_pixels=shift, flip=flip, coarse=coarse):
-            return load_cifar100(
-                path, shift_pixels=shift, flip=flip, side=side, coarse=coarse
-            )
-        case Stl10Settings(shift_pixels=shift, flip=flip, unlabeled=unlabeled):
-            return load_stl10(
-                path, shift_pixels=shift, flip=flip, side=side, unlabeled=unlabeled
-            )
-        case ImageFolderSettings(training=training, validation=validation):
-            return load_image_folder(
-                path, side=side, training=training, validation=validation
-            )
-        case FlowersSettings(with_validation=with_validation):
-            return load_flowers(path, side=side, with_validation=with_validation)
         case _:
             assert_never(settings)
 

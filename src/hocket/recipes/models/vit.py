@@ -5,15 +5,12 @@ Shapes: B images, C channels, S side in pixels, T tokens, W width, K classes.
 
 from __future__ import annotations
 
-import re
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from hocket.recipes.models.pretrained import Weights, load_pretrained
 from hocket.recipes.models.transformer import Blocks
 
 # Patch embeddings of normalised pixels have a norm near one at first. Positions much
@@ -78,47 +75,3 @@ class VisionTransformer(nn.Module):
         pooled_BW = x_BTW.mean(1) if self.token is None else x_BTW[:, 0]
         score_BK: Tensor = self.head(pooled_BW)
         return score_BK
-
-
-def begin_with(model: VisionTransformer, folder: Path) -> None:
-    """Load pretrained weights, under the model's own names or timm's.
-
-    Raises:
-        DataError: there are no weights, or their sizes differ.
-    """
-    load_pretrained(
-        model,
-        folder,
-        kind="a vision transformer",
-        head="head.",
-        source="write one with `hocket checkpoint export`, or download timm's "
-        "(https://huggingface.co/timm/vit_base_patch16_224.augreg_in21k) there",
-        renamed=_from_timm,
-    )
-
-
-# A regular expression for a name of timm's, and our name.
-_TIMM: Final = (
-    (r"patch_embed\.proj\.", "patches."),
-    ("cls_token", "token"),
-    ("pos_embed", "positions"),
-    (r"(blocks\.\d+)\.norm1\.", r"\1.attention_norm."),
-    (r"(blocks\.\d+)\.attn\.proj\.", r"\1.attention.out."),
-    (r"(blocks\.\d+)\.attn\.", r"\1.attention."),
-    (r"(blocks\.\d+)\.norm2\.", r"\1.mlp_norm."),
-    (r"(blocks\.\d+)\.mlp\.fc1\.", r"\1.mlp.0."),
-    (r"(blocks\.\d+)\.mlp\.fc2\.", r"\1.mlp.2."),
-)
-
-
-def _from_timm(weights: Weights) -> Weights:
-    """Return weights under our names; those that have them already stay."""
-    if "pos_embed" not in weights:
-        return weights
-    renamed = {}
-    for name, value in weights.items():
-        own = name
-        for theirs, ours in _TIMM:
-            own = re.sub(f"^{theirs}", ours, own)
-        renamed[own] = value[0] if own == "positions" else value
-    return renamed

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from hocket.recipes.config.data_settings import Stl10Settings
+from hocket.errors import RecipeError
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.teacher_settings import TwoViewSettings
-from hocket.recipes.data.images.cifar import Cifar
-from hocket.recipes.data.images.image_folder import ImageFolder
-from hocket.recipes.data.images.stl10 import Stl10
-from hocket.recipes.data.load import load_samples
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
-from hocket.run.data.samples import FirstSamples, Samples
+from hocket.run.data.samples import FirstSamples, Samples, first_samples
 from hocket.teacher.evaluation import knn_accuracy
 from hocket.teacher.view_loader import TwoViewLoader, TwoViewSamples
 from hocket.teacher.views import TwoViews
@@ -27,31 +23,53 @@ if TYPE_CHECKING:
     from hocket.run.pipeline import Pipeline
 
 
+class Colours(Protocol):
+    """Mean and standard deviation of each channel, of pixels from 0 to 1."""
+
+    @property
+    def mean(self) -> tuple[float, float, float]:
+        """The mean of each channel."""
+
+    @property
+    def std(self) -> tuple[float, float, float]:
+        """The deviation of each channel."""
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """Samples whose images can be read as they are, to make views of them."""
+
+    labels: Tensor
+    side: int
+    colours: Colours
+    image: Callable[[int], Any]
+
+
 def two_view_samples(samples: Samples, settings: TwoViewSettings) -> TwoViewSamples:
     """Return samples whose rows are views.
 
     Args:
-        samples: images of one of our readers.
+        samples: images.
         settings: the smallest share of an image that a view shows.
+
+    Raises:
+        RecipeError: the samples cannot give their images as they are.
     """
     whole = samples.samples if isinstance(samples, FirstSamples) else samples
-    assert isinstance(whole, Cifar | Stl10 | ImageFolder), "the recipe is valid"
-    side = whole.side if isinstance(whole, ImageFolder) else whole.variation.side
+    if not isinstance(whole, Pictures):
+        raise RecipeError(
+            f"teacher.kind {settings.kind!r} reads two views of each image: the "
+            "function of [data] must return samples with image(row), labels, side "
+            f"(pixels) and colours (mean, std), not {type(whole).__name__}"
+        )
     views = TwoViews(
-        side,
+        whole.side,
         least_area=settings.least_area,
         mean=whole.colours.mean,
         std=whole.colours.std,
     )
     labels = whole.labels[: samples.num_samples]
-    return TwoViewSamples(partial(_image, whole), labels, views, samples.fingerprint)
-
-
-def _image(samples: Cifar | Stl10 | ImageFolder, row: int) -> Any:
-    """Return an image as it is: bytes (3, side, side), or Pillow's."""
-    if isinstance(samples, ImageFolder):
-        return samples.image(row)
-    return samples.images(torch.tensor([row]))[0]
+    return TwoViewSamples(whole.image, labels, views, samples.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +131,16 @@ def knn_evaluation(
     Args:
         recipe: the recipe.
         training: the samples to train on; if they have no classes, the labelled ones of
-            the same data are read beside them.
+            the same data, `labelled`, are in their place.
         test: the samples to evaluate on.
     """
-    settings, data = recipe.teacher, recipe.data
+    settings = recipe.teacher
     if not isinstance(settings, TwoViewSettings):
         return None
-    if isinstance(data, Stl10Settings) and data.unlabeled:
-        labelled = data.model_copy(update={"unlabeled": False})
-        training, _ = load_samples(recipe.model_copy(update={"data": labelled}))
+    whole = training.samples if isinstance(training, FirstSamples) else training
+    labelled = getattr(whole, "labelled", None)
     return KnnEvaluation(
-        training,
+        training if labelled is None else first_samples(labelled, training.num_samples),
         test,
         two_view_samples(test, settings),
         recipe.training.batch_size,

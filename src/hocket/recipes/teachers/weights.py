@@ -21,6 +21,7 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.models.make import make_model
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
+from hocket.recipes.user_functions import is_known
 from hocket.run.checkpoint.export import read_weights
 from hocket.run.checkpoint.format.manifest import MANIFEST
 from hocket.run.checkpoint.format.newest import newest
@@ -88,17 +89,18 @@ def _with_model_of(there: Recipe, recipe: Recipe, run_dir: Path) -> Recipe:
     """Return the student's recipe with the model of another one.
 
     Raises:
-        RecipeError: its model does not read the student's data; or it is a function,
-            which must not run because a folder names it.
+        RecipeError: its model does not read the student's data; or it is a function of
+            the user's, which must not run because a folder names it.
     """
-    if isinstance(there.model, ModelFunctionSettings):
+    own = there.model
+    if isinstance(own, ModelFunctionSettings) and not is_known(own.function):
         raise RecipeError(
             f"teacher.weights: the model of {run_dir} is a function, "
-            f"{there.model.function}: name it in a section [teacher_model] as well"
+            f"{own.function}: name it in a section [teacher_model] as well"
         )
     _check_words(there, recipe, run_dir)
     sections = recipe.model_dump(exclude_none=True)
-    model = there.model.model_dump(exclude_none=True)
+    model = own.model_dump(exclude_none=True)
     model.pop("pretrained", None)  # the checkpoint has the weights
     try:
         return Recipe.model_validate({**sections, "model": model})

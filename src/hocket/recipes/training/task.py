@@ -41,7 +41,7 @@ from hocket.recipes.objectives.spans import SpanEvaluation
 from hocket.recipes.teachers.losses import NAME, teacher_loss
 from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
 from hocket.recipes.teachers.weights import check_teacher, load_teacher
-from hocket.recipes.user_functions import load_function
+from hocket.recipes.user_functions import check_function, is_known, load_function
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
 from hocket.run.data.token_mean import TokenMean
@@ -111,9 +111,17 @@ def check_data(recipe: Recipe) -> None:
             training, _ = load_samples(recipe)
             _check_enough(training, recipe)
         case FileSettings(path=path) if not Path(path).exists():
-            raise DataError(f"{path} does not exist: name it with --set data.path=...")
+            raise _absent(path)
+        case DataFunctionSettings(arguments={"path": path}) if not Path(path).exists():
+            raise _absent(path)
+        case DataFunctionSettings() as settings if is_known(settings.function):
+            check_function("data", settings, [])
         case _:
             pass
+
+
+def _absent(path: str) -> DataError:
+    return DataError(f"{path} does not exist: name it with --set data.path=...")
 
 
 def _objective(

@@ -1,57 +1,47 @@
-"""A small residual network for images: a stem, three groups of blocks, a head.
+"""The small residual networks for CIFAR: a stem, three groups of blocks, a head.
 
     image ─ stem ─┬─ conv ─ norm ─ ReLU ─ conv ─ norm ─(+)─ ReLU ─ ... ─ mean ─ head
                   └──────────── shortcut ──────────────┘
 
 From group to group the image's side becomes half as long, and the channels twice as
 many. Batch normalization takes its means over a microbatch, not over the whole batch.
+torchvision's and timm's ResNets have four groups, and begin at a quarter of the side.
 
 Shapes: B images, C channels, S side in pixels, K classes.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
-
-NUM_GROUPS: Final = 3
 
 
 class ResNet(nn.Module):
     """Images (B, C, S, S) to class scores (B, K).
 
     Args:
-        num_channels: C.
-        num_classes: K.
-        width: channels in the first group.
-        num_blocks: blocks in each group; 3 make the paper's ResNet-20, 9 its ResNet-56.
+        data: has `num_channels` and `num_classes`.
+        width: channels of the first of three groups.
+        num_blocks: blocks in each group; 3 make ResNet-20, 9 ResNet-56.
 
     Source: He et al., arXiv:1512.03385, section 4.2; but where the size changes, the
     shortcuts are projections ("option B"), as in their networks for ImageNet.
     """
 
-    def __init__(
-        self,
-        *,
-        num_channels: int,
-        num_classes: int,
-        width: int = 16,
-        num_blocks: int = 3,
-    ) -> None:
+    def __init__(self, data: Any, width: int = 16, num_blocks: int = 3) -> None:
         super().__init__()
-        widths = [width * 2**group for group in range(NUM_GROUPS)]
-        self.stem = nn.Sequential(_convolution(num_channels, width, 1), nn.ReLU())
+        self.stem = nn.Sequential(_convolution(data.num_channels, width, 1), nn.ReLU())
         blocks: list[nn.Module] = []
         before = width
-        for group, channels in enumerate(widths):
+        for group in range(3):
             for number in range(num_blocks):
                 stride = 2 if group and not number else 1
-                blocks.append(ResidualBlock(before, channels, stride))
-                before = channels
+                blocks.append(_Residual(before, width * 2**group, stride))
+                before = width * 2**group
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(before, num_classes)
+        self.head = nn.Linear(before, data.num_classes)
 
     def forward(self, image_BCSS: Tensor) -> Tensor:
         """Score the classes."""
@@ -60,14 +50,8 @@ class ResNet(nn.Module):
         return score_BK
 
 
-class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut.
-
-    Args:
-        before: the input channels.
-        channels: the output channels.
-        stride: the first convolution's stride.
-    """
+class _Residual(nn.Module):
+    """Two convolutions beside a shortcut."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()

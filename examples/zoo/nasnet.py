@@ -3,7 +3,8 @@
     image ─ conv ─ 2 reduce ─ 4 cells ─ reduce ─ 4 cells ─ reduce ─ 4 cells ─ head
 
 Each cell reads the outputs of the two before it. NASNet-mobile has 4 cells in each
-group, and 1056 features. Auxiliary heads and dropped paths are left out.
+group, and 1056 features. Auxiliary heads and dropped paths are left out. timm has only
+the large one, whose number of cells is fixed.
 
 Shapes: B images of S x S pixels, K classes.
 Source: Zoph et al., arXiv:1707.07012, figure 4 and appendix A ("4 @ 1056").
@@ -11,7 +12,7 @@ Source: Zoph et al., arXiv:1707.07012, figure 4 and appendix A ("4 @ 1056").
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ class NasNet(nn.Module):
     """Images (B, 3, S, S) to class scores (B, K); S is 224 in the paper.
 
     Args:
-        num_classes: K.
+        data: has `num_classes`, K.
         num_features: what the head reads; 24 times the width of the first cells.
         num_cells: normal cells in each of three groups.
         stem: channels of the first convolution.
@@ -132,7 +133,7 @@ class NasNet(nn.Module):
 
     def __init__(
         self,
-        num_classes: int,
+        data: Any,
         num_features: int = 1056,
         num_cells: int = 4,
         stem: int = 32,
@@ -152,7 +153,9 @@ class NasNet(nn.Module):
             channels = cells[-1].num_channels, channels[0]
             older = "larger" if reduces else "same"
         self.cells = nn.ModuleList([one, *cells])
-        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(channels[0], num_classes))
+        self.head = nn.Sequential(
+            nn.Dropout(0.5), nn.Linear(channels[0], data.num_classes)
+        )
 
     def forward(self, image_B3SS: Tensor) -> Tensor:
         """Score images."""

@@ -1,0 +1,1 @@
+"""Whole programs over hocket: scripts, recipes, and `zoo`, which recipes name."""
