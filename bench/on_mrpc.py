@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 import torch
 
 from bench.in_turn import environment
-from hocket.recipes.config.data_settings import GlueSettings
+from examples.zoo.glue import glue
+from hocket.recipes.config.data_settings import DataFunctionSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.data.glue import GlueTask, read_glue
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline
@@ -72,7 +72,7 @@ def launched(
         MissingPackageError: transformers is not installed.
         WorkerError: a worker failed.
     """
-    read_glue(GlueTask.MRPC, folder)  # refuses it before any worker starts
+    glue(str(folder), "mrpc")  # refuses it before any worker starts
     settings: Json = [
         f"data.path={folder.resolve()}",
         f"training.max_steps={num_steps}",
@@ -149,13 +149,13 @@ def ready(
 def setting(run: Run, task: Task, world: World) -> dict[str, Any]:
     """What all contestants had in common, with keys that stay; `run` is any of them."""
     recipe = run.layout.recipe
-    assert isinstance(recipe.data, GlueSettings), "it is MRPC's recipe"
+    assert isinstance(recipe.data, DataFunctionSettings), "it is MRPC's recipe"
     return {
         "environment": environment(),
         "recipe": RECIPE,
         "model": recipe.model.model_dump(),
         "num_parameters": sum(p.numel() for p in task.make_model().parameters()),
-        "num_tokens": recipe.data.num_tokens,
+        "num_tokens": recipe.data.arguments["num_tokens"],
         "num_devices": world.world_size,
         "num_microbatches": recipe.pipeline.num_microbatches,
         "batch_size": recipe.training.batch_size,

@@ -21,7 +21,10 @@ from hocket.recipes.user_functions import load_function
 # Modules whose packages are not installed everywhere.
 NOT_HERE: Final = {
     module
-    for module, package in {"examples.zoo.vit": "timm"}.items()
+    for module, package in {
+        "examples.zoo.vit": "timm",
+        "examples.zoo.saved": "datasets",
+    }.items()
     if find_spec(package) is None
 }
 CHANGELOG: Final = (Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8")
@@ -156,8 +159,8 @@ def functions() -> list[str]:
 def test_recipes_name_functions_in_place_of_kinds() -> None:
     """Each of the zoo is there; a kind that has left is refused, as `arguments` are."""
     pytest.importorskip("torchvision", reason="extra `vision`")
-    assert {"cifar10", "image-folder"} <= kinds("data")
-    assert {"resnet", "torchvision"} <= kinds("model")
+    assert {"cifar10", "image-folder", "glue"} <= kinds("data")
+    assert {"resnet", "torchvision", "bert"} <= kinds("model")
     for section in ("data", "model"):
         for kind in kinds(section):
             with pytest.raises(RecipeError, match=f"{section}.kind: no kind {kind!r}"):

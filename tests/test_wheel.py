@@ -30,7 +30,7 @@ COMMANDS: Final = (
         *("--set", "model.mlp_width=16", "--set", "run.profile_folder=profiles"),
     ),
 )
-
+IN_THE_REPOSITORY: Final = ("cifar10-resnet", "--set", "data.path=.")
 
 # In one process, since each would import the same; `train` starts two workers.
 IN_TURN: Final = """
@@ -45,8 +45,16 @@ pytestmark = pytest.mark.xdist_group("wheel")  # one process builds it
 
 def run(command: list[str], cwd: Path, **variables: str) -> None:
     """Run a command without the repository on its path; it must succeed."""
+    done = ended(command, cwd, **variables)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def ended(
+    command: list[str], cwd: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """What a command without the repository on its path said, and ended with."""
     inherited = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
+    return subprocess.run(
         command,
         cwd=cwd,
         env={**inherited, **variables},
@@ -55,7 +63,6 @@ def run(command: list[str], cwd: Path, **variables: str) -> None:
         timeout=BUILD_S,
         check=False,
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +132,8 @@ def test_the_wheel_works_without_the_repository(wheel: Path, tmp_path: Path) -> 
     run([str(python), "-c", where], tmp_path, **variables)
     run([str(python), "-c", IN_TURN, json.dumps(COMMANDS)], tmp_path, **variables)
     assert (tmp_path / "run/report.html").exists()
+    other = [*(str(python), "-m", "hocket", "train"), *IN_THE_REPOSITORY]
+    refused = ended(other, tmp_path, **variables)
+    assert refused.returncode == 2
+    said = " ".join(refused.stderr.split())
+    assert "it is in hocket's repository, not in its package: run this in a" in said

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from bench.measure import environment, write_result
 from bench.optimum.picture import distances_svg
+from examples.zoo.text import NUM_BYTE_VALUES, Gpt
 from hocket.core.costs import Costs, StageCost
 from hocket.core.hardware import load_catalogue
 from hocket.core.program import Program
@@ -38,7 +39,6 @@ from hocket.planner.search.bound import bound_s
 from hocket.planner.search.optimum import search
 from hocket.planner.search.result import SearchResult, gap
 from hocket.planner.work import ModelCosts
-from hocket.recipes.models.gpt import NUM_BYTE_VALUES, Gpt
 from hocket.recipes.models.transformer import Blocks
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.schedules import SCHEDULES, Shape

@@ -18,13 +18,13 @@ import torch
 from torch.nn import functional
 
 from bench.measure import environment, write_result
+from examples.zoo.text import Gpt
 from hocket.core.hardware import load_catalogue
 from hocket.model.capture.capture import capture
 from hocket.model.profile.work import counted_work
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.work import ModelCosts
-from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.transformer import Blocks
 
 RESULTS: Final = Path(__file__).parent / "results"

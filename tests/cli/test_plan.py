@@ -149,9 +149,11 @@ def test_a_recipe_that_reaches_out_is_planned_if_the_user_says_so(
     (free_dir / "sent").mkdir()
     recipe = free_dir / "sent" / "mine.toml"
     recipe.write_text(
-        '[model]\nkind = "gpt"\nwidth = 16\nnum_blocks = 2\nnum_heads = 2\n'
-        'mlp_width = 16\n[data]\nkind = "text"\npath = "../text.txt"\n'
-        'window_bytes = 8\n[optimizer]\nkind = "adamw"\n'
+        '[model]\nkind = "function"\nfunction = "examples.zoo.text:gpt"\nwidth = 16\n'
+        "num_blocks = 2\nnum_heads = 2\nmlp_width = 16\n"
+        '[data]\nkind = "function"\nfunction = "examples.zoo.text:windows"\n'
+        'path = "../text.txt"\nwindow_bytes = 8\n'
+        '[task]\nloss = "examples.zoo.text:loss"\n[optimizer]\nkind = "adamw"\n'
         "[training]\nbatch_size = 8\n"
     )
     arguments = ["plan", str(recipe), "-d", "2", "--hardware", "v100-32g", "--json"]

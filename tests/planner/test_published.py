@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from examples.zoo.text import Gpt
 from hocket.core.hardware import load_catalogue
 from hocket.model.capture.capture import capture
 from hocket.model.profile.work import counted_work
-from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.transformer import Blocks
 
 NUM_BLOCKS = 3  # of theirs: all compute the same

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from examples.zoo.text import Gpt
 from hocket.core.hardware import load_catalogue
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured
@@ -15,7 +16,6 @@ from hocket.model.profile.flops import count_layers
 from hocket.model.profile.measure import profile
 from hocket.model.profile.work import counted_work, layer_weights
 from hocket.planner.counted import LayerOps
-from hocket.recipes.models.gpt import Gpt
 from hocket.recipes.models.transformer import Blocks
 from hocket.run.stage.split.by_layers import ByLayers
 

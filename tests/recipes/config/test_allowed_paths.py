@@ -9,20 +9,26 @@ from typing import Final
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.data_settings import TextSettings
+from hocket.recipes.config.data_settings import DataFunctionSettings
 from hocket.recipes.config.resolve import Resolved, resolve
 
 TEXT: Final = """\
 [model]
-kind = "gpt"
+kind = "vit"
 
 [data]
-kind = "text"
+kind = "function"
+function = "examples.zoo.text:windows"
 path = "{path}"
+
+[task]
+loss = "examples.zoo.text:loss"
 
 [optimizer]
 kind = "adamw"
 """
+TEXT_KIND: Final = 'kind = "function", function = "examples.zoo.text:windows"'
+TEXT_KIND_LINES: Final = TEXT_KIND.replace(", ", "\n") + "\n"
 FUNCTIONS: Final = """\
 [model]
 kind = "function"
@@ -62,8 +68,8 @@ def refusal(source: str, *settings: str) -> str:
 
 def path_of(resolved: Resolved) -> str:
     """The text that a recipe reads."""
-    assert isinstance(resolved.recipe.data, TextSettings)
-    return resolved.recipe.data.path
+    assert isinstance(resolved.recipe.data, DataFunctionSettings)
+    return str(resolved.recipe.data.arguments["path"])
 
 
 @pytest.mark.parametrize(
@@ -84,22 +90,22 @@ def test_paths_elsewhere_are_refused(recipe_dir: Path, path: str) -> None:
     assert f"data.path: {path!r} is outside of the recipe's folder" in message
     assert "--set data.path=" in message
     assert "--allow-outside" in message
-    assert "sent/recipe.toml, line 6" in message
+    assert "sent/recipe.toml, line 7" in message
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        'data = {kind = "text", path = "../private/key.txt"}',
-        '[data]\nkind = "text"\n"path" = "../private/key.txt"',
-        '[data]\nkind = "text"\npath = """\\\n../private/key.txt"""',
-        'data.kind = "text"\ndata.path = "../private/key.txt"',
+        f'data = {{{TEXT_KIND}, path = "../private/key.txt"}}',
+        f'[data]\n{TEXT_KIND_LINES}"path" = "../private/key.txt"',
+        f'[data]\n{TEXT_KIND_LINES}path = """\\\n../private/key.txt"""',
+        f'data.{TEXT_KIND_LINES}path = "../private/key.txt"'.replace("\n", "\ndata."),
     ],
 )
 def test_however_it_is_written(recipe_dir: Path, said: str) -> None:
     """TOML has several ways to say one thing, of which some are on no line."""
     head, _, rest = TEXT.partition("[data]")
-    tail = rest[rest.index("[optimizer]") :]
+    tail = rest[rest.index("[task]") :]
     source = write(recipe_dir, f"{said}\n{head}{tail}")
     assert "data.path: '../private/key.txt' is outside" in refusal(source)
     assert path_of(resolve(source, ["data.path=near.txt"])).endswith("near.txt")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.data_settings import TextSettings
+from hocket.recipes.config.data_settings import DataFunctionSettings
 from hocket.recipes.config.optimizer_settings import SgdSettings
 from hocket.recipes.config.resolve import builtin_names, resolve
 
@@ -25,6 +25,10 @@ kind = "digits"
 
 [optimizer]
 kind = "adamw"
+"""
+TEXT: Final = """\
+"function"
+function = "examples.zoo.text:windows"
 """
 
 
@@ -203,25 +207,11 @@ def test_what_no_section_sees_alone(
     golden("recipes/schedule_refuses.txt", message)
 
 
-def test_a_model_must_read_its_data(free_dir: Path) -> None:
-    """A GPT does not read images."""
-    text = SMALL.replace('"vit"', '"gpt"')
-    message = faults(write(free_dir, text))
-    assert "a model of kind 'gpt' does not read 'digits'" in message
-
-
-def test_missing_values_name_the_way_to_give_them() -> None:
-    """The one value that text-gpt cannot know is asked for with its key."""
-    message = faults("text-gpt")
-    assert "data.path: missing" in message
-    assert "--set data.path=" in message
-
-
 def test_missing_kinds_are_listed(free_dir: Path) -> None:
     """An error about an empty recipe names each section's kinds."""
     message = faults(write(free_dir, ""))
-    assert "model.kind: missing; there are 'vit', 'gpt', " in message
-    assert "data.kind: missing; there are 'digits', " in message
+    assert "model.kind: missing; there are 'vit', 'function'" in message
+    assert "data.kind: missing; there are 'digits', 'function'" in message
     assert "optimizer.kind: missing; there are 'adamw', 'sgd', 'lars', " in message
 
 
@@ -263,16 +253,15 @@ def test_settings_of_another_form(setting: str) -> None:
 def test_paths_start_where_they_were_said(free_dir: Path) -> None:
     """In a file, from the file's folder; on the command line, from the current one."""
     (free_dir / "far").mkdir()
-    text = SMALL.replace('"vit"', '"gpt"').replace(
-        '"digits"', '"text"\npath = "near.txt"'
-    )
+    text = SMALL.replace('"digits"', f'{TEXT}path = "near.txt"')
+    text += '[task]\nloss = "examples.zoo.text:loss"\n'
     write(free_dir / "far", text)
     said_there = resolve("far/mine.toml").recipe.data
     said_here = resolve("far/mine.toml", ["data.path=near.txt"]).recipe.data
-    assert isinstance(said_there, TextSettings)
-    assert isinstance(said_here, TextSettings)
-    assert said_there.path == str(free_dir / "far" / "near.txt")
-    assert said_here.path == str(free_dir / "near.txt")
+    assert isinstance(said_there, DataFunctionSettings)
+    assert isinstance(said_here, DataFunctionSettings)
+    assert said_there.arguments == {"path": str(free_dir / "far" / "near.txt")}
+    assert said_here.arguments == {"path": str(free_dir / "near.txt")}
 
 
 @pytest.mark.parametrize(

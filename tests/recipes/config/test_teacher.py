@@ -54,7 +54,7 @@ def test_a_teacher_reads_back(free_dir: Path) -> None:
         ),
         (
             ["teacher.kind=distilbert", "teacher.weights=x"],
-            "teacher.kind 'distilbert' reads 'masked-text', not 'digits'",
+            "teacher.kind 'distilbert' reads masked text, not 'digits'",
         ),
         (BYOL, "reads two views of colour images, not 'digits'"),
         ([*CIFAR, *BYOL, "task.metrics=a:b"], "features are evaluated by k-NN"),

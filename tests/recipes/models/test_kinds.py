@@ -20,7 +20,6 @@ from tests.recipes.support import stl10_folder
 NUM_SAMPLES: Final = 8
 WORDS: Final = ("a cat sat", "dogs run far", "the sun rose", "it is late")
 BERT: Final = (
-    "model.kind=bert",
     "model.width=8",
     "model.num_blocks=1",
     "model.num_heads=2",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.recipes.models.gpt import NUM_BYTE_VALUES, Gpt, generate
+from examples.zoo.text import NUM_BYTE_VALUES, Gpt, generate
 from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer
 

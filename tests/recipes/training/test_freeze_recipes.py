@@ -26,7 +26,7 @@ from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import make_pipeline, train_recipe
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
-from tests.recipes.data.test_squad import CONTEXT, file_of, question, write
+from tests.examples.test_squad import CONTEXT, file_of, question, write
 from tests.recipes.models.test_kinds import image_folder, sst2
 from tests.recipes.support.cifar_folder import cifar100
 from tests.recipes.support.freeze_variants import VARIANTS

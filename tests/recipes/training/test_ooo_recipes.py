@@ -109,7 +109,6 @@ RECIPES: Final = {
             "model.mlp_width=16",
             "model.num_heads=2",
             "model.num_blocks=4",
-            "model.sample_bytes=0",
             "data.window_bytes=16",
             "pipeline.stages_per_device=2",
             "data.validation_fraction=0.1",

@@ -114,7 +114,8 @@ def test_distillation_trains_as_a_plain_loop(tmp_path: Path) -> None:
 def bert(prefix: str, num_blocks: int) -> tuple[str, ...]:
     """Settings of a small BERT."""
     sizes = ("width=16", "num_heads=2", "mlp_width=16", f"num_blocks={num_blocks}")
-    return (*(f"{prefix}.{x}" for x in sizes), f"{prefix}.kind=bert")
+    kind = ("kind=function", "function=examples.zoo.bert:bert")
+    return tuple(f"{prefix}.{x}" for x in (*sizes, *kind))
 
 
 def test_distilbert_has_three_losses(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hocket.recipes.training.records import StepRecord
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.recipes.training.train import main, printable, train_recipe
+from hocket.recipes.training.train import main, train_recipe
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
@@ -95,40 +95,22 @@ def test_records_say_the_learning_rate_that_was_used(tmp_path: Path) -> None:
     assert rates[2] > rates[3] > rates[4] > 0
 
 
-def test_text_gpt_leaves_a_sample(
+def test_text_gpt_says_its_bits_per_byte(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And says its bits per byte; the console shows it, and where the report is."""
+    """Of a text; the console shows where the report is."""
     (tmp_path / "text.txt").write_text("To be, or not to be: " * 60)
     run_dir, _ = run_folder(
         tmp_path,
         "text-gpt",
         f"data.path={tmp_path / 'text.txt'}",
         "data.window_bytes=12",
-        "model.sample_bytes=10",
     )
     result = main(str(run_dir))
 
     assert set(result) == {"loss", "bits_per_byte", "accuracy"}
     assert 0 < result["bits_per_byte"] < 9
-    sample = (run_dir / "sample.txt").read_text()
-    shown = capsys.readouterr().out
-    assert sample in shown
-    assert f"report: {run_dir / 'report.html'}" in shown
-
-
-def test_no_sample_where_none_is_wanted(tmp_path: Path) -> None:
-    """`model.sample_bytes = 0`."""
-    (tmp_path / "text.txt").write_text("To be, or not to be: " * 60)
-    run_dir, recipe = run_folder(
-        tmp_path,
-        "text-gpt",
-        f"data.path={tmp_path / 'text.txt'}",
-        "data.window_bytes=12",
-        "model.sample_bytes=0",
-    )
-    train_recipe(recipe, run_dir)
-    assert not (run_dir / "sample.txt").exists()
+    assert f"report: {run_dir / 'report.html'}" in capsys.readouterr().out
 
 
 def test_a_profile_is_measured_once(tmp_path: Path) -> None:
@@ -170,8 +152,3 @@ class FullDisk(History):
         """Fail."""
         self.num_calls += 1
         raise OSError("no space left on device")
-
-
-def test_samples_hold_nothing_that_a_terminal_obeys() -> None:
-    """A model of bytes may draw an escape sequence."""
-    assert printable("a\x1b[2Jb\nc\x07") == "a\ufffd[2Jb\nc\ufffd"

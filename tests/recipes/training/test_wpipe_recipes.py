@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hocket.cli.train import ENTRY
-from hocket.recipes.config.model_settings import BertSettings, ModelFunctionSettings
+from hocket.recipes.config.model_settings import ModelFunctionSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.run_folder import enter_folder
@@ -132,8 +132,8 @@ def test_depth_is_one_number() -> None:
         assert model.arguments["depth"] == depth
     for depth in (24, 48, 96, 192, 384, 768):
         bert = full("qqp-bert", f"model.num_blocks={depth}").model
-        assert isinstance(bert, BertSettings)
-        assert bert.num_blocks == depth
+        assert isinstance(bert, ModelFunctionSettings)
+        assert bert.arguments["num_blocks"] == depth
 
 
 @pytest.mark.parametrize("name", RECIPES)

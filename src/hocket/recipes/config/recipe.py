@@ -54,10 +54,20 @@ class TaskSettings(Settings):
             dict of named scalars. The data's own loss when not given.
         metrics: a `module:function` with the same arguments; returns a dict of named
             means.
+        evaluate: in place of metrics, a `module:function` that is called with the
+            outputs for all samples, on the CPU, and with the data set; returns a dict
+            of named numbers.
     """
 
     loss: FunctionName | None = None
     metrics: FunctionName | None = None
+    evaluate: FunctionName | None = None
+
+    @model_validator(mode="after")
+    def _measures_in_one_way(self) -> TaskSettings:
+        if self.metrics is not None and self.evaluate is not None:
+            raise ValueError("metrics has no effect beside evaluate: say one of them")
+        return self
 
 
 class TrainingSettings(Settings, UpdateOptions):

@@ -50,6 +50,7 @@ IMPORTED: Final[tuple[Key, ...]] = (
     ("data", "function"),
     ("task", "loss"),
     ("task", "metrics"),
+    ("task", "evaluate"),
     ("run", "callbacks"),
     ("run", "loggers"),
 )

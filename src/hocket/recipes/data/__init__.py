@@ -1,6 +1,6 @@
-"""Readers of data sets' files; each returns `hocket.run.data.samples.Samples`.
+"""The data of recipes, as `hocket.run.data.samples.Samples`.
 
-May import `recipes.config`, never the other rooms of `recipes`. Nothing is downloaded:
-a reader that refuses a file names its path and line, what it expected, and where to
-get the files. Begin with `load`, which calls the reader that a recipe names.
+May import `recipes.config`, never the other rooms of `recipes`. Begin with `load`,
+which calls the function that a recipe names; `digits` reads what ships with
+scikit-learn.
 """

@@ -1,5 +1,5 @@
-"""What recipes train and measure: losses, metrics, and whole evaluations.
+"""What recipes measure: the usual loss, and evaluations of all outputs together.
 
-May import `hocket.recipes.data` and `hocket.run`. Begin with `losses.py`, which has one
-for each kind of data; `spans.py` measures answers by their words.
+May import `hocket.recipes.data` and `hocket.run`. Begin with `losses.py`, the loss of
+data with classes; `whole.py` calls what a recipe names in `task.evaluate`.
 """

@@ -8,6 +8,7 @@ from typing import Any, Final, assert_never
 
 from torch import Tensor
 
+from hocket.errors import RecipeError
 from hocket.recipes.config.teacher_settings import (
     AnyTeacher,
     ByolSettings,
@@ -15,9 +16,9 @@ from hocket.recipes.config.teacher_settings import (
     DistillationSettings,
     MocoV3Settings,
 )
-from hocket.recipes.data.masked_text import NOT_GUESSED, MaskedText
+from hocket.recipes.data.load import whole_of
 from hocket.run.data.loss import LossFunction
-from hocket.run.data.samples import FirstSamples, Samples
+from hocket.run.data.samples import Samples
 from hocket.teacher.losses.distilbert import DistilBERT
 from hocket.teacher.losses.distillation import Distillation
 from hocket.teacher.losses.two_views import Byol, MocoV3
@@ -48,6 +49,9 @@ def teacher_loss(settings: AnyTeacher, training: Samples) -> LossFunction:
     Args:
         settings: the section.
         training: the samples to train on.
+
+    Raises:
+        RecipeError: the loss reads other data.
     """
     match settings:
         case DistillationSettings():
@@ -58,15 +62,19 @@ def teacher_loss(settings: AnyTeacher, training: Samples) -> LossFunction:
                 teacher=NAME,
             )
         case DistilbertSettings():
-            whole = training.samples if isinstance(training, FirstSamples) else training
-            assert isinstance(whole, MaskedText), "the recipe is valid"
+            guessed_share = getattr(whole_of(training), "guessed_share", None)
+            if guessed_share is None:
+                raise RecipeError(
+                    "teacher.kind 'distilbert' reads masked text: the function of "
+                    "[data] must return samples with guessed_share, the share of all "
+                    "pieces that is to be guessed (the others' targets are -100)"
+                )
             return DistilBERT(
                 temperature=settings.temperature,
                 soft_weight=settings.soft_weight,
                 mlm_weight=settings.mlm_weight,
                 cosine_weight=settings.cosine_weight,
-                mlm_share=whole.guessed_share,
-                ignore_index=NOT_GUESSED,
+                mlm_share=guessed_share,
                 teacher=NAME,
             )
         case ByolSettings():

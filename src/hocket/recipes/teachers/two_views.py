@@ -12,9 +12,10 @@ from torch import Tensor
 from hocket.errors import RecipeError
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.teacher_settings import TwoViewSettings
+from hocket.recipes.data.load import whole_of
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
-from hocket.run.data.samples import FirstSamples, Samples, first_samples
+from hocket.run.data.samples import Samples, first_samples
 from hocket.teacher.evaluation import knn_accuracy
 from hocket.teacher.view_loader import TwoViewLoader, TwoViewSamples
 from hocket.teacher.views import TwoViews
@@ -55,7 +56,7 @@ def two_view_samples(samples: Samples, settings: TwoViewSettings) -> TwoViewSamp
     Raises:
         RecipeError: the samples cannot give their images as they are.
     """
-    whole = samples.samples if isinstance(samples, FirstSamples) else samples
+    whole = whole_of(samples)
     if not isinstance(whole, Pictures):
         raise RecipeError(
             f"teacher.kind {settings.kind!r} reads two views of each image: the "
@@ -137,8 +138,7 @@ def knn_evaluation(
     settings = recipe.teacher
     if not isinstance(settings, TwoViewSettings):
         return None
-    whole = training.samples if isinstance(training, FirstSamples) else training
-    labelled = getattr(whole, "labelled", None)
+    labelled = getattr(whole_of(training), "labelled", None)
     return KnnEvaluation(
         training if labelled is None else first_samples(labelled, training.num_samples),
         test,

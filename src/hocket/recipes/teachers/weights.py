@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -10,12 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hocket.errors import CheckpointError, DataError, RecipeError
-from hocket.recipes.config.data_settings import (
-    DataSettings,
-    GlueSettings,
-    MaskedTextSettings,
-    WordPieceSettings,
-)
+from hocket.recipes.config.data_settings import DataFunctionSettings, DataSettings
 from hocket.recipes.config.model_settings import ModelFunctionSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
@@ -26,6 +22,9 @@ from hocket.run.checkpoint.export import read_weights
 from hocket.run.checkpoint.format.manifest import MANIFEST
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.data.samples import Samples
+
+# Keys of [data] that a vocabulary depends on which is built from texts.
+_BUILT_FROM: Final = ("path", "task", "num_pieces", "validation_fraction")
 
 
 def load_teacher(recipe: Recipe, training: Samples) -> nn.Module:
@@ -117,8 +116,6 @@ def _check_words(there: Recipe, recipe: Recipe, run_dir: Path) -> None:
     Raises:
         RecipeError: the vocabularies are not the same.
     """
-    if not isinstance(recipe.data, WordPieceSettings):
-        return
     ours, theirs = (_vocabulary(each.data) for each in (recipe, there))
     if ours != theirs:
         raise RecipeError(
@@ -129,16 +126,13 @@ def _check_words(there: Recipe, recipe: Recipe, run_dir: Path) -> None:
 
 
 def _vocabulary(data: DataSettings) -> str:
-    """Say what a vocabulary is made of."""
-    match data:
-        case WordPieceSettings(vocabulary=str(path)):
-            return path
-        case MaskedTextSettings():
-            return f"{data.path} ({data.num_pieces}, {data.validation_fraction:g})"
-        case GlueSettings():
-            return f"{data.path} ({data.num_pieces}, {data.task})"
-        case _:
-            return f"data of kind {data.kind!r}"
+    """Say what a vocabulary is made of; nothing for data without words."""
+    said = data.arguments if isinstance(data, DataFunctionSettings) else {}
+    if "vocabulary" in said:
+        return str(said["vocabulary"])
+    if not {*said} & {"num_tokens", "num_pieces"}:
+        return ""
+    return ", ".join(f"{key} {said[key]}" for key in _BUILT_FROM if key in said)
 
 
 def _weights_in(path: Path, *, averaged: bool) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@
         metrics.jsonl    (hocket.recipes.training.metrics_log)
         tensorboard/
         report.html      predicted and measured timeline
-        sample.txt       text that a language model has generated
         checkpoints/     (hocket.recipes.training.saving)
         cache/           outputs of frozen layers, if the recipe names no folder
         lock             held while the run is active

@@ -27,7 +27,7 @@ from hocket.errors import CallbackError, NonFiniteError, RecipeError
 from hocket.model.trace.observe import in_mode
 from hocket.options import UpdateOptions
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.objectives.spans import SpanEvaluation
+from hocket.recipes.objectives.whole import WholeEvaluation
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.metrics_log import file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
@@ -315,7 +315,7 @@ class _Run:
 
     def _report_evaluation(self) -> EvaluationResult:
         """Report the evaluation that has ended, and begin to sum the next one up."""
-        if isinstance(self.task.evaluate, SpanEvaluation):
+        if isinstance(self.task.evaluate, WholeEvaluation):
             outputs = pytree.tree_map(lambda *x: torch.cat(x), *self.outputs)
             result = self.task.evaluate.of_outputs(outputs)
         else:

@@ -14,37 +14,20 @@ from typing import assert_never
 from torch import nn
 
 from hocket.errors import DataError
-from hocket.recipes.config.data_settings import (
-    DataFunctionSettings,
-    FileSettings,
-    MaskedTextSettings,
-    SquadSettings,
-    TextSettings,
-)
+from hocket.recipes.config.data_settings import DataFunctionSettings, DigitsSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.teacher_settings import AnyTeacher, TwoViewSettings
 from hocket.recipes.data.load import load_samples
 from hocket.recipes.models.heads import Heads, Predicting, Projected
 from hocket.recipes.models.make import make_model
-from hocket.recipes.objectives.losses import (
-    Metrics,
-    byte_loss,
-    byte_metrics,
-    class_loss,
-    class_metrics,
-    masked_loss,
-    masked_metrics,
-    num_masked,
-    span_loss,
-)
-from hocket.recipes.objectives.spans import SpanEvaluation
+from hocket.recipes.objectives.losses import Metrics, class_loss, class_metrics
+from hocket.recipes.objectives.whole import WholeEvaluation
 from hocket.recipes.teachers.losses import NAME, teacher_loss
 from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
 from hocket.recipes.teachers.weights import check_teacher, load_teacher
 from hocket.recipes.user_functions import check_function, is_known, load_function
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
-from hocket.run.data.token_mean import TokenMean
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
 
@@ -71,7 +54,7 @@ class Task:
     loss: LossFunction
     metrics: Metrics | None
     make_teachers: Callable[[int], dict[str, Teacher]]
-    evaluate: KnnEvaluation | SpanEvaluation | None = None
+    evaluate: KnnEvaluation | WholeEvaluation | None = None
 
 
 def make_task(recipe: Recipe) -> Task:
@@ -86,49 +69,43 @@ def make_task(recipe: Recipe) -> Task:
     model = partial(make_student, recipe, training)
     teachers = partial(make_teachers, recipe, training)
     loss, metrics = _objective(recipe, training)
-    evaluate: KnnEvaluation | SpanEvaluation | None = None
+    evaluate: KnnEvaluation | WholeEvaluation | None = None
     evaluate = knn_evaluation(recipe, training, evaluation)
-    if isinstance(recipe.data, SquadSettings) and metrics is None:
-        settings = recipe.training
-        evaluate = SpanEvaluation(
-            evaluation, loss, settings.batch_size, settings.num_loaders
+    if recipe.task.evaluate is not None:
+        measure, settings = load_function(recipe.task.evaluate), recipe.training
+        evaluate = WholeEvaluation(
+            evaluation, loss, measure, settings.batch_size, settings.num_loaders
         )
     return Task(model, training, evaluation, loss, metrics, teachers, evaluate)
 
 
 def check_data(recipe: Recipe) -> None:
-    """Refuse data of the user's that will not do, before any worker starts.
+    """Refuse data and weights that are not there, before any worker starts.
 
-    Reads no data that hocket's own packages bring, nor large ones: each worker checks
-    them again.
+    Reads no data: each worker does.
 
     Raises:
-        DataError: as `make_task`.
+        DataError: the path of the data does not exist.
+        RecipeError: a function of the zoo cannot be had, or misses an argument.
     """
     check_teacher(recipe)
     match recipe.data:
-        case TextSettings():
-            training, _ = load_samples(recipe)
-            _check_enough(training, recipe)
-        case FileSettings(path=path) if not Path(path).exists():
-            raise _absent(path)
         case DataFunctionSettings(arguments={"path": path}) if not Path(path).exists():
-            raise _absent(path)
+            raise DataError(f"{path} does not exist: name it with --set data.path=...")
         case DataFunctionSettings() as settings if is_known(settings.function):
             check_function("data", settings, [])
         case _:
             pass
 
 
-def _absent(path: str) -> DataError:
-    return DataError(f"{path} does not exist: name it with --set data.path=...")
-
-
 def _objective(
     recipe: Recipe, training: Samples
 ) -> tuple[LossFunction, Metrics | None]:
-    """The data's own loss and metrics, or those that the recipe names."""
-    loss, metrics = _usual_objective(recipe)
+    """The loss and metrics that the recipe names, or the digits' own."""
+    loss: LossFunction | None = None
+    metrics: Metrics | None = None
+    if isinstance(recipe.data, DigitsSettings):
+        loss, metrics = class_loss, class_metrics
     if recipe.teacher is not None:
         loss = teacher_loss(recipe.teacher, training)
     elif recipe.task.loss is not None:
@@ -136,23 +113,7 @@ def _objective(
     if recipe.task.metrics is not None:
         metrics = load_function(recipe.task.metrics)
     assert loss is not None, "the recipe's validation asks for one"
-    return loss, metrics
-
-
-def _usual_objective(recipe: Recipe) -> tuple[LossFunction | None, Metrics | None]:
-    match recipe.data:
-        case _ if isinstance(recipe.teacher, TwoViewSettings):
-            return None, None
-        case TextSettings():
-            return byte_loss, byte_metrics
-        case MaskedTextSettings():
-            return TokenMean(masked_loss, count=num_masked), masked_metrics
-        case SquadSettings():
-            return span_loss, None
-        case DataFunctionSettings():
-            return None, None
-        case _:  # images and tables: all of them have classes
-            return class_loss, class_metrics
+    return loss, None if recipe.task.evaluate else metrics
 
 
 def _check_enough(training: Samples, recipe: Recipe) -> None:

@@ -15,17 +15,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from rich.console import Console
 
 from hocket.errors import CallbackError
 from hocket.options import ScheduleOptions, UpdateOptions
-from hocket.recipes.config.model_settings import GptSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.models.freezing import freezing_options
-from hocket.recipes.models.gpt import Gpt, generate
-from hocket.recipes.run_files import RECIPE_NAME, SAMPLE_NAME
+from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.metrics_log import JSON_NAME, History, file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
@@ -44,8 +41,6 @@ from hocket.run.elastic.cache.cache_refusals import refuse_random
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
-PROMPT: Final = b"\n"
-REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _DRAW_ONCE: Final = (
     "--set cache.draws_once=true draws them once for each sample; or leave out the "
     "section [cache]"
@@ -161,7 +156,6 @@ def train_recipe(
                     run_dir, pipeline.plan, loop.typical, history, summary
                 )
                 print_plain(console, f"report: {path}")
-        _write_sample(recipe, task, pipeline, run_dir, console)
         _raise_failures(loop.watchers.failures, pipeline.world)
     return summary.evaluation
 
@@ -286,32 +280,3 @@ def _print_start(progress: StartupProgress) -> None:
     """Print what the start of the pipeline does, if output goes to a terminal."""
     if sys.stdout.isatty():
         print_plain(Console(file=sys.stdout), str(progress))
-
-
-def _write_sample(
-    recipe: Recipe, task: Task, pipeline: Pipeline, run_dir: Path, console: Console
-) -> None:
-    """Write text that a language model generates; gathers all stages' weights."""
-    if not isinstance(recipe.model, GptSettings) or not recipe.model.sample_bytes:
-        return
-    state = pipeline.state_dict(ema=recipe.training.ema_decay is not None)
-    model = task.make_model() if pipeline.is_main else None
-    if isinstance(model, Gpt):
-        model.load_state_dict(state)
-        text = sample_text(model, recipe.model.sample_bytes, recipe.training.seed)
-        (run_dir / SAMPLE_NAME).write_text(text, encoding="utf-8")
-        print_plain(console, f"a sample:\n{text}")
-
-
-def sample_text(model: Gpt, num_bytes: int, seed: int) -> str:
-    """Return text that the model generates."""
-    generator = torch.Generator().manual_seed(seed)
-    drawn = generate(model, PROMPT, num_bytes, generator)
-    return printable(drawn.decode("utf-8", errors="replace"))
-
-
-def printable(text: str) -> str:
-    """Replace what a terminal would obey or cannot show, line ends aside."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else REPLACEMENT for char in text
-    )

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples.zoo.masked import NOT_GUESSED, MaskedText, masked_text
 from hocket.errors import DataError
-from hocket.recipes.data.masked_text import NOT_GUESSED, MaskedText, load_masked_text
 from hocket.run.data.samples import EpochRandom
-
-pytest.importorskip("tokenizers", reason="extra `recipes`")
 
 NUM_TOKENS = 20
 WORDS = "to be or not to be that is the question whether tis nobler in the mind"
@@ -21,9 +19,7 @@ def loaded(folder: Path, num_lines: int = 2000) -> MaskedText:
     """A text of these words, to train on."""
     path = folder / "text.txt"
     path.write_text(f"{WORDS}\n\n" * num_lines)
-    return load_masked_text(
-        path, num_tokens=NUM_TOKENS, validation_fraction=0.1, mask_share=0.15
-    )[0]
+    return masked_text(str(path), NUM_TOKENS)[0]
 
 
 def test_inputs_are_the_text_but_for_what_is_guessed(tmp_path: Path) -> None:
@@ -47,7 +43,7 @@ def test_most_guesses_are_masked(tmp_path: Path) -> None:
     draw = EpochRandom(0, 0)
     inputs, targets = text.inputs(rows, draw), text.targets(rows, draw)
     guessed = inputs[targets != NOT_GUESSED]
-    mask = text.tokenizer.entries.index("[MASK]")
+    mask = text.words.entries.index("[MASK]")
     same = guessed == targets[targets != NOT_GUESSED]
 
     assert len(guessed) > 4000
@@ -70,6 +66,4 @@ def test_a_text_that_is_too_short(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a part of 1 lines has 16 pieces.*is 18 and"):
         loaded(tmp_path, 10)
     with pytest.raises(DataError, match="cannot be read"):
-        load_masked_text(
-            tmp_path / "no.txt", num_tokens=8, validation_fraction=0.1, mask_share=0.1
-        )
+        masked_text(str(tmp_path / "no.txt"), 8)

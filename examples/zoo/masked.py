@@ -5,8 +5,9 @@
     targets    -100 -100 be -100 -100 -100 be  -100
 
 Of the pieces to be guessed, 80 % become [MASK], 10 % another piece, and 10 % stay. Each
-sample has as many of them, so that a mean over samples is one over guesses. Training
-chooses others in each epoch; evaluation always the same ones.
+sample has as many of them. Training chooses others in each epoch; evaluation always the
+same ones. (DataCollatorForLanguageModeling of transformers draws in the process that
+collates: workers that read inputs and targets would not agree.)
 
 Source: Devlin et al., arXiv:1810.04805, section 3.1 and appendix A.1.
 """
@@ -14,25 +15,25 @@ Source: Devlin et al., arXiv:1810.04805, section 3.1 and appendix A.1.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from examples.zoo.word_pieces import WordPieces, read_text, word_pieces
 from hocket.errors import DataError
-from hocket.recipes.data.bert_tokenizer import MASK, BertTokenizer, make_tokenizer
-from hocket.recipes.data.origin import DataOrigin
 from hocket.run.data.samples import EpochRandom
+from hocket.run.data.token_mean import TokenMean
 
 NOT_GUESSED: Final = -100
-
 _MASKED: Final = 0.8
 _CHANGED: Final = 0.9  # masked, or another piece
 _ALWAYS: Final = EpochRandom(0, 0)  # what evaluation draws
-_ORIGIN: Final = DataOrigin("text", "wherever your text is", "a file of lines in UTF-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,17 @@ class MaskedText:
 
     Args:
         windows: (N, T) ids, each with the first and the last special piece.
-        tokenizer: the vocabulary.
+        words: the vocabulary.
         num_guessed: pieces of each window that are to be guessed.
         fingerprint: the CRC-32 of all ids.
+        head: what a BERT has at its end.
     """
 
     windows: Tensor
-    tokenizer: BertTokenizer
+    words: WordPieces
     num_guessed: int
     fingerprint: int
+    head: str = "masked"
 
     @property
     def num_samples(self) -> int:
@@ -57,16 +60,25 @@ class MaskedText:
         return len(self.windows)
 
     @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.windows.shape[1]
+
+    @property
+    def num_pieces(self) -> int:
+        """The size of the vocabulary."""
+        return self.words.num_entries
+
+    @property
     def guessed_share(self) -> float:
         """The share of all pieces that is to be guessed."""
-        return self.num_guessed / self.windows.shape[1]
+        return self.num_guessed / self.num_tokens
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Tensor:
         """(B, T), int64: ids, some of them masked or changed."""
         ids_BT = self.windows[rows]
         chosen_BT, what_BT, other_BT = self._drawn(rows, draw)
-        mask = self.tokenizer.entries.index(MASK)
-        ids_BT = ids_BT.masked_fill(chosen_BT & (what_BT < _MASKED), mask)
+        ids_BT = ids_BT.masked_fill(chosen_BT & (what_BT < _MASKED), self.words.mask)
         is_changed_BT = chosen_BT & (what_BT >= _MASKED) & (what_BT < _CHANGED)
         return torch.where(is_changed_BT, other_BT, ids_BT)
 
@@ -79,60 +91,56 @@ class MaskedText:
         self, rows: Tensor, draw: EpochRandom | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return which pieces are chosen, a number for what is done, another piece."""
-        num_tokens = self.windows.shape[1]
-        uniform = (draw or _ALWAYS).uniform(rows, 3 * num_tokens)
-        order_BT, what_BT, other_BT = uniform.view(len(rows), 3, num_tokens).unbind(1)
+        uniform = (draw or _ALWAYS).uniform(rows, 3 * self.num_tokens)
+        parts = uniform.view(len(rows), 3, self.num_tokens)
+        order_BT, what_BT, other_BT = parts.unbind(1)
         order_BT[:, [0, -1]] = 2.0  # special pieces are not guessed
         chosen_BT = torch.zeros_like(order_BT, dtype=torch.bool)
-        first = order_BT.argsort(dim=1)[:, : self.num_guessed]
-        chosen_BT.scatter_(1, first, True)
-        other_BT = (other_BT * self.tokenizer.num_entries).long()
-        return chosen_BT, what_BT, other_BT
+        chosen_BT.scatter_(1, order_BT.argsort(dim=1)[:, : self.num_guessed], True)
+        return chosen_BT, what_BT, (other_BT * self.num_pieces).long()
 
 
-def load_masked_text(
-    path: Path,
-    *,
-    num_tokens: int,
-    validation_fraction: float,
-    mask_share: float,
-    vocabulary: Path | None = None,
-    num_entries: int = 30_522,
+def masked_text(
+    path: str,
+    num_tokens: int = 128,
+    validation_fraction: float = 0.1,
+    mask_share: float = 0.15,
+    vocabulary: str | None = None,
+    num_pieces: int = 30_522,
 ) -> tuple[MaskedText, MaskedText]:
     """Load a text's windows for training and for validation.
 
-    The whole text is read and split into pieces.
-
     Args:
-        path: the file.
+        path: a file of lines in UTF-8.
         num_tokens: T.
         validation_fraction: the last part of the lines, for validation.
         mask_share: the share of pieces that is to be guessed; of at least one.
         vocabulary: a `vocab.txt` of an uncased BERT; built from the lines for training
-            when not given.
-        num_entries: the largest size of a vocabulary that is built.
+            where it is not said.
+        num_pieces: the largest size of a vocabulary that is built.
 
     Raises:
         DataError: the file is missing, no text, or too short.
     """
-    lines = [line for line in _ORIGIN.lines(path) if line.strip()]
+    lines = [line for line in read_text(Path(path)).split("\n") if line.strip()]
     cut = len(lines) - round(validation_fraction * len(lines))
-    tokenizer = make_tokenizer(vocabulary, lines[:cut], num_entries)
+    words = word_pieces(vocabulary, lines[:cut], num_pieces)
+    num_guessed = min(num_tokens - 2, max(1, round(mask_share * num_tokens)))
     training, validation = (
-        _windows(part, tokenizer, num_tokens, mask_share, path)
+        _windows(part, words, num_tokens, num_guessed, path)
         for part in (lines[:cut], lines[cut:])
     )
     return training, validation
 
 
 def _windows(
-    lines: list[str],
-    tokenizer: BertTokenizer,
+    lines: Sequence[str],
+    words: WordPieces,
     num_tokens: int,
-    mask_share: float,
-    path: Path,
+    num_guessed: int,
+    path: str,
 ) -> MaskedText:
-    ids = torch.tensor([*chain.from_iterable(tokenizer.pieces(x).ids for x in lines)])
+    ids = torch.tensor([*chain.from_iterable(words.pieces(x).ids for x in lines)])
     num_own = num_tokens - 2  # between the special pieces
     num_windows = len(ids) // num_own
     if not num_windows:
@@ -142,7 +150,26 @@ def _windows(
         )
     own = ids[: num_windows * num_own].view(num_windows, num_own).long()
     ends = torch.ones(num_windows, 1, dtype=torch.int64)
-    windows = torch.cat([tokenizer.first * ends, own, tokenizer.between * ends], 1)
-    num_guessed = min(num_own, max(1, round(mask_share * num_tokens)))
-    digest = zlib.crc32(windows.numpy().tobytes(), tokenizer.fingerprint)
-    return MaskedText(windows, tokenizer, num_guessed, digest)
+    windows = torch.cat([words.first * ends, own, words.between * ends], 1)
+    digest = zlib.crc32(windows.numpy().tobytes(), words.fingerprint)
+    return MaskedText(windows, words, num_guessed, digest)
+
+
+def guesses(output: Any, target_BT: Tensor) -> Tensor:
+    """Return the mean cross-entropy over the masked pieces, in nats."""
+    scores = output["logits"].flatten(0, 1)
+    return functional.cross_entropy(scores, target_BT.flatten())
+
+
+def num_masked(target_BT: Tensor) -> Tensor:
+    """Return how many pieces are masked, which `guesses` divides by."""
+    return (target_BT != NOT_GUESSED).sum()
+
+
+loss: Final = TokenMean(guesses, count=num_masked)
+
+
+def accuracy(output: Any, target_BT: Tensor) -> dict[str, Tensor]:
+    """Return the share of masked pieces that are guessed correctly."""
+    is_right_BT = output["logits"].argmax(-1) == target_BT
+    return {"masked_accuracy": is_right_BT.sum() / num_masked(target_BT)}

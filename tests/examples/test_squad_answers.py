@@ -6,15 +6,14 @@ from pathlib import Path
 
 import torch
 
-from hocket.recipes.data.squad import Squad, load_squad
-from hocket.recipes.objectives.spans import answers
-from tests.recipes.data.test_squad import CONTEXT, file_of, question, write
+from examples.zoo.squad import Squad, answers, squad
+from tests.examples.test_squad import CONTEXT, file_of, question, write
 
 
 def samples_of(folder: Path, *said: str | None) -> Squad:
     """One question for each answer, in windows of a few pieces."""
     write(folder, file_of(CONTEXT, *(question(CONTEXT, x) for x in said)))
-    return load_squad(folder, num_tokens=22, num_question_tokens=8, stride=4)[0]
+    return squad(str(folder), num_tokens=22, num_question_tokens=8, stride=4)[0]
 
 
 def scores(samples: Squad) -> tuple[torch.Tensor, torch.Tensor]:
