@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ConfigError, ModelError
+from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
-from hocket.run.engine.input_gradients import InputGradientCheck
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.wiring import Wiring
@@ -64,7 +64,7 @@ class Executor:
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
-        inputs: detects arguments whose gradients would not be whole.
+        modules: all stages of the program.
 
     Attributes:
         trained: detects parameters that are trained and were not at construction.
@@ -84,7 +84,7 @@ class Executor:
     ties: WorkerTies
     wiring: Wiring
     replicas: WorkerGroup | None
-    inputs: InputGradientCheck
+    modules: Sequence[StageModule]
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)
     _num_hooks: int = field(init=False, default=-1)
