@@ -48,7 +48,7 @@ class Pending:
         """Return whether it holds the memory of any of these tensors."""
         storages = [tensor.untyped_storage() for tensor in tensors]
         blocks = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
-        held = map(Tensor.data_ptr, self._held())
+        held = [tensor.data_ptr() for tensor in self._held()]
         return bool([x for x in held for begin, end in blocks if begin <= x < end])
 
     @property
