@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -48,6 +49,7 @@ from hocket.run.stage.runner import StageRunner
 from hocket.schedules import make_schedule
 
 
+@dataclass(eq=False)
 class Evaluator:
     """Runs loaders through the stages in evaluation mode.
 
@@ -60,41 +62,36 @@ class Evaluator:
         timeout_s: after which a wait ends.
     """
 
-    def __init__(
-        self,
-        executor: Executor,
-        world: World,
-        layout: Layout,
-        recorder: FlightRecorder,
-        plan: Plan,
-        *,
-        timeout_s: float,
-    ) -> None:
-        schedule = plan.schedule
-        self._executor = executor
-        self._example = plan.example
-        self._world = world
-        self._layout = layout
-        self._recorder = recorder
+    executor: Executor
+    world: World
+    layout: Layout
+    recorder: FlightRecorder
+    plan: Plan
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        """Open the channels of evaluations; every worker must call this."""
+        schedule = self.plan.schedule
+        self._example = self.plan.example
         net = schedule.program.nets[-1]
         self._net = net.name
         self._is_whole = net.batch_loss
         self._reads_whole = net.batch_loss or bool(schedule.program.whole_batch_flows)
-        self._num_replicas = 1 if self._reads_whole else layout.num_replicas
+        self._num_replicas = 1 if self._reads_whole else self.layout.num_replicas
         self._num_microbatches = (
-            net.num_microbatches * layout.num_replicas // self._num_replicas
+            net.num_microbatches * self.layout.num_replicas // self._num_replicas
         )
         self._program = schedule.program
         self._channels = PointToPoint(
             self._forward_only(self._num_microbatches),
-            layout.device,
-            layout.ranks,
-            executor.transport,
-            executor.store,
+            self.layout.device,
+            self.layout.ranks,
+            self.executor.transport,
+            self.executor.store,
             prefix="evaluation ",
-            timeout_s=timeout_s,
+            timeout_s=self.timeout_s,
         )
-        watch = MemoryWatch(schedule, plan.costs, world, layout.device)
+        watch = MemoryWatch(schedule, self.plan.costs, self.world, self.layout.device)
         self._on_error = watch.on_error
         self._players: dict[int, Player] = {}
         self._sums = DeviceSums()
@@ -113,7 +110,7 @@ class Evaluator:
             ModelError: a batch differs from the example in more than the samples.
             SchemaError: the replicas did not evaluate on the same batches.
         """
-        runner = self._executor.runners.get(self._program.num_stages - 1)
+        runner = self.executor.runners.get(self._program.num_stages - 1)
         if runner is not None and runner.loss.reads is not None:
             metrics = runner.loss.reads.metrics(metrics)
         self._sums = DeviceSums(metrics)
@@ -135,7 +132,7 @@ class Evaluator:
 
     def collect(self, loader: Iterable[Any]) -> CollectedOutputs:
         """Run the model alone; return the outputs that this worker makes."""
-        self._outputs = collected = CollectedOutputs(self._world)
+        self._outputs = collected = CollectedOutputs(self.world)
         try:
             self._run(loader)
         finally:
@@ -145,17 +142,17 @@ class Evaluator:
     def _run(self, loader: Iterable[Any]) -> None:
         """Play all batches of a loader."""
         self._digest = 0
-        runners, layout = self._executor.runners.values(), self._layout
+        runners, layout = self.executor.runners.values(), self.layout
         for runner in runners:
             runner.train(mode=False)
         first = layout.replicas_of(layout.device)[0]
         try:
             with (
                 torch.no_grad(),
-                first_replica_buffers(runners, self._executor.replicas, first),
+                first_replica_buffers(runners, self.executor.replicas, first),
             ):
                 for batch in recorded_batches(
-                    loader, self._recorder, self._number, "eval batch"
+                    loader, self.recorder, self._number, "eval batch"
                 ):
                     self._play(batch)
                     if self._outputs is not None:
@@ -170,7 +167,7 @@ class Evaluator:
         self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
         if mine:
             sizes = tuple(part.num_samples for part in mine)
-            changes = self._executor.changes
+            changes = self.executor.changes
             step = StepHeader(self._number, salt, num_samples, sizes, changes=changes)
             nets = (net.name for net in self._program.nets)
             batch = dict.fromkeys(nets, StepBatch(step, mine))
@@ -190,22 +187,22 @@ class Evaluator:
         num_parts, each = parts_of(
             num_samples, self._num_microbatches, self._num_replicas
         )
-        here = on_device(batch, self._world.device)
+        here = on_device(batch, self.world.device)
         parts = split_batch(here, num_parts, self._example)
-        first = self._layout.replica * each
+        first = self.layout.replica * each
         return parts[first : first + each], num_samples
 
     def _player(self, num_microbatches: int) -> Player:
         if num_microbatches not in self._players:
             self._players[num_microbatches] = Player(
                 self._forward_only(num_microbatches),
-                self._layout.device,
-                self._executor.runners,
+                self.layout.device,
+                self.executor.runners,
                 {},
                 self._channels,
-                self._recorder,
+                self.recorder,
                 on_output=self._on_output,
-                wiring=self._executor.wiring,
+                wiring=self.executor.wiring,
                 on_error=self._on_error,
                 evaluates=True,
                 prefix="eval ",
@@ -219,7 +216,7 @@ class Evaluator:
             return plan_to_play(_one_by_one(program, num_microbatches))
         schedule = make_schedule(
             "forward-only",
-            num_devices=self._layout.num_devices,
+            num_devices=self.layout.num_devices,
             num_microbatches=num_microbatches,
             devices=tuple(stage.device for stage in program.stages),
         )
@@ -254,7 +251,7 @@ class Evaluator:
         for part, output, own, begin in zip(
             parts, outputs, others, begins, strict=False
         ):
-            end, device = begin + part.num_samples, self._world.device
+            end, device = begin + part.num_samples, self.world.device
             rows = torch.arange(begin, end, device=device)
             given = [
                 BatchOutput(whole, rows) if form.is_whole else alone
@@ -264,7 +261,7 @@ class Evaluator:
 
     @property
     def _last(self) -> StageRunner:
-        return self._executor.runners[self._program.num_stages - 1]
+        return self.executor.runners[self._program.num_stages - 1]
 
     def _add_losses(self, part: Microbatch, output: Any, others: Sequence[Any]) -> None:
         last = self._last
@@ -276,13 +273,13 @@ class Evaluator:
 
     def _gathered(self, own: dict[str, Json]) -> list[Any]:
         """Return every worker's part, by rank, if all have seen the same batches."""
-        parts = self._world.gather_json(
+        parts = self.world.gather_json(
             {**own, "digest": self._digest}, "end of the evaluation"
         )
         for rank, part in enumerate(parts):
             if part["digest"] != self._digest:
                 raise SchemaError(
-                    f"ranks {self._world.rank} and {rank} evaluated on different "
+                    f"ranks {self.world.rank} and {rank} evaluated on different "
                     "batches: every worker must iterate over the same ones in the same "
                     "order"
                 )

@@ -49,6 +49,7 @@ class _Rate:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class LiveRates:
     """Compares live with scheduled learning rates over all stages.
 
@@ -58,16 +59,14 @@ class LiveRates:
         ranks: the rank of each stage, in the first replica.
     """
 
-    def __init__(
-        self,
-        updaters: Mapping[int, Updater],
-        nets: Sequence[str],
-        ranks: Sequence[int],
-    ) -> None:
-        self._updaters = updaters
-        self._nets = nets
-        self._ranks = ranks
-        self.num_numbers: Final = 2 * _ROW * len(nets)
+    updaters: Mapping[int, Updater]
+    nets: Sequence[str]
+    ranks: Sequence[int]
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers all stages have."""
+        return 2 * _ROW * len(self.nets)
 
     def numbers(self) -> list[float]:
         """Return `[group + 1, live rate, scheduled rate]` of two groups per stage.
@@ -75,7 +74,7 @@ class LiveRates:
         They are zero for stages whose rates this worker does not send.
         """
         found = [0.0] * self.num_numbers
-        for stage, updater in self._updaters.items():
+        for stage, updater in self.updaters.items():
             live, scheduled = updater.rates(), updater.scheduled_rates
             rows = list(zip(count(1.0), live, scheduled, strict=False))
             if live != scheduled:
@@ -93,8 +92,8 @@ class LiveRates:
         if numbers[1::_ROW] == numbers[2::_ROW]:  # all as scheduled
             return ""
         first_of: dict[tuple[str, int], _Rate] = {}
-        for i, rate in enumerate(_rates_in(numbers, self._ranks)):
-            first = first_of.setdefault((self._nets[rate.stage], i % 2), rate)
+        for i, rate in enumerate(_rates_in(numbers, self.ranks)):
+            first = first_of.setdefault((self.nets[rate.stage], i % 2), rate)
             is_same_factor = _is_same(first.factor, rate.factor)
             if not is_same_factor and not _is_same(first.live, rate.live):
                 return f"{first}, {rate}"
@@ -114,7 +113,7 @@ class LiveRates:
         """
         if len({*map(tuple, by_rank.values())}) == 1:
             return
-        ranks = {rank: [rank] * len(self._nets) for rank in by_rank}
+        ranks = {rank: [rank] * len(self.nets) for rank in by_rank}
         found = [_rates_in(numbers, ranks[rank]) for rank, numbers in by_rank.items()]
         for first, *others in zip(*found, strict=True):
             for other in others:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 import torch.distributed as dist
@@ -162,6 +163,7 @@ class Outgoing:
         self._sender.flush(timeout_s)
 
 
+@dataclass(eq=False)
 class Incoming:
     """A channel that this worker receives from.
 
@@ -178,25 +180,19 @@ class Incoming:
         meanwhile: called while a message is waited for, as long as it returns True.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        receiver: Receiver,
-        schemas: Schemas,
-        sizing: Sizing,
-        shared: SharedReceivers | None,
-        *,
-        in_order: bool,
-    ) -> None:
+    channel: Channel
+    receiver: Receiver
+    schemas: Schemas
+    sizing: Sizing
+    shared: SharedReceivers | None
+    in_order: bool
+
+    def __post_init__(self) -> None:
+        """Begin without messages."""
         self.meanwhile: Callable[[], bool] | None = None
-        self._channel = channel
-        self._receiver = receiver
-        self._schemas = schemas
-        self._net, self._signature = sizing
-        self._shared = shared
-        self._in_order = in_order
+        self._net, self._signature = self.sizing
         self._agreed: dict[Signature, Schema] = {_HEADER: HEADER}
-        self._coming: deque[_Coming] = deque()  # that the receiver does not expect yet
+        self._coming: deque[_Coming] = deque()  # not expected by the receiver yet
         # The tags of those that it expects, by step and microbatch, until released.
         self._tags: dict[tuple[int, int], int] = {}
         # How many messages come before them, until received; where there is an order.
@@ -230,7 +226,7 @@ class Incoming:
                 self._unread.add(step.key)
                 self._coming.append((step, _HEADER, _HEADER))
             self._coming.append((step, microbatch, self._signature(batch, microbatch)))
-            if self._in_order:
+            if self.in_order:
                 self._numbers[step.place_of(microbatch)] = self._num_added
                 self._num_added += 1
         self._announce()
@@ -249,11 +245,11 @@ class Incoming:
                 tag = message_tag(schema, step.number, at, step.salt)
                 self._tags[step.number, at] = tag
                 tags.append(tag)
-            self._receiver.expect(tags, schema)
+            self.receiver.expect(tags, schema)
 
     def post(self) -> Post:
         """Return the place of the next message in the order of all messages."""
-        return Post(self._receiver, self._agree)
+        return Post(self.receiver, self._agree)
 
     def receive(self, batch: NetBatches, microbatch: int) -> tuple[Tensor, ...]:
         """Wait for a message; its values stay valid until `release`.
@@ -263,44 +259,44 @@ class Incoming:
             SchemaError: something else came, or the two sides' batches differ.
         """
         step = batch[self._net].step
-        if self._shared is not None:
-            return self._poll(self._shared, step, microbatch)
+        if self.shared is not None:
+            return self._poll(self.shared, step, microbatch)
         if self.meanwhile is not None:
             while self.meanwhile() and not self._has_come(step, microbatch):
                 time.sleep(_PAUSE_S)
         place = step.place_of(microbatch)
-        if self._in_order:
-            self._receiver.await_turn(self._numbers.pop(place))
+        if self.in_order:
+            self.receiver.await_turn(self._numbers.pop(place))
         if self._unread and step.key in self._unread:
             self._announce_until(step, _HEADER)
             self._unread.remove(step.key)
             self._read_header(step)
         if self._coming:
             self._announce_until(step, microbatch)
-        return self._receiver.receive(self._tags[place])
+        return self.receiver.receive(self._tags[place])
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """Release the buffer of a message that is no longer needed."""
         tag = self._tags.pop(batch[self._net].step.place_of(microbatch))
-        if self._shared is None:
-            self._receiver.release(tag)
+        if self.shared is None:
+            self.receiver.release(tag)
             return
-        with self._shared.lock:
-            self._receiver.release(tag)
+        with self.shared.lock:
+            self.receiver.release(tag)
 
     def _poll(
         self, shared: SharedReceivers, step: StepHeader, microbatch: int
     ) -> tuple[Tensor, ...]:
         """Receive without keeping other lanes, whose ops the sender may wait for."""
-        timeout_s, pause_s = self._schemas.timeout_s, _FIRST_PAUSE_S
+        timeout_s, pause_s = self.schemas.timeout_s, _FIRST_PAUSE_S
         until_s = time.monotonic() + timeout_s
         while True:
             shared.check()
             with shared.lock:
                 if self._has_come(step, microbatch):
-                    return self._receiver.receive(self._tags[step.place_of(microbatch)])
+                    return self.receiver.receive(self._tags[step.place_of(microbatch)])
             if time.monotonic() >= until_s:
-                channel = self._channel
+                channel = self.channel
                 raise WaitError(
                     f"{channel}: waited {timeout_s:.1f} s for microbatch "
                     f"{microbatch} of step {step.number}; rank {channel.from_rank} is "
@@ -314,18 +310,18 @@ class Incoming:
         if step.key in self._unread:
             if not self._is_announced(step, _HEADER):
                 return False
-            if not self._receiver.poll(_header_tag(step)):
+            if not self.receiver.poll(_header_tag(step)):
                 return False
             self._unread.remove(step.key)
             self._read_header(step)
-        return self._is_announced(step, microbatch) and self._receiver.poll(
+        return self._is_announced(step, microbatch) and self.receiver.poll(
             self._tags[step.place_of(microbatch)]
         )
 
     def _is_announced(self, step: StepHeader, microbatch: int) -> bool:
         """Whether the receiver expects a message; looks up shapes that are known."""
         while self._is_coming(step, microbatch):
-            if not self._schemas.is_there(self._channel, self._coming[0][2]):
+            if not self.schemas.is_there(self.channel, self._coming[0][2]):
                 return False
             self._agree()
         return True
@@ -341,15 +337,15 @@ class Incoming:
     def _agree(self) -> None:
         """Look up the shapes of the first message that is not announced yet."""
         signature = self._coming[0][2]
-        self._agreed[signature] = self._schemas.agree(self._channel, signature, None)
+        self._agreed[signature] = self.schemas.agree(self.channel, signature, None)
         self._announce()
 
     def _read_header(self, step: StepHeader) -> None:
         tag = _header_tag(step)
-        (header,) = self._receiver.receive(tag)
-        ends = self._channel
+        (header,) = self.receiver.receive(tag)
+        ends = self.channel
         check_same_header(step.header(), ends.to_rank, header, ends.from_rank)
-        self._receiver.release(tag)
+        self.receiver.release(tag)
 
 
 class LaneChannels:

@@ -37,6 +37,7 @@ class Input(ABC):
         """Release the memory of a microbatch's values."""
 
 
+@dataclass(eq=False)
 class NearInput(Input):
     """Values of another stage of this device.
 
@@ -46,24 +47,22 @@ class NearInput(Input):
         lanes: the device, where another of its lanes may make them.
     """
 
-    def __init__(
-        self, values: dict[Key, Values], net: str, lanes: Device | None
-    ) -> None:
-        self._values = values
-        self._net = net
-        self._lanes = lanes
+    values: dict[Key, Values]
+    net: str
+    lanes: Device | None
 
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`; they are there."""
-        values = self._values.pop(batch[self._net].step.place_of(microbatch), ())
-        if self._lanes is not None:
-            self._lanes.keep_alive(values)
+        values = self.values.pop(batch[self.net].step.place_of(microbatch), ())
+        if self.lanes is not None:
+            self.lanes.keep_alive(values)
         return values
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """See `Input.release`; there is nothing to release."""
 
 
+@dataclass(eq=False)
 class FarInput(Input):
     """Values of a stage of another device.
 
@@ -77,18 +76,14 @@ class FarInput(Input):
         recorder: notes that a wait is over.
     """
 
-    def __init__(
-        self,
-        channel: Incoming | LaneChannels,
-        net: str,
-        counts: Sequence[int],
-        recorder: FlightRecorder,
-    ) -> None:
-        self._channel = channel
-        self._net = net
-        self._counts = counts
-        self._is_shared = len(counts) > 1
-        self._recorder = recorder
+    channel: Incoming | LaneChannels
+    net: str
+    counts: Sequence[int]
+    recorder: FlightRecorder
+
+    def __post_init__(self) -> None:
+        """Begin without values."""
+        self._is_shared = len(self.counts) > 1
         self._locks: dict[Key, threading.Lock] = {}  # of what several readers share
         self._shared: dict[Key, Values] = {}
         self._num_released: dict[Key, int] = {}
@@ -96,28 +91,28 @@ class FarInput(Input):
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`."""
         if not self._is_shared:
-            values = self._channel.receive(batch, microbatch)
-            self._recorder.resume()
+            values = self.channel.receive(batch, microbatch)
+            self.recorder.resume()
             return values
-        key = batch[self._net].step.place_of(microbatch)
+        key = batch[self.net].step.place_of(microbatch)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._shared:
-                values = self._channel.receive(batch, microbatch)
-                self._recorder.resume()
+                values = self.channel.receive(batch, microbatch)
+                self.recorder.resume()
                 self._shared[key] = values
             return tuple(value.clone() for value in self._shared[key])
 
     def release(self, batch: NetBatches, microbatch: int) -> None:
         """See `Input.release`."""
         if self._is_shared:
-            key = batch[self._net].step.place_of(microbatch)
+            key = batch[self.net].step.place_of(microbatch)
             with self._locks[key]:
                 count = self._num_released.pop(key, 0) + 1
-                if count < sum(microbatch < other for other in self._counts):
+                if count < sum(microbatch < other for other in self.counts):
                     self._num_released[key] = count
                     return
                 del self._shared[key], self._locks[key]
-        self._channel.release(batch, microbatch)
+        self.channel.release(batch, microbatch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +137,7 @@ class PartInput(Input):
         self.whole.release(batch, microbatch)
 
 
+@dataclass(eq=False)
 class RegroupedInput(Input):
     """Values of a net with other microbatches than the stage that reads them.
 
@@ -160,20 +156,14 @@ class RegroupedInput(Input):
             several lanes, since no event says that another lane's join is done.
     """
 
-    def __init__(
-        self,
-        source: Input,
-        rule: Rule,
-        reader: str,
-        *,
-        takes_all: bool,
-        joins_once: bool,
-    ) -> None:
-        self._source = source
-        self._rule = rule
-        self._reader = reader
-        self._takes_all = takes_all
-        self._joins_once = joins_once
+    source: Input
+    rule: Rule
+    reader: str
+    takes_all: bool
+    joins_once: bool
+
+    def __post_init__(self) -> None:
+        """Begin without values."""
         self._locks: dict[Key, threading.Lock] = {}  # for forwards in two lanes
         # By the first of a group's readers; of each microbatch of the maker, or joined.
         self._kept: dict[Key, list[Values]] = {}
@@ -181,23 +171,23 @@ class RegroupedInput(Input):
 
     def take(self, batch: NetBatches, microbatch: int) -> Values:
         """See `Input.take`."""
-        work, num_readers = batch[self._reader], self._rule.num_readers
+        work, num_readers = batch[self.reader], self.rule.num_readers
         group = microbatch // num_readers
         key = work.step.place_of(group * num_readers)
-        num_read = self._rule.num_read
+        num_read = self.rule.num_read
         numbers = range(group * num_read, (group + 1) * num_read)
         with self._locks.setdefault(key, threading.Lock()):
             if key not in self._kept:
-                parts = [self._source.take(batch, number) for number in numbers]
-                self._kept[key] = [_joined(parts)] if self._joins_once else parts
+                parts = [self.source.take(batch, number) for number in numbers]
+                self._kept[key] = [_joined(parts)] if self.joins_once else parts
             parts = self._kept[key]
-            values = parts[0] if self._joins_once else _joined(parts)
+            values = parts[0] if self.joins_once else _joined(parts)
             self._num_taken[key] = self._num_taken.get(key, 0) + 1
             if self._num_taken[key] == num_readers:
                 del self._kept[key], self._num_taken[key], self._locks[key]
                 for number in numbers:
-                    self._source.release(batch, number)
-        if self._takes_all or num_readers == 1:
+                    self.source.release(batch, number)
+        if self.takes_all or num_readers == 1:
             return values
         own, first = (
             work.microbatches[microbatch],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from hocket.run.data.step_batch import NetBatches
@@ -27,6 +28,7 @@ class Way(NamedTuple, Generic[_To]):
     num_read: int
 
 
+@dataclass(eq=False)
 class Output:
     """The places that one kind of a stage's results goes to.
 
@@ -38,18 +40,10 @@ class Output:
             ended, so that a stage here needs copies.
     """
 
-    def __init__(
-        self,
-        net: str,
-        far: Sequence[Way[dict[int, Outgoing]]],
-        near: Sequence[Way[dict[Key, Values]]],
-        *,
-        copies: bool,
-    ) -> None:
-        self._net = net
-        self._far = far
-        self._near = near
-        self._copies = copies
+    net: str
+    far: Sequence[Way[dict[int, Outgoing]]]
+    near: Sequence[Way[dict[Key, Values]]]
+    copies: bool
 
     def put(
         self, batch: NetBatches, lane: int, microbatch: int, values: Values
@@ -62,14 +56,14 @@ class Output:
             microbatch: the microbatch.
             values: what the op made.
         """
-        for channels, places, num_read in self._far:
+        for channels, places, num_read in self.far:
             if microbatch < num_read:
                 some = values if places is None else _picked(values, places)
                 channels[lane].send(batch, microbatch, some)
-        if not self._near:
+        if not self.near:
             return
-        copies, key = self._copies, batch[self._net].step.place_of(microbatch)
-        for found, places, num_read in self._near:
+        copies, key = self.copies, batch[self.net].step.place_of(microbatch)
+        for found, places, num_read in self.near:
             if microbatch < num_read:
                 some = values if places is None else _picked(values, places)
                 found[key] = tuple([x.clone() for x in some]) if copies else some

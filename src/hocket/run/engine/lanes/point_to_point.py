@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -69,6 +70,7 @@ WHOLE_BATCH: Final = 0  # in the place of a microbatch: a value that is one per 
 _LETTERS: Final = {Fact.OUTPUT: "F", Fact.INPUT_GRAD: "B", Fact.GATHERED: "G"}
 
 
+@dataclass(eq=False)
 class PointToPoint:
     """Sends and receives the values that cross devices.
 
@@ -86,56 +88,52 @@ class PointToPoint:
         RunError: the transport needs an order of messages, and there is none.
     """
 
-    def __init__(
-        self,
-        plan: PlayPlan,
-        device: int,
-        ranks: Sequence[int],
-        transport: Transport,
-        store: dist.Store,
-        *,
-        prefix: str,
-        timeout_s: float,
-        lanes: Device | None = None,
-    ) -> None:
+    plan: PlayPlan
+    device: int
+    ranks: Sequence[int]
+    transport: Transport
+    store: dist.Store
+    prefix: str
+    timeout_s: float
+    lanes: Device | None = None
+
+    def __post_init__(self) -> None:
+        """Open all channels; every worker must call this."""
         self._meanwhile: Callable[[], bool] | None = None
-        self._device = device
-        self._transport = transport
-        self._plan = plan
-        if transport.needs_order:
-            refuse_unordered(plan)
-        self._nets = [stage.net for stage in plan.program.stages]
-        schemas = Schemas(store, timeout_s)
-        self._timeout_s = timeout_s
+        if self.transport.needs_order:
+            refuse_unordered(self.plan)
+        self._nets = [stage.net for stage in self.plan.program.stages]
+        schemas = Schemas(self.store, self.timeout_s)
         self._out: dict[tuple[Route, int], Outgoing] = {}
         self._in: dict[Source, Incoming] = {}
         shared = None
-        if lanes is not None:
-            shared = SharedReceivers(threading.RLock(), partial(self._check, lanes))
-        for (fact, stage, to_device), message in _routes(plan):
+        if self.lanes is not None:
+            check = partial(self._check, self.lanes)
+            shared = SharedReceivers(threading.RLock(), check)
+        for (fact, stage, to_device), message in _routes(self.plan):
             from_device, lane = message.from_device, message.from_lane
             (a, b), *_ = message.flows
-            name = f"{prefix}{_LETTERS[fact]}{a}>{b}"
-            if lane != plan.schedule.lanes_of(from_device)[0]:
+            name = f"{self.prefix}{_LETTERS[fact]}{a}>{b}"
+            if lane != self.plan.schedule.lanes_of(from_device)[0]:
                 name += f" of lane {lane}"
             route = fact, stage, to_device
-            sizing = Sizing(self._nets[stage], _signature(plan.program, route))
-            ends = ranks[from_device], ranks[to_device]
+            sizing = Sizing(self._nets[stage], _signature(self.plan.program, route))
+            ends = self.ranks[from_device], self.ranks[to_device]
             channel = Channel(name, *ends, Carries.PLANNED)
-            if from_device == device:
-                sender = transport.sender(channel)
+            if from_device == self.device:
+                sender = self.transport.sender(channel)
                 self._out[route, lane] = Outgoing(channel, sender, schemas, sizing)
-            elif to_device == device:
-                receiver = transport.receiver(channel)
+            elif to_device == self.device:
+                receiver = self.transport.receiver(channel)
                 self._in[fact, stage, lane] = Incoming(
                     channel,
                     receiver,
                     schemas,
                     sizing,
                     shared,
-                    in_order=transport.needs_order,
+                    in_order=self.transport.needs_order,
                 )
-        # Of what a stage makes in several lanes; filled by `incoming`.
+        # Of what a stage makes in several self.lanes; filled by `incoming`.
         self._of_lanes: dict[tuple[Fact, int], LaneChannels] = {}
 
     def begin(self, steps: Mapping[str, StepHeader]) -> None:
@@ -162,17 +160,17 @@ class PointToPoint:
             for op in lane:
                 for message in op.sends:
                     value = message.value
-                    if message.to_device == self._device:
+                    if message.to_device == self.device:
                         place = _place(message, part)
                         found[value.fact, value.stage, message.from_lane].append(place)
-        if not self._transport.needs_order:
+        if not self.transport.needs_order:
             return Orders(found, [])
-        queues = plan_messages(self._plan, part)
+        queues = plan_messages(self.plan, part)
         groups = [
             []
             if isinstance(item, OpPlan)
             else [(message, _place(message, part)) for message in item]
-            for item in queues[self._device]
+            for item in queues[self.device]
             if not isinstance(item, OpPlan) or item.op.kind in STEP_ENDS
         ]
         return Orders(found, groups)
@@ -220,7 +218,7 @@ class PointToPoint:
                 ]
                 for group in orders.groups
             ]
-            self._transport.plan(
+            self.transport.plan(
                 [
                     group
                     for group, planned in zip(groups, orders.groups, strict=True)
@@ -230,7 +228,7 @@ class PointToPoint:
 
     def _post(self, message: Message) -> Post:
         fact, stage, *_ = message.value
-        if message.from_device == self._device:
+        if message.from_device == self.device:
             return self._out[(fact, stage, message.to_device), message.from_lane].post()
         return self._in[fact, stage, message.from_lane].post()
 
@@ -244,8 +242,8 @@ class PointToPoint:
 
     def begin_step_end(self) -> None:
         """Receive what stands before an R or U: it may wait for other devices."""
-        if self._transport.needs_order:
-            self._transport.post_planned()
+        if self.transport.needs_order:
+            self.transport.post_planned()
 
     def end_portion(self) -> None:
         """Receive what other devices send in this portion and a later one reads.
@@ -253,8 +251,8 @@ class PointToPoint:
         Raises:
             WaitError: an earlier message took too long.
         """
-        if self._transport.needs_order:
-            self._transport.post_planned(rest=True)
+        if self.transport.needs_order:
+            self.transport.post_planned(rest=True)
 
     def flush(self) -> None:
         """Wait until everything sent has left.
@@ -263,7 +261,7 @@ class PointToPoint:
             WaitError: something did not leave within the timeout.
         """
         for outgoing in self._out.values():
-            outgoing.flush(self._timeout_s)
+            outgoing.flush(self.timeout_s)
 
 
 def _place(message: Message, part: PortionPlan) -> MicrobatchKey:

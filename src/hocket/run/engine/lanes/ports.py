@@ -11,7 +11,7 @@ it is looked up once. The other way round, gradients take the same ways back.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from hocket.core.dataflow import Fact, need_rules
@@ -37,6 +37,7 @@ _OP_G: Final = -1  # in the place of a stage that reads outputs
 Near: TypeAlias = dict[tuple[Fact, int, int], dict[Key, Values]]
 
 
+@dataclass(eq=False)
 class InputMaker:
     """Makes the inputs and outputs of one device's stages.
 
@@ -49,22 +50,15 @@ class InputMaker:
         lanes: the device, where it has several lanes.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        wiring: Wiring,
-        device: int,
-        channels: PointToPoint,
-        recorder: FlightRecorder,
-        *,
-        lanes: Device | None,
-    ) -> None:
-        self._lanes = lanes
-        self._program = program
-        self._wiring = wiring
-        self._device = device
-        self._channels = channels
-        self._recorder = recorder
+    program: Program
+    wiring: Wiring
+    device: int
+    channels: PointToPoint
+    recorder: FlightRecorder
+    lanes: Device | None
+
+    def __post_init__(self) -> None:
+        """Begin without inputs."""
         self._near: Near = {}
         self._far: dict[tuple[Fact, int], FarInput] = {}
 
@@ -74,7 +68,7 @@ class InputMaker:
 
     def input_of(self, source: int, stage: int) -> Input:
         """Return where a stage's forward finds the outputs of another one."""
-        program = self._program
+        program = self.program
         takes_all = (source, stage) in program.whole_batch_flows
         rule = next(
             rule
@@ -91,7 +85,7 @@ class InputMaker:
             rule,
             program.stages[stage].net,
             takes_all=takes_all,
-            joins_once=self._lanes is None,
+            joins_once=self.lanes is None,
         )
 
     def gathered_of(self, source: int, stage: int) -> Input:
@@ -112,7 +106,7 @@ class InputMaker:
 
     def output(self, stage: int, *, copies: bool) -> Output:
         """Return where a stage's outputs go."""
-        program = self._program
+        program = self.program
         readers = [*self._readers(Fact.OUTPUT, stage)]
         if stage in program.loss_stages and not program.gathers(stage):
             readers.append(stage)
@@ -122,8 +116,8 @@ class InputMaker:
 
     def gathered(self, stage: int) -> Output:
         """Return where a stage's gathered outputs go."""
-        read = (*self._program.targets[stage], stage)
-        readers = [x for x in sorted({*read}) if self._program.reads_gathered(stage, x)]
+        read = (*self.program.targets[stage], stage)
+        readers = [x for x in sorted({*read}) if self.program.reads_gathered(stage, x)]
         return self._output(Fact.GATHERED, stage, readers, copies=False)
 
     def gradient(self, stage: int) -> Output:
@@ -132,7 +126,7 @@ class InputMaker:
         return self._output(Fact.INPUT_GRAD, stage, sources, copies=True)
 
     def _readers(self, fact: Fact, maker: int) -> Sequence[int]:
-        program = self._program
+        program = self.program
         if fact is Fact.INPUT_GRAD:
             return [s for s in program.sources[maker] if program.stages[s].trainable]
         gathered = fact is Fact.GATHERED
@@ -146,23 +140,23 @@ class InputMaker:
         if fact is Fact.GATHERED or readers[0] in (maker, _OP_G):
             return None
         if fact is Fact.INPUT_GRAD:
-            return self._wiring.returned(maker, readers)
-        return self._wiring.sent(maker, readers)
+            return self.wiring.returned(maker, readers)
+        return self.wiring.sent(maker, readers)
 
     def _input(self, fact: Fact, maker: int, reader: int) -> Input:
-        program, net = self._program, self._program.stages[maker].net
-        if program.stages[maker].device == self._device:
+        program, net = self.program, self.program.stages[maker].net
+        if program.stages[maker].device == self.device:
             near = self._near.setdefault((fact, maker, reader), {})
-            return NearInput(near, net, self._lanes)
+            return NearInput(near, net, self.lanes)
         readers = [
             other
             for other in self._readers(fact, maker)
-            if program.stages[other].device == self._device
+            if program.stages[other].device == self.device
         ]
         if (fact, maker) not in self._far:
             counts = [self._count(fact, maker, other) for other in readers]
-            channel = self._channels.incoming(fact, maker)
-            self._far[fact, maker] = FarInput(channel, net, counts, self._recorder)
+            channel = self.channels.incoming(fact, maker)
+            self._far[fact, maker] = FarInput(channel, net, counts, self.recorder)
         whole = self._far[fact, maker]
         sent = self._places(fact, maker, readers)
         own = self._places(fact, maker, [reader])
@@ -174,27 +168,27 @@ class InputMaker:
         """Return for how many of the maker's microbatches a stage reads the values."""
         if fact is Fact.GATHERED:
             return 1
-        own = self._program.num_microbatches_of(maker)
+        own = self.program.num_microbatches_of(maker)
         if fact is Fact.OUTPUT:
             return own
-        return min(own, self._program.num_microbatches_of(reader))
+        return min(own, self.program.num_microbatches_of(reader))
 
     def _output(
         self, fact: Fact, maker: int, readers: Sequence[int], *, copies: bool
     ) -> Output:
         by_device: dict[int, list[int]] = {}
         for reader in readers:
-            own = self._device if reader == _OP_G else None
-            device = self._program.stages[reader].device if own is None else own
+            own = self.device if reader == _OP_G else None
+            device = self.program.stages[reader].device if own is None else own
             by_device.setdefault(device, []).append(reader)
         far = [
             Way(
-                self._channels.outgoing((fact, maker, device)),
+                self.channels.outgoing((fact, maker, device)),
                 self._places(fact, maker, stages),
                 max(self._count(fact, maker, stage) for stage in stages),
             )
             for device, stages in by_device.items()
-            if device != self._device
+            if device != self.device
         ]
         near = [
             Way(
@@ -202,7 +196,7 @@ class InputMaker:
                 self._places(fact, maker, [reader]),
                 self._count(fact, maker, reader),
             )
-            for reader in by_device.get(self._device, ())
+            for reader in by_device.get(self.device, ())
         ]
-        net = self._program.stages[maker].net
+        net = self.program.stages[maker].net
         return Output(net, far, near, copies=copies)

@@ -45,6 +45,7 @@ class LossInput:
     wants_grad: bool
 
 
+@dataclass(eq=False)
 class BatchLoss:
     """Plays op L of one stage.
 
@@ -55,17 +56,13 @@ class BatchLoss:
         replica: this worker's; None where the loss is over its own batch alone.
     """
 
-    def __init__(
-        self,
-        runner: StageRunner,
-        inputs: Sequence[LossInput],
-        own_gradients: dict[Key, Values],
-        replica: int | None,
-    ) -> None:
-        self._runner = runner
-        self._inputs = inputs
-        self._own_gradients = own_gradients
-        self._replica = replica
+    runner: StageRunner
+    inputs: Sequence[LossInput]
+    own_gradients: dict[Key, Values]
+    replica: int | None
+
+    def __post_init__(self) -> None:
+        """Begin without gradients."""
         # Of other nets' outputs, by step and microbatch: one row for each input.
         self._gradients: dict[Key, Values] = {}
 
@@ -76,14 +73,14 @@ class BatchLoss:
             ModelError: outputs cannot be joined; or the loss depends on no weight.
             NonFiniteError: the loss is not finite.
         """
-        taken = [self._take(one, batch) for one in self._inputs]
+        taken = [self._take(one, batch) for one in self.inputs]
         timer.start()
         leaves = [
             [_as_leaf(x, one.wants_grad) for x in values]
-            for one, values in zip(self._inputs, taken, strict=True)
+            for one, values in zip(self.inputs, taken, strict=True)
         ]
-        if (versions := self._runner.versions) is not None:
-            versions.put(batch[self._inputs[0].net].step.number)
+        if (versions := self.runner.versions) is not None:
+            versions.put(batch[self.inputs[0].net].step.number)
         with torch.enable_grad():
             total = self._total(batch, leaves)
         wanted = [x for values in leaves for x in values if x.requires_grad]
@@ -95,7 +92,7 @@ class BatchLoss:
             ]
             self._keep(batch, grads)
         timer.end()
-        for one in self._inputs:
+        for one in self.inputs:
             self._release(one, batch)
 
     def _gradients_of(
@@ -106,11 +103,11 @@ class BatchLoss:
         Each replica has the whole gradient of a loss over all of them: op R adds its
         share by samples.
         """
-        own = [p for p in self._runner.module.parameters() if p.requires_grad]
+        own = [p for p in self.runner.module.parameters() if p.requires_grad]
         found: Sequence[Tensor | None] = torch.autograd.grad(
             total, [*outputs, *own], allow_unused=True
         )
-        share = 1.0 if self._replica is None else self._share(batch)
+        share = 1.0 if self.replica is None else self._share(batch)
         for p, grad in zip(own, found[len(outputs) :], strict=True):
             if grad is not None:
                 p.grad = grad * share if p.grad is None else p.grad + grad * share
@@ -121,24 +118,24 @@ class BatchLoss:
 
     def _share(self, batch: NetBatches) -> float:
         """Return the share of this replica's samples in the step."""
-        work = batch[self._inputs[0].net]
+        work = batch[self.inputs[0].net]
         own = sum(part.num_samples for part in work.microbatches)
         return own / work.step.num_samples
 
     def gradients_of_others(self, batch: NetBatches, microbatch: int) -> Values:
         """Return the gradients of other nets' outputs, which B or I sends on."""
-        number = batch[self._inputs[0].net].step.number
+        number = batch[self.inputs[0].net].step.number
         return self._gradients.pop((number, microbatch), ())
 
     def _take(self, one: LossInput, batch: NetBatches) -> list[Tensor]:
         """Take the leaves of an output: of each microbatch, or gathered."""
-        if self._replica is not None:
+        if self.replica is not None:
             return list(one.source.take(batch, 0))
         count = len(batch[one.net].step.sizes)
         return [x for m in range(count) for x in one.source.take(batch, m)]
 
     def _release(self, one: LossInput, batch: NetBatches) -> None:
-        if self._replica is not None:
+        if self.replica is not None:
             one.source.release(batch, 0)
             return
         for microbatch in range(len(batch[one.net].step.sizes)):
@@ -146,18 +143,18 @@ class BatchLoss:
 
     def _total(self, batch: NetBatches, leaves: Sequence[Sequence[Tensor]]) -> Tensor:
         """Return the loss, weighted by its share of the step's samples."""
-        work = batch[self._inputs[0].net]
-        everywhere = self._replica is not None
+        work = batch[self.inputs[0].net]
+        everywhere = self.replica is not None
         parts: Sequence[Microbatch] = (
             work.everywhere if everywhere else work.microbatches
         )
         outputs = [
             joined(_structures(values, one.output))
-            for one, values in zip(self._inputs, leaves, strict=True)
+            for one, values in zip(self.inputs, leaves, strict=True)
         ]
         targets = joined([part.targets for part in parts])
-        named = self._runner.loss.named(outputs[0], targets, *outputs[1:])
-        self._runner.loss.values.take(work.step.number, 0, named)
+        named = self.runner.loss.named(outputs[0], targets, *outputs[1:])
+        self.runner.loss.values.take(work.step.number, 0, named)
         share = 1.0 if everywhere else self._share(batch)
         return named[TOTAL] * (share * work.loss_scale)
 
@@ -167,14 +164,14 @@ class BatchLoss:
         """Hand the gradients on, microbatch by microbatch."""
         own, *others = [
             self._by_microbatch(one, batch, values)
-            for one, values in zip(self._inputs, grads, strict=True)
+            for one, values in zip(self.inputs, grads, strict=True)
         ]
-        number = batch[self._inputs[0].net].step.number
+        number = batch[self.inputs[0].net].step.number
         for microbatch, values in enumerate(own):
-            self._own_gradients[number, microbatch] = values
+            self.own_gradients[number, microbatch] = values
             self._gradients[number, microbatch] = tuple(
                 x
-                for other, one in zip(others, self._inputs[1:], strict=True)
+                for other, one in zip(others, self.inputs[1:], strict=True)
                 for x in _row(other, microbatch, one)
             )
 
@@ -182,14 +179,14 @@ class BatchLoss:
         self, one: LossInput, batch: NetBatches, grads: Sequence[Tensor | None]
     ) -> list[Values]:
         work, num_leaves = batch[one.net], len(one.output.wants_grad)
-        if self._replica is None:
+        if self.replica is None:
             return [
                 tuple(x for x in grads[begin : begin + num_leaves] if x is not None)
                 for begin in range(0, len(grads), num_leaves)
             ]
         count = len(work.microbatches)
         sizes = [part.num_samples for part in work.everywhere]
-        here = slice(self._replica * count, (self._replica + 1) * count)
+        here = slice(self.replica * count, (self.replica + 1) * count)
         split = [x.split(sizes)[here] for x in grads if x is not None]
         return [tuple(x[m] for x in split) for m in range(count)]
 

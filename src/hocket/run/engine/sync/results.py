@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ _WHAT = "losses of the replicas"
 _COUNT = "counted targets of the replicas"
 
 
+@dataclass(eq=False)
 class Results:
     """Sums the losses over microbatches and replicas, and hands them round.
 
@@ -43,22 +45,18 @@ class Results:
         timeout_s: after which a wait ends.
     """
 
-    def __init__(
-        self,
-        net: str,
-        ranks: Sequence[int],
-        last_device: int,
-        device: int,
-        transport: Transport,
-        group: WorkerGroup | None,
-        store: dist.Store,
-        *,
-        timeout_s: float,
-    ) -> None:
-        self._key = f"{_KEY} of {net} from rank {ranks[last_device]}"
-        self._group = group
-        self._store = store
-        self._timeout_s = timeout_s
+    net: str
+    ranks: Sequence[int]
+    last_device: int
+    device: int
+    transport: Transport
+    group: WorkerGroup | None
+    store: dist.Store
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        """Open the channels; every worker must call this."""
+        self._key = f"{_KEY} of {self.net} from rank {self.ranks[self.last_device]}"
         self._names: list[str] = []
         self._schema: Schema | None = None  # of a message, once the names are known
         self._sums: dict[int, Tensor] = {}  # of each step, until they are sent
@@ -67,20 +65,20 @@ class Results:
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
         self._channel = Channel(
-            f"results of {net}>{device}",
-            ranks[last_device],
-            ranks[device],
+            f"results of {self.net}>{self.device}",
+            self.ranks[self.last_device],
+            self.ranks[self.device],
             Carries.HOST,
         )
-        for other, rank in enumerate(ranks):
-            name = f"results of {net}>{other}"
-            channel = Channel(name, ranks[last_device], rank, Carries.HOST)
-            if other == last_device:
+        for other, rank in enumerate(self.ranks):
+            name = f"results of {self.net}>{other}"
+            channel = Channel(name, self.ranks[self.last_device], rank, Carries.HOST)
+            if other == self.last_device:
                 continue
-            if device == last_device:
-                self._senders.append(transport.sender(channel))
-            elif device == other:
-                self._receiver = transport.receiver(channel)
+            if self.device == self.last_device:
+                self._senders.append(self.transport.sender(channel))
+            elif self.device == other:
+                self._receiver = self.transport.receiver(channel)
 
     def begin(
         self,
@@ -102,7 +100,7 @@ class Results:
         """
         if not self._names:
             self._names = list(next(iter(losses.values())))
-            self._store.set(self._key, json.dumps(self._names))
+            self.store.set(self._key, json.dumps(self._names))
         names = self._names
         for microbatch, named in losses.items():
             if list(named) != names:
@@ -118,8 +116,8 @@ class Results:
             ],
             dtype=torch.float64,
         )
-        if self._group is not None:
-            self._works[step] = self._group.all_reduce(sums, _WHAT)
+        if self.group is not None:
+            self._works[step] = self.group.all_reduce(sums, _WHAT)
 
     def add_up(self, own: float) -> float:
         """Add a number up over the last stage's replicas, and wait for it.
@@ -127,15 +125,15 @@ class Results:
         Raises:
             WaitError: another replica's last stage did not come as far.
         """
-        if self._group is None:
+        if self.group is None:
             return own
         total = torch.tensor(own, dtype=torch.float64)
-        self._group.wait(self._group.all_reduce(total, _COUNT), _COUNT)
+        self.group.wait(self.group.all_reduce(total, _COUNT), _COUNT)
         return total.item()
 
     def is_ready(self, step: int) -> bool:
         """Whether `post` would not wait; only the last stage asks, after `begin`."""
-        return self._group is None or bool(self._works[step].is_completed())
+        return self.group is None or bool(self._works[step].is_completed())
 
     def post(self, step: int) -> None:
         """Send the losses to all others, before `finish` would.
@@ -146,8 +144,8 @@ class Results:
             WaitError: another replica's last stage did not come as far.
         """
         sums = self._sums.pop(step)
-        if self._group is not None:
-            self._group.wait(self._works.pop(step), _WHAT)
+        if self.group is not None:
+            self.group.wait(self._works.pop(step), _WHAT)
         for sender in self._senders:
             schema = self._made_schema()
             sender.send(message_tag(schema, step, 0), (sums,), schema)
@@ -173,7 +171,7 @@ class Results:
         if not self._names:
             what = "the names of the losses"
             message = wait_for_value(
-                self._store, self._channel, self._key, what, self._timeout_s
+                self.store, self._channel, self._key, what, self.timeout_s
             )
             self._names = json.loads(message)
         schema = self._made_schema()

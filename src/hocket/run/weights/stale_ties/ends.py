@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +41,7 @@ class _Version:
     tag: int | None = None
 
 
+@dataclass(eq=False)
 class TieReplica:
     """Receives a weight from its owner, and sends gradients there.
 
@@ -53,24 +53,19 @@ class TieReplica:
         values: the receiver from the owner.
     """
 
-    def __init__(
-        self,
-        name: str,
-        delay: int,
-        parameter: nn.Parameter,
-        gradients: Sender,
-        values: Receiver,
-    ) -> None:
-        self.name: Final = name
-        self.delay: Final = delay
-        self._parameter = parameter
-        self._gradients = gradients
-        self._values = values
-        self._gradient_schema = gradient_schema(parameter)
-        self._values_schema = values_schema(parameter)
+    name: str
+    delay: int
+    parameter: nn.Parameter
+    gradients: Sender
+    values: Receiver
+
+    def __post_init__(self) -> None:
+        """Begin with the weight as it is."""
+        self._gradient_schema = gradient_schema(self.parameter)
+        self._values_schema = values_schema(self.parameter)
         self._newest = 0  # the version that has come last
         self._num_coming = 0
-        self._known = {0: _Version(parameter.data)}
+        self._known = {0: _Version(self.parameter.data)}
         self._leaves: dict[int, Tensor] = {}  # the leaves of steps in flight
 
     def read(self, step: int) -> Tensor:
@@ -93,17 +88,17 @@ class TieReplica:
         Raises:
             WaitError: the owner did not take earlier ones.
         """
-        while self._num_coming and self._values.ready(self._tag(self._newest + 1)):
+        while self._num_coming and self.values.ready(self._tag(self._newest + 1)):
             self._take()
         self._forget_before(min(self._newest, step + 1 - self.delay))
         grad = self._leaves.pop(step).grad
-        is_there = self._parameter.new_full((1,), float(grad is not None))
+        is_there = self.parameter.new_full((1,), float(grad is not None))
         if grad is None:
-            grad = torch.zeros_like(self._parameter)
+            grad = torch.zeros_like(self.parameter)
         dense = grad.to_dense() if grad.is_sparse else grad
         schema = self._gradient_schema
-        self._gradients.send(message_tag(schema, step, 0), (dense, is_there), schema)
-        self._values.expect([self._tag(step + 1)], self._values_schema)
+        self.gradients.send(message_tag(schema, step, 0), (dense, is_there), schema)
+        self.values.expect([self._tag(step + 1)], self._values_schema)
         self._num_coming += 1
 
     def receive_pending(self) -> None:
@@ -128,7 +123,7 @@ class TieReplica:
         begin = self._newest - len(old)
         for i, values in enumerate(old):
             self._known[begin + i] = _Version(values.detach().clone())
-        self._known[self._newest] = _Version(self._parameter.data, newest.tag)
+        self._known[self._newest] = _Version(self.parameter.data, newest.tag)
 
     def resume_from(self, num_updates: int) -> None:
         """Set the number of updates, after other weights were loaded."""
@@ -143,14 +138,14 @@ class TieReplica:
         Raises:
             WaitError: they did not come.
         """
-        kept, self._parameter.data = (
-            self._parameter.data,
+        kept, self.parameter.data = (
+            self.parameter.data,
             self._received(SendReason.AVERAGED)[0],
         )
         try:
             yield
         finally:
-            self._parameter.data = kept
+            self.parameter.data = kept
 
     @property
     def num_bytes(self) -> int:
@@ -160,30 +155,31 @@ class TieReplica:
     def _take(self) -> None:
         """Receive the next values, and put them in place."""
         tag = self._tag(self._newest + 1)
-        (weight,) = self._values.receive(tag)
+        (weight,) = self.values.receive(tag)
         self._num_coming -= 1
         self._newest += 1
         self._known[self._newest] = _Version(weight, tag)
-        self._parameter.data = weight
+        self.parameter.data = weight
 
     def _received(self, why: SendReason) -> list[Tensor]:
         """Receive values that are sent between steps; return copies."""
         tag = self._tag(self._newest, why)
-        self._values.expect([tag], self._values_schema)
-        found = [tensor.clone() for tensor in self._values.receive(tag)]
-        self._values.release(tag)
+        self.values.expect([tag], self._values_schema)
+        found = [tensor.clone() for tensor in self.values.receive(tag)]
+        self.values.release(tag)
         return found
 
     def _forget_before(self, version: int) -> None:
         for dead in [v for v in self._known if v < version]:
             tag = self._known.pop(dead).tag
             if tag is not None:
-                self._values.release(tag)
+                self.values.release(tag)
 
     def _tag(self, version: int, why: SendReason = SendReason.UPDATED) -> int:
         return message_tag(self._values_schema, version, why)
 
 
+@dataclass(eq=False)
 class TieOwner:
     """Receives the other devices' gradients, and sends the updated values.
 
@@ -195,21 +191,16 @@ class TieOwner:
         values: senders to these devices.
     """
 
-    def __init__(
-        self,
-        name: str,
-        parameter: nn.Parameter,
-        versions: WeightVersions,
-        gradients: Sequence[Receiver],
-        values: Sequence[Sender],
-    ) -> None:
-        self.name: Final = name
-        self._parameter = parameter
-        self._versions = versions
-        self._gradients = gradients
-        self._values = values
-        self._gradient_schema = gradient_schema(parameter)
-        self._values_schema = values_schema(parameter)
+    name: str
+    parameter: nn.Parameter
+    versions: WeightVersions
+    gradients: Sequence[Receiver]
+    values: Sequence[Sender]
+
+    def __post_init__(self) -> None:
+        """Begin without messages."""
+        self._gradient_schema = gradient_schema(self.parameter)
+        self._values_schema = values_schema(self.parameter)
         self._expected = -1  # the newest step whose gradients are expected
 
     def expect(self, step: int) -> None:
@@ -220,7 +211,7 @@ class TieOwner:
         if step == self._expected:
             return
         self._expected = step
-        for receiver in self._gradients:
+        for receiver in self.gradients:
             receiver.expect([self._gradient_tag(step)], self._gradient_schema)
 
     def gather(self, step: int) -> None:
@@ -229,8 +220,8 @@ class TieOwner:
         Raises:
             WaitError: a gradient did not come.
         """
-        tag, parameter = self._gradient_tag(step), self._parameter
-        for receiver in self._gradients:
+        tag, parameter = self._gradient_tag(step), self.parameter
+        for receiver in self.gradients:
             grad, is_there = receiver.receive(tag)
             if is_there.item():
                 own = parameter.grad
@@ -243,9 +234,9 @@ class TieOwner:
         Raises:
             WaitError: another device did not take earlier ones.
         """
-        values = [self._parameter.detach()]
-        tag = message_tag(self._values_schema, self._versions.num_updates, why)
-        for sender in self._values:
+        values = [self.parameter.detach()]
+        tag = message_tag(self._values_schema, self.versions.num_updates, why)
+        for sender in self.values:
             sender.send(tag, values, self._values_schema)
 
     def receive_pending(self) -> None:
