@@ -54,7 +54,7 @@ def pipeline_on(
     return hocket.Pipeline(
         model,
         nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, fused=True),
         example=example,
         schedule=schedule,
         num_microbatches=4,

@@ -140,7 +140,7 @@ class RunError(HocketError):
 
 
 class NonFiniteError(RunError):
-    """A loss or a gradient is not finite; nothing was updated from it."""
+    """A loss or a gradient is not finite; its text says what was updated from it."""
 
 
 class NoMemoryError(RunError):

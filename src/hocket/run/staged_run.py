@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 import zlib
 from abc import ABC
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -122,6 +123,7 @@ class StagedRun(WorkerRun, ABC):
             self.plan = plan
             self._transition_s = 0.0  # of the change of layout before this step
             self._times = StepTimes()
+            self._untimed: deque[tuple[StepResult, float]] = deque()
             self._beside_s = 0.0  # of this step
             self._ahead: list[Stretch] = []  # until the plan changes
             self._ahead_until = 0  # the steps of the run that it is about
@@ -250,6 +252,7 @@ class StagedRun(WorkerRun, ABC):
         Returns:
             Seconds; None before the first step.
         """
+        self._take_times()
         pace = self._times.pace(self._stretch)
         if pace is None:
             return None
@@ -263,8 +266,15 @@ class StagedRun(WorkerRun, ABC):
                 self._ahead[:] = self._freezing.ahead(self._step, num_steps, played)
         return rest_s(self._ahead, self._step, num_steps, pace)
 
+    def _take_times(self, *, num_left: int = 0) -> None:
+        """Note how long steps took, but those of the last results."""
+        while len(self._untimed) > num_left:
+            result, beside_s = self._untimed.popleft()
+            self._times.add(result.seconds, beside_s)
+
     def _end_stretch(self, *, is_change: bool = True) -> None:
         """Keep the pace of what was played, before another layout or step is."""
+        self._take_times()
         self._times.end(self._stretch, is_change=is_change)
         self._ahead.clear()
 
@@ -290,11 +300,13 @@ class StagedRun(WorkerRun, ABC):
         """Return a result with the layout that played it, and what is frozen."""
         self._forget_changes()
         self.filling.deliver()
-        self._times.add(result.seconds, self._beside_s)
+        self._untimed.append((result, self._beside_s))
+        self._take_times(num_left=1)  # a device may not have ended this step yet
         layout = self._checkpoints.played.shape
         if self._freezing is None:
             return replace(result, layout=layout)
-        skipped = result.skipped
+        # Only float16 skips: to ask would wait for the step.
+        skipped = self._executor.scale is not None and result.skipped
         self._freezing.after_step(self._executor, result.step, skipped=skipped)
         transition_s, self._transition_s = self._transition_s, 0.0
         return replace(

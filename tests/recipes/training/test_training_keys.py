@@ -112,7 +112,7 @@ def test_the_norm_of_the_newest_step_is_not_waited_for(
         @property
         def grad_norm(self) -> float:
             asked.append((self.step, come[-1]))
-            return self.gradient_status.status.norm
+            return self.gradient_status.value.norm
 
     monkeypatch.setattr("hocket.run.engine.driver.StepResult", Seen)
     runs("optimizer.learning_rate=0.4", "pipeline.schedule=wpipe")

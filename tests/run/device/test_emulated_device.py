@@ -76,7 +76,9 @@ def test_an_event_delays_an_op_by_what_it_waits_for() -> None:
         submit(0, 1, "0F1")
         device.lanes[0].submit(int, records=[event], label="0SEND_F1")
         device.synchronize(10.0)
-        (start0_s, end0_s), (start1_s, end1_s) = [watch.read() for watch in watches]
+        (start0_s, end0_s), (start1_s, end1_s) = [
+            watch.read().value for watch in watches
+        ]
 
     assert min((end0_s - start0_s)[:2]) >= OP_S - EARLY_S
     assert end0_s[0] <= start0_s[1] <= end0_s[1] <= start1_s[0]

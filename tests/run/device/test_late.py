@@ -1,4 +1,4 @@
-"""Who asks for the norm gets it, or an error that says why there is none."""
+"""Who looks at a value gets it, or an error that says why there is none."""
 
 from __future__ import annotations
 
@@ -8,38 +8,35 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.weights.gradient_status import PendingGradientStatus
-from hocket.run.weights.gradients import GradientStatus
+from hocket.run.device.late import Late
 from tests.run.support.forked import answers_of
 
 
-def test_is_found_out_once() -> None:
+def test_is_read_once() -> None:
     """And stays known when the pipeline has ended."""
     numbers = count(2)
-    gradient_status = PendingGradientStatus(
-        7, lambda: GradientStatus(float(next(numbers)))
-    )
-    assert gradient_status.status.norm == 2.0
-    gradient_status.give_up()
-    assert gradient_status.status.norm == 2.0
+    late = Late(lambda: next(numbers))
+    assert late.value == 2
+    late.give_up(WaitError("it has ended"))
+    assert late.value == 2
 
 
 def test_what_failed_once_fails_again() -> None:
     """With the same words; no worker is asked a second time."""
     num_asked = 0
 
-    def wait() -> GradientStatus:
+    def wait() -> int:
         nonlocal num_asked
         num_asked += 1
         raise WaitError("rank 1 is gone")
 
-    gradient_status = PendingGradientStatus(7, wait)
+    late = Late(wait)
     for _ in range(2):
         with pytest.raises(WaitError, match="rank 1 is gone"):
-            _ = gradient_status.status
-    gradient_status.give_up()
+            _ = late.value
+    late.give_up(WaitError("it has ended"))
     with pytest.raises(WaitError, match="rank 1 is gone"):
-        _ = gradient_status.status
+        _ = late.value
     assert num_asked == 1
 
 

@@ -67,7 +67,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
         num_workers=1,
         folder=folder,
         context=SPAWN,
-        whole_s=140.0,
+        whole_s=240.0,
     )
     return Alone(answers, folder)
 
@@ -88,7 +88,7 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
         check_run(run, [worker[i] for worker in answers], folder / f"{i}.st")
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 def test_ops_and_copies_run_when_they_are_waited_for(alone: Alone) -> None:
     """Until then their memory holds what is no number."""
     queued, copied, value, arrived = alone.answers["memory"]
@@ -97,7 +97,7 @@ def test_ops_and_copies_run_when_they_are_waited_for(alone: Alone) -> None:
     assert value == arrived == [2.0] * 3
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 def test_equals_the_plain_loop_on_a_cpu(alone: Alone) -> None:
     """No tensor is left behind on the host."""
     for i, run in enumerate(FEW):
@@ -179,18 +179,70 @@ def test_plans_from_steps_on_the_device(tmp_path: Path) -> None:
     assert any("num_devices=2" in candidate for candidate in first)
 
 
+def check_waits(steps: list[list[int]]) -> None:
+    """From the third step on, ops are queued behind each wait of the host."""
+    assert len(steps) == 6
+    for queued in steps[2:-1]:
+        assert min(queued, default=10) >= 10
+
+
+def check_broken(broken: list[str], found: dict[str, Any]) -> None:
+    """Step 2 has changed nothing, and was named then or one step later."""
+    assert 2 <= found["num_yielded"] <= 3
+    assert found["changed"] == []
+    assert found["off"] <= TOLERANCE
+    words = "its gradients are not" if broken[0] == "gradient" else "the loss is"
+    assert words in found["error"]
+    assert "step 2" in found["error"]
+
+
+@pytest.mark.timeout(250)
+def test_the_host_waits_for_no_step_that_it_plays(alone: Alone) -> None:
+    """Only for the one before, with ops queued behind; it waited three times."""
+    check_waits(alone.answers["waits"])
+
+
+@pytest.mark.timeout(250)
+def test_a_broken_step_changes_nothing(alone: Alone) -> None:
+    """The device leaves its update out, and the host names it one step later."""
+    check_broken(["gradient", "AdamW"], alone.answers["broken"])
+
+
+@pytest.mark.long
 @pytest.mark.timeout(150)
-def test_the_host_waits_twice_in_a_lane(alone: Alone) -> None:
-    """Per step: for the losses, with backwards queued behind, and for the norms."""
-    steps = alone.answers["waits"]
+def test_the_host_waits_for_no_step_of_other_orders(tmp_path: Path) -> None:
+    """Weight gradients that wait, and steps that overlap."""
+    [found] = answers_of(
+        f"{WORKERS}:more_waits",
+        ["zb-h1", "pipedream-2bw"],
+        num_workers=1,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=140.0,
+    )
+    for steps in found:
+        check_waits(steps)
 
-    assert len(steps) == 4
-    for waits in steps[1:]:
-        assert waits["in_lanes"] == ["synchronize", "copy to the host"]
-        assert waits["queued"][0] > 10  # the last microbatch's backward
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_broken_steps_change_nothing(tmp_path: Path) -> None:
+    """Whether the gradient or the loss is not finite, under each fused optimizer."""
+    cases = [["loss", "AdamW"], ["gradient", "SGD"], ["loss", "SGD"]]
+    cases += [["gradient", "Adagrad"], ["gradient", "AdamW by default"]]
+    [found] = answers_of(
+        f"{WORKERS}:more_broken_steps",
+        cases,
+        num_workers=1,
+        folder=tmp_path,
+        context=SPAWN,
+        whole_s=280.0,
+    )
+    for broken, one in zip(cases, found, strict=True):
+        check_broken(broken, one)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(250)
 def test_a_dry_run_ends_where_the_host_waits_long(alone: Alone) -> None:
     """On a GPU that ten programs shared it went on for over a minute.
 

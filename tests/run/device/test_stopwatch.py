@@ -21,7 +21,7 @@ def test_a_host_watch_has_the_times_of_calls() -> None:
         watch.start(i)
         time.sleep(0.001)
         watch.end(i)
-    start_s, end_s = watch.read()
+    start_s, end_s = watch.read().value
 
     assert isinstance(watch, HostWatch)
     assert before_s <= start_s[1] <= end_s[1] - 0.001
@@ -89,7 +89,7 @@ def test_a_stream_watch_has_the_times_of_the_device() -> None:
         machine.work(0.5)
         watch.end(i)
     handed_s = machine.host_s
-    start_s, end_s = watch.read()
+    start_s, end_s = watch.read().value
 
     assert handed_s == pytest.approx(100.0 + 3 * HANDING_S)
     first_s = 100.0 + HANDING_S + 0.5
@@ -107,7 +107,7 @@ def test_a_stream_that_waits_for_the_host_shows_the_gap() -> None:
         machine.work(0.5)
         watch.end(i)
         machine.host_s += 2.0
-    start_s, end_s = watch.read()
+    start_s, end_s = watch.read().value
 
     assert start_s[1] - end_s[0] == pytest.approx(2.0 - 0.5)
 
@@ -122,7 +122,7 @@ def test_events_are_used_again_and_what_did_not_run_took_no_time() -> None:
             watch.start(i)
             machine.work(1.0 + i)
             watch.end(i)
-        start_s, end_s = watch.read()
+        start_s, end_s = watch.read().value
         spent_s.append((end_s - start_s).tolist())
 
     assert spent_s[0] == pytest.approx([1.0 + HANDING_S, 2.0])
@@ -139,7 +139,7 @@ def test_an_end_that_is_known_later_counts() -> None:
     watch.end(1)
     machine.work(3.0)
     watch.end(0)
-    start_s, end_s = watch.read()
+    start_s, end_s = watch.read().value
 
     assert (end_s - start_s).tolist() == pytest.approx(
         [4.0 + HANDING_S, 1.0 + HANDING_S]
@@ -160,7 +160,7 @@ def test_a_stream_watch_has_the_times_of_a_gpu() -> None:
             torch.mm(a, a)
         watch.end(i)
     handed_s = time.perf_counter() - before_s
-    start_s, end_s = watch.read()
+    start_s, end_s = watch.read().value
 
     assert isinstance(watch, StreamWatch)
     assert (end_s - start_s).min() > handed_s / 2

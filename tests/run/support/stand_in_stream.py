@@ -30,14 +30,22 @@ class Waits:
         all: the calls, in their order.
         in_lanes: those of them while a lane was played.
         queued: for each event that was waited for, how many ops were queued behind it.
+        are_errors: whether a wait for all that was submitted is an error, as CUDA's are
+            under `torch.cuda.set_sync_debug_mode("error")`; and one for an event with
+            fewer ops behind it than `fewest`.
+        fewest: see above.
     """
 
     all: list[str] = field(default_factory=list)
     in_lanes: list[str] = field(default_factory=list)
     queued: list[int] = field(default_factory=list)
+    are_errors: bool = False
+    fewest: int = 10
 
-    def note(self, call: str) -> None:
-        """Note a call."""
+    def note(self, call: str, num_queued: int = 0) -> None:
+        """Note a call, and how many ops the stream still has behind what it awaits."""
+        if self.are_errors and num_queued < self.fewest:
+            raise RuntimeError(f"{call}: the host waits, with {num_queued} ops queued")
         self.all.append(call)
         frame: FrameType | None = sys._getframe()
         while frame is not None:
@@ -123,8 +131,9 @@ class StandInEvent:
     def synchronize(self) -> None:
         """Let the host wait for it."""
         time.sleep(self.turn_s)
-        STREAM.waits.note("synchronize")
-        STREAM.waits.queued.append(STREAM.num_ops - self._num_ops)
+        num_queued = STREAM.num_ops - self._num_ops
+        STREAM.waits.note("synchronize", num_queued)
+        STREAM.waits.queued.append(num_queued)
         STREAM.finish(self._number)
 
     def wait(self, stream: Any = None) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import hocket
+from hocket.errors import NonFiniteError
 from hocket.run.cluster.world import World, join_world
+from hocket.run.data.batch import on_device
 from hocket.run.tune import dry_run
+from hocket.run.weights.updater import Updater
 from tests.run.support.captured_once import Shelf, captured_once
 from tests.run.support.comparison import difference
 from tests.run.support.exactness import train_one
@@ -31,9 +38,22 @@ def on_one_worker(cases: list[dict[str, Any]], folder: str) -> dict[str, Any]:
     return {
         "memory": _early_and_late(world.device, 3),
         "waits": _waits_by_step(world, "perceptron", "1f1b"),
+        "broken": _broken_step(world, "gradient", "AdamW"),
         "trained": _train_all(world, cases, folder),
         "dry_run_s": _dry_run_s(world),
     }
+
+
+def more_waits(schedules: list[str]) -> list[list[list[int]]]:
+    """What is queued behind each wait of the host, by schedule and step."""
+    world = _world()
+    return [_waits_by_step(world, "perceptron", schedule) for schedule in schedules]
+
+
+def more_broken_steps(cases: list[list[str]]) -> list[dict[str, Any]]:
+    """What steps leave whose gradient or loss is not finite."""
+    world = _world()
+    return [_broken_step(world, *case) for case in cases]
 
 
 def _dry_run_s(world: World) -> float:
@@ -146,27 +166,136 @@ def _train_all(
     return answers
 
 
-def _waits_by_step(
-    world: World, name: str, schedule: str
-) -> list[dict[str, list[Any]]]:
-    """What the host waits for in each of four steps."""
-    data = batches(name, 4, 8, 8)
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, weight_decay=0.1, fused=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, fused=True),
+    "AdamW by default": make_optimizer,  # the host judges its gradients
+}
+
+
+def _waits_by_step(world: World, name: str, schedule: str) -> list[list[int]]:
+    """What is queued behind each wait of the host, in each of six steps.
+
+    From the third step on, waits with little behind them are errors.
+    """
+    data = batches(name, 6, 8, 8)
     found = []
+    waits = STREAM.waits
     with hocket.Pipeline(
         make_model(name),
         specimen_of(name).loss,
-        optimizer=make_optimizer,
+        optimizer=OPTIMIZERS["AdamW"],
+        scheduler=lambda x: torch.optim.lr_scheduler.StepLR(x, 2),
         example=data[0],
         schedule=schedule,
         num_microbatches=4,
         clip_norm=1.0,
+        ema_decay=0.9,
         world=world,
     ) as pipeline:
-        STREAM.waits.clear()
-        for _ in pipeline.train(data):
-            waits = STREAM.waits
-            found.append(asdict(waits))
+        results = []
+        for result in pipeline.train(on_device(data, world.device)):
+            results.append(result)
+            found.append(list(waits.queued))
             waits.clear()
+            waits.are_errors = 2 <= len(results) < len(data) - 1
+        assert all(math.isfinite(result.loss) for result in results)
+    return found
+
+
+class _Breaks(nn.Module):
+    """A layer whose gradient, or value, is not finite where an input is negative."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output, times a root whose slope at 0 is infinite."""
+        y: Tensor = self.layer(x.abs())
+        low = x.amin().clamp(max=0.0).abs()  # 0 in good batches
+        if self.what == "loss":
+            return y + (1.0 / (1.0 - low)).log()
+        bad = (low > 0.0).to(x.dtype)
+        return y + (y * 0.0 + 1.0 - bad).sqrt()
+
+
+def _broken_step(world: World, what: str, name: str) -> dict[str, Any]:
+    """What a step leaves whose gradient or loss is not finite: the third of six.
+
+    Returns:
+        The error, the number of steps that were yielded, and for weights, moments and
+        averages whether they are those of behind the second step; and whether training
+        up to it equals the plain loop.
+    """
+    torch.manual_seed(1)
+    data = [(torch.rand(8, 3).double(), torch.rand(8, 3).double()) for _ in range(6)]
+    data[2][0][5] = -1.0
+    model, plain = _Breaks(what).double(), _Breaks(what).double()
+    plain.load_state_dict(model.state_dict())
+    made: list[torch.optim.Optimizer] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        made.append(OPTIMIZERS[name](parameters))
+        return made[-1]
+
+    num_yielded, states = 0, []
+    pipeline = hocket.Pipeline(
+        model,
+        F.mse_loss,
+        optimizer=make,
+        example=data[0],
+        num_microbatches=2,
+        clip_norm=0.5,
+        ema_decay=0.9,
+        world=world,
+    )
+    (updater,) = pipeline._executor.updaters.values()
+    try:
+        for _ in pipeline.train(data):
+            num_yielded += 1
+            if num_yielded == 2:
+                states.append(_state_of(updater))
+    except NonFiniteError as error:
+        message = str(error)
+    states.append(_state_of(updater))
+    optimizer = OPTIMIZERS[name](plain.parameters())
+    averages = {key: p.detach().clone() for key, p in plain.named_parameters()}
+    for x, y in data[:2]:
+        optimizer.zero_grad()
+        F.mse_loss(plain(x), y).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+        for key, p in plain.named_parameters():
+            averages[key].lerp_(p.detach(), 1.0 - 0.9)
+    before, after = states
+    return {
+        "error": message,
+        "num_yielded": num_yielded,
+        "changed": [key for key, x in before.items() if not torch.equal(x, after[key])],
+        "off": max(
+            float((x.detach() - before[prefix + key]).abs().max())
+            for prefix, named in (
+                ("", dict(plain.named_parameters())),
+                ("average of ", averages),
+            )
+            for key, x in named.items()
+        ),
+    }
+
+
+def _state_of(updater: Updater) -> dict[str, Tensor]:
+    """Copies of weights, moments and averages, on the host."""
+    assert updater.optimizer is not None
+    assert updater.ema is not None
+    found: dict[str, Tensor] = {}
+    for name, p in updater.parameters.items():
+        found[name] = p.detach().cpu()
+        found[f"average of {name}"] = updater.ema[name].cpu()
+        for key, x in updater.optimizer.state[p].items():
+            found[f"{key} of {name}"] = x.cpu()
     return found
 
 

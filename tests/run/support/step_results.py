@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.weights.gradient_status import PendingGradientStatus
+from hocket.run.device.late import Late
+from hocket.run.engine.sync.step_result import StepResult, StepSeconds
 from hocket.run.weights.gradients import GradientStatus
 
 
@@ -11,11 +11,9 @@ def step_result(step: int = 0, loss: float = 1.0) -> StepResult:
     """One that says nothing else."""
     return StepResult(
         step=step,
-        loss=loss,
-        losses={"loss": loss},
         num_samples=4,
-        seconds=0.5,
-        bubble_fraction=0.0,
         peak_bytes=0,
-        gradient_status=PendingGradientStatus(step, lambda: GradientStatus(1.0)),
+        gradient_status=Late(lambda: GradientStatus(1.0)),
+        net_losses=Late(lambda: {"model": {"loss": loss}}),
+        times=Late(lambda: StepSeconds(0.5, 0.5, 1.0)),
     )

@@ -34,8 +34,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 def judged(model: nn.Module) -> GradientStatus:
     """What a worker that is alone finds out."""
     gradients = gradients_of(model)
-    gradients.post(0)
-    return gradients.wait()
+    return gradients.post(0).value
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -44,9 +43,8 @@ def test_clips_as_torch_does(dtype: torch.dtype, max_norm: float) -> None:
     """The norm and the gradients, to the last bit."""
     ours, theirs = model_with_gradients(dtype), model_with_gradients(dtype)
     gradients = gradients_of(ours)
-    gradients.post(0)
-    status = gradients.wait()
-    gradients.clip(status, max_norm)
+    status = gradients.post(0).value
+    gradients.clip(status.norm, max_norm)
     norm = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
 
     assert status.norm == norm.item()

@@ -262,7 +262,7 @@ class Loop:
 
 def _grad_norm(result: StepResult) -> float:
     """Return the norm of a step's gradients; NaN where they are not kept."""
-    return nan if result.gradient_status.status.unknown else result.grad_norm
+    return nan if result.gradient_status.value.unknown else result.grad_norm
 
 
 def _bubble_fraction(timeline: Timeline) -> float:

@@ -12,23 +12,24 @@ stay for the steps that read them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 from typing import Final, Protocol
 
 from hocket.core.schedule import Schedule
 from hocket.errors import DataError
 from hocket.passes.one_step import one_step
-from hocket.run.data.loss import TOTAL
 from hocket.run.data.step_batch import NetBatches, first_of
+from hocket.run.device.late import Late
 from hocket.run.device.memory import peak_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion
-from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult, StepSeconds
 
 _MOST_OPS: Final = 200_000  # whose times are kept: some megabytes
 
@@ -69,6 +70,7 @@ class _Segment:
             self.records.clear()
 
 
+@dataclass(eq=False)
 class Driver:
     """Plays a schedule on as many batches as come.
 
@@ -82,19 +84,20 @@ class Driver:
             who reads them adds to it.
     """
 
-    def __init__(
-        self, executor: Executor, recorder: FlightRecorder, guard: Guard
-    ) -> None:
-        self._executor = executor
-        self._plan = executor.plan
-        self._recorder = recorder
-        self._guard = guard
+    executor: Executor
+    recorder: FlightRecorder
+    guard: Guard
+
+    def __post_init__(self) -> None:
+        """Begin without a step."""
+        self._plan = self.executor.plan
         self._waiting: deque[list[NetBatches]] = deque()  # read, and not begun
         self._works: dict[int, NetBatches] = {}  # begun, and not over, in their order
         self._num_begun = 0  # steps, or batches where forwards run ahead
         self._open: _Segment | None = None
         self._last: _Segment | None = None
         self._results: deque[StepResult] = deque()  # of the loop that goes on
+        self._times = Late(lambda: StepSeconds(0.0, 0.0, 0.0))  # of the portion before
         self.last_result: StepResult | None = None
         self.data_waits_s: list[tuple[float, float]] = []
 
@@ -118,7 +121,7 @@ class Driver:
         own = self._results = deque()  # another loop may be half way through its own
         for works in steps:
             self._results = own
-            with self._guard():
+            with self.guard():
                 self._enqueue(works)
                 self._advance()
             if drains(first_of(works[0]).step.number):
@@ -132,7 +135,7 @@ class Driver:
 
     def step(self, works: list[NetBatches]) -> StepResult:
         """Play one step, and all before it, to its end."""
-        with self._guard():
+        with self.guard():
             self._enqueue(works)
         self.drain()
         return self._results.pop()
@@ -143,25 +146,29 @@ class Driver:
         Raises:
             RunError: the run has ended.
         """
-        with self._guard():
+        with self.guard():
             if not self.is_drained:
                 self._advance()
                 self._end()
 
     def finish(self) -> None:
-        """Drain, and read what the last step's message says of all workers."""
+        """Drain, and raise what the last step's message or its device says.
+
+        Raises:
+            RunError: the last step failed; or the run has ended.
+        """
         self.drain()
-        with self._guard():
-            self._executor.sync.check_last_status()
+        with self.guard():
+            self.executor.sync.settle()
 
     def go_on_with(self, executor: Executor) -> None:
         """Play what another executor plays, from the next step on; no step is open."""
         assert self.is_drained
-        self._executor, self._plan, self._last = executor, executor.plan, None
+        self.executor, self._plan, self._last = executor, executor.plan, None
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""
-        self._executor.resume_from(number)
+        self.executor.resume_from(number)
 
     def last(self) -> tuple[Schedule, OpTimes, list[tuple[float, float]]]:
         """Return what was played between the last two drains: order, times, data waits.
@@ -189,7 +196,7 @@ class Driver:
         Where forwards run ahead, each batch is played by itself: a body has the
         forwards of the next batch, which may be of the same step.
         """
-        works = self._executor.sync.with_counts(works)
+        works = self.executor.sync.with_counts(works)
         if self._plan.overlaps:
             self._waiting += [[work] for work in works]
         else:
@@ -233,38 +240,38 @@ class Driver:
     ) -> None:
         begun = [self._waiting.popleft() for _ in range(num_begun)]
         begin_s = perf_counter()
-        sync = self._executor.sync
+        sync = self.executor.sync
         first = segment.first + segment.offset
-        busy_s = 0.0
+        records = []
         for i in range(max((len(works) for works in begun), default=1)):
             batches = [works[i] for works in begun]
             self._works |= dict(enumerate(batches, self._num_begun))
-            record = self._executor.play(portion, first, self._works, batches)
-            busy_s += self._executor.player.busy_s(portion, record)
+            records.append(self.executor.play(portion, first, self._works, batches))
         self._num_begun += num_begun
-        segment.keep(record)
+        segment.keep(records[-1])
         segment.data_waits_s += self.data_waits_s
         self.data_waits_s.clear()
         number = segment.first + segment.num_ended
         over = [first_of(self._works.pop(number + i)) for i in range(num_ended)]
         headers = [work.step for work in over if work.ends_step]
-        self._recorder.begin("losses", headers[0].number if headers else -1)
+        self.recorder.begin("losses", headers[0].number if headers else -1)
         ends = [sync.end(header.number) for header in headers]
-        self._recorder.end()
+        self.recorder.end()
         segment.num_ended += num_ended
-        seconds = perf_counter() - begin_s
-        for header, (by_net, status) in zip(headers, ends, strict=True):
-            losses = added_up(by_net)
+        # A device begins when the step before has ended: the host is ahead of it.
+        begin_s = max(begin_s, self._times.value.end_s)
+        worked = partial(self.executor.player.worked_s, portion)
+        times = self._times = Late(
+            partial(_seconds, worked, records, begin_s, perf_counter(), num_ended)
+        )
+        for header, (losses, status) in zip(headers, ends, strict=True):
             result = StepResult(
                 header.number,
-                losses.get(TOTAL, 0.0),
-                losses,
                 header.num_samples,
-                seconds / num_ended,
-                1.0 - busy_s / seconds,
-                peak_bytes(self._executor.device),
+                peak_bytes(self.executor.device),
                 status,
-                by_net,
+                losses,
+                times,
             )
             self._results.append(result)
             self.last_result = result
@@ -280,13 +287,26 @@ class Driver:
         return replace(alone, program=program)
 
 
-def added_up(losses: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Add up what the losses of several nets name alike."""
-    sums: dict[str, float] = {}
-    for named in losses.values():
-        for name, value in named.items():
-            sums[name] = sums.get(name, 0.0) + value
-    return sums
+def _seconds(
+    worked: Callable[[OpTimes], tuple[float, float]],
+    records: Sequence[OpTimes],
+    begin_s: float,
+    host_end_s: float,
+    num_steps: int,
+) -> StepSeconds:
+    """Return how long each of some steps took that were played together.
+
+    Args:
+        worked: returns how long a lane worked, and when its last op had ended.
+        records: when ops ran.
+        begin_s: the moment at which the first one could begin.
+        host_end_s: the moment at which the host had played the last one.
+        num_steps: how many steps ended.
+    """
+    busy_s, ends_s = zip(*map(worked, records), strict=True)
+    end_s = max(host_end_s, *ends_s)
+    num_steps = max(1, num_steps)  # a prologue may end none
+    return StepSeconds((end_s - begin_s) / num_steps, sum(busy_s) / num_steps, end_s)
 
 
 def drains_after(every: int | Callable[[int], bool] | None) -> Callable[[int], bool]:

@@ -43,8 +43,8 @@ class PortionPlayer(Protocol):
     def play(self, portion: Portion, first: int, batches: Batches) -> OpTimes:
         """Play a portion; see `Player.play`."""
 
-    def busy_s(self, portion: Portion, record: OpTimes) -> float:
-        """Return how long a lane itself worked, in seconds."""
+    def worked_s(self, portion: Portion, record: OpTimes) -> tuple[float, float]:
+        """Return for how many seconds a lane itself worked, and when it had ended."""
 
 
 @dataclass

@@ -11,6 +11,7 @@ eager step under that seed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -23,8 +24,9 @@ from hocket.model.capture.captured import Captured
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.step_batch import Batches, NetBatches
+from hocket.run.device.late import Late
 from hocket.run.device.open import open_device
-from hocket.run.device.stopwatch import make_stopwatch
+from hocket.run.device.stopwatch import Times, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.op_times import OpTimes
@@ -38,6 +40,7 @@ from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import seed_generators, step_seed
 
 _NUM_LANES: Final = 2
+_NUM_OPS: Final = 3  # F, B and U
 _TIMEOUT_S: Final = 600.0
 
 
@@ -130,20 +133,25 @@ class CapturedStepPlayer:
         self._sync.take_status(status_of_captured_step(number))
         self._runner.loss.values.take(number, 0, losses)
         self._sync.after_losses(self._runner.number, work)
-        (start_s,), (end_s,) = self._watch.read()
+        whole = self._watch.read()
         self._recorder.end()
-        return OpTimes(
-            (np.array((start_s, start_s, end_s)),), (np.array((start_s, end_s, end_s)),)
-        )
+        return OpTimes(Late(partial(_as_three_ops, whole)), _NUM_OPS)
 
     def _train(self) -> None:
         """Set training mode, unless the model is in it: its parts may not be."""
         if not self._model.training:
             self._model.train()
 
-    def busy_s(self, portion: Portion, record: OpTimes) -> float:
-        """Return the seconds of a step."""
-        return float((record.end_s[0] - record.start_s[0]).sum())
+    def worked_s(self, portion: Portion, record: OpTimes) -> tuple[float, float]:
+        """See `PortionPlayer.worked_s`: B is the whole step."""
+        ((start_s, end_s),) = record.times.value
+        return float((end_s - start_s).sum()), float(end_s.max())
+
+
+def _as_three_ops(whole: Late[Times]) -> list[Times]:
+    """Return the times of F, B and U in one lane; the whole step counts as B."""
+    (start_s,), (end_s,) = whole.value
+    return [(np.array((start_s, start_s, end_s)), np.array((start_s, end_s, end_s)))]
 
 
 class _WholeModel(ModelAndLoss):

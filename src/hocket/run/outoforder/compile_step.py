@@ -26,14 +26,14 @@ from hocket.model.trace.state import model_fault
 from hocket.run.data.batch import call_arguments, count_samples, on_device, whole
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
+from hocket.run.device.late import Late
 from hocket.run.device.open import open_device
-from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.engine.sync.step_result import StepResult, StepSeconds
 from hocket.run.outoforder.capture.trace import buffers_in_place
 from hocket.run.outoforder.capture.update import Optimizer
 from hocket.run.outoforder.captured_orders import CapturedOrder, CapturedOrders
 from hocket.run.outoforder.order.choose import OrderCandidate
 from hocket.run.stage.loss_checks.own_state import loss_part
-from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import GradientStatus
 from hocket.run.weights.settings import members
 from hocket.run.weights.updater import clear_gradients, refuse_added
@@ -212,15 +212,14 @@ class CompiledStep:
         idle = 0.0
         if compiled is not None:
             idle = compiled.candidates[0].predicted.lane_bubble_fraction(0)
+        times = StepSeconds(seconds, seconds * (1.0 - idle), perf_counter())
         return StepResult(
             step,
-            values[TOTAL],
-            values,
             num_samples,
-            seconds,
-            idle,
             self._device.peak_bytes(),
             status_of_captured_step(step),
+            Late(lambda: {"model": values}),
+            Late(lambda: times),
         )
 
     def submit(self, batch: Any) -> Mapping[str, Tensor]:
@@ -343,10 +342,10 @@ def _make_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
     return made
 
 
-def status_of_captured_step(step: int) -> PendingGradientStatus:
+def status_of_captured_step(step: int) -> Late[GradientStatus]:
     """Return the status of a step whose gradients are freed one by one."""
     why = (
         f"the gradients of step {step} are gone: a compiled step frees each one when "
         "its weight is updated; compute their norm in an eager step"
     )
-    return PendingGradientStatus(step, lambda: GradientStatus(nan, unknown=why))
+    return Late(lambda: GradientStatus(nan, unknown=why))

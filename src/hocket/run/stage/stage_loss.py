@@ -143,16 +143,21 @@ class _Copied:
     """Losses on their way to the host.
 
     Args:
-        names: the losses' names by step and microbatch.
+        losses: named losses on the device, by step and microbatch.
         host: their values, one after the other, once they have arrived.
         event: the event behind the copy.
     """
 
-    names: dict[tuple[int, int], tuple[str, ...]]
+    losses: dict[tuple[int, int], dict[str, Tensor]]
     host: Tensor
     event: CopyEvent
 
+    def is_of(self, step: int | None) -> bool:
+        """Whether there are losses of a step among them; None for any step."""
+        return step is None or any(of_step == step for of_step, _ in self.losses)
 
+
+@dataclass(eq=False)
 class LossValues:
     """Keeps the named losses of each microbatch, and reads their values.
 
@@ -165,10 +170,12 @@ class LossValues:
         outcome: what an error says of the step's update.
     """
 
-    def __init__(self, stage: int, copies: Copies | None) -> None:
+    stage: int
+    copies: Copies | None
+
+    def __post_init__(self) -> None:
+        """Begin without losses."""
         self.outcome = "no weights were updated from it"
-        self._stage = stage
-        self._device_copies = copies
         self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._copied: list[_Copied] = []
         self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
@@ -179,7 +186,7 @@ class LossValues:
         Raises:
             NonFiniteError: the loss to train is not finite, and is read at once.
         """
-        if self._device_copies is None:
+        if self.copies is None:
             values = {name: value.item() for name, value in named.items()}
             self._keep(step, index, values)
             return
@@ -192,15 +199,14 @@ class LossValues:
 
     def begin_read(self) -> None:
         """Begin to copy all losses to the host, behind the work queued so far."""
-        copies, unread = self._device_copies, self._unread
+        copies, unread = self.copies, self._unread
         if copies is None or not unread:
             return
         self._unread = {}
         scalars = torch.stack([x for named in unread.values() for x in named.values()])
         host = torch.empty(len(scalars), dtype=scalars.dtype, pin_memory=copies.pins)
-        names = {key: tuple(named) for key, named in unread.items()}
         event = copies.to_host((host,), (scalars,))
-        self._copied.append(_Copied(names, host, event))
+        self._copied.append(_Copied(unread, host, event))
 
     @property
     def is_read(self) -> bool:
@@ -218,17 +224,32 @@ class LossValues:
             NonFiniteError: the loss to train is not finite for a microbatch; names the
                 first.
         """
-        self.begin_read()
-        copied, self._copied = self._copied, []
-        for copy in copied:
+        if step is None or any(of_step == step for of_step, _ in self._unread):
+            self.begin_read()
+        due = [copy for copy in self._copied if copy.is_of(step)]
+        self._copied = [copy for copy in self._copied if not copy.is_of(step)]
+        for copy in due:
             copy.event.synchronize()
             numbers = iter(copy.host.tolist())
-            for (of_step, index), names in copy.names.items():
-                self._keep(of_step, index, {name: next(numbers) for name in names})
+            for (of_step, index), named in copy.losses.items():
+                self._keep(of_step, index, {name: next(numbers) for name in named})
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
         return {i: named for of_step in values.values() for i, named in of_step.items()}
+
+    def sum_on_device(self, step: int) -> Tensor:
+        """Return the sum of a step's losses to train, which are being copied.
+
+        It is not finite if one of them is not; the host does not wait for it.
+        """
+        totals = [
+            named[TOTAL]
+            for copy in self._copied
+            for (of_step, _), named in copy.losses.items()
+            if of_step == step
+        ]
+        return torch.stack(totals).sum()
 
     def clear(self) -> None:
         """Drop the losses that were kept."""
@@ -240,7 +261,7 @@ class LossValues:
         total = values[TOTAL]
         if not math.isfinite(total):
             raise NonFiniteError(
-                f"the loss is {total} at step {step}, stage {self._stage}, "
+                f"the loss is {total} at step {step}, stage {self.stage}, "
                 f"microbatch {index}; {self.outcome}"
                 f"{_NAN_HINT if math.isnan(total) else ''}"
             )

@@ -98,7 +98,7 @@ def _measure(
         begin = clock()
         status = gradients.status_of(gradients.own_norms())
         if settings.clip_norm is not None:
-            gradients.clip(status, settings.clip_norm)
+            gradients.clip(status.norm, settings.clip_norm)
         if versions is not None:
             versions.before_update()
         _update(updater)

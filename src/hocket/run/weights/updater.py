@@ -80,29 +80,68 @@ class Updater:
         if self.reducer is not None:
             self.reducer.finish()
 
-    def update(self) -> None:
-        """Step the optimizer, and clear the gradients."""
+    @property
+    def can_be_masked(self) -> bool:
+        """Whether the device itself can leave out the next update.
+
+        The fused kernels of torch's optimizers can, as `GradScaler` asks them to. In
+        the first update they make state, which must not be left out.
+        """
+        optimizer: Any = self.optimizer
+        if optimizer is None:
+            return True
+        return (
+            self.gradient_sums is None
+            and getattr(optimizer, "_step_supports_amp_scaling", False)
+            and all(group.get("fused") for group in optimizer.param_groups)
+            and all(
+                group.get("momentum") == 0.0 or p in optimizer.state
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is not None
+            )
+        )
+
+    def update(self, is_bad: Tensor | None = None) -> None:
+        """Step the optimizer, and clear the gradients.
+
+        Args:
+            is_bad: 1 on the device to leave weights, moments and averages as they are,
+                where `can_be_masked`; 0 to change them, as without it.
+        """
+        optimizer: Any = self.optimizer
         if self.gradient_sums is not None:
             self.gradient_sums.add(self._trained)
-        if self.optimizer is not None:
-            self._members = refuse_added(self.optimizer, self._members)
-            self.optimizer.step()
-            clear_gradients(self.optimizer)
-        self.advance()
+        if optimizer is not None:
+            self._members = refuse_added(optimizer, self._members)
+            if is_bad is not None:
+                optimizer.found_inf, optimizer.grad_scale = is_bad, None
+            optimizer.step()
+            if is_bad is not None:
+                del optimizer.found_inf, optimizer.grad_scale
+            clear_gradients(optimizer)
+        self.advance(is_bad)
         self.forget()
 
-    def advance(self) -> None:
+    def advance(self, is_bad: Tensor | None = None) -> None:
         """Step the learning-rate schedule and the averages, behind an update."""
         if self.scheduler is not None:
             self.scheduler.step()
             self.scheduled_rates = self.rates()
-        self.average()
+        self.average(is_bad)
 
-    def average(self) -> None:
-        """Move the averages towards the weights, if there are any."""
-        if self.ema and self._decay is not None:
-            new = [self._trained[name].detach() for name in self.ema]
-            torch._foreach_lerp_(list(self.ema.values()), new, 1.0 - self._decay)
+    def average(self, is_bad: Tensor | None = None) -> None:
+        """Move the averages towards the weights, if there are any; see `update`."""
+        if not self.ema or self._decay is None:
+            return
+        old, share = list(self.ema.values()), 1.0 - self._decay
+        new = [self._trained[name].detach() for name in self.ema]
+        if is_bad is None:
+            torch._foreach_lerp_(old, new, share)
+        else:
+            moves = torch._foreach_sub(new, old)
+            torch._foreach_mul_(moves, (1.0 - is_bad.double()) * share)
+            torch._foreach_add_(old, moves)
 
     def hold_frozen(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Keep averages of frozen parameters, which this updater does not update."""

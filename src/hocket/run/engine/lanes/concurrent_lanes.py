@@ -31,6 +31,7 @@ from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
 _Clock: TypeAlias = tuple[int, ...]
 
 
+@dataclass(eq=False)
 class ConcurrentLanes:
     """Plays portions in the lanes of one device.
 
@@ -39,39 +40,34 @@ class ConcurrentLanes:
         plan: what is played.
         numbers: the lanes' numbers in the schedule, ascending.
         lanes: their ops, by portion.
-        play: plays one op, of a step, on the batches under way, in a lane.
+        play_op: plays one op, of a step, on the batches under way, in a lane.
         recorder: notes each op; those of several lanes overlap.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        plan: PlayPlan,
-        numbers: tuple[int, ...],
-        lanes: Mapping[Portion, Sequence[LaneOps]],
-        play: Callable[[LaneOp, int, Batches, int], None],
-        recorder: FlightRecorder,
-    ) -> None:
-        self._device = device
-        self._plan = plan
-        self._numbers = numbers
-        self._lanes = lanes
-        self._play = play
-        self._recorder = recorder
+    device: Device
+    plan: PlayPlan
+    numbers: tuple[int, ...]
+    lanes: Mapping[Portion, Sequence[LaneOps]]
+    play_op: Callable[[LaneOp, int, Batches, int], None]
+    recorder: FlightRecorder
+
+    def __post_init__(self) -> None:
+        """Put the ops in the order in which the host issues them."""
         self._lock = threading.Lock()  # of the recorder
         # The order of issue, and the values for which there are events; by portion.
-        self._issued = {portion: [*self._in_order(portion)] for portion in lanes}
+        self._issued = {portion: [*self._in_order(portion)] for portion in self.lanes}
         self._made = {
             portion: {
                 value for one in own for lane_op in one.ops for value in lane_op.records
             }
-            for portion, own in lanes.items()
+            for portion, own in self.lanes.items()
         }
         # Orders by way of other devices, where a sanitizer would not see them.
         self._before: dict[Portion, dict[Op, tuple[Op, ...]]] = {}
-        for portion in lanes if device.sanitizer is not None else ():
-            part = plan.portions[portion]
-            self._before[portion] = ordered_by_messages(part, numbers, plan.program)
+        for portion in self.lanes if self.device.sanitizer is not None else ():
+            part = self.plan.portions[portion]
+            program = self.plan.program
+            self._before[portion] = ordered_by_messages(part, self.numbers, program)
 
     def play(self, portion: Portion, first: int, batches: Batches) -> None:
         """Play a portion; the lanes are joined at its end, where the next one begins.
@@ -84,7 +80,7 @@ class ConcurrentLanes:
         Raises:
             RunError: an op failed.
         """
-        device, made = self._device, self._made[portion]
+        device, made = self.device, self._made[portion]
         events: defaultdict[Value | Op, Event] = defaultdict(device.new_event)
         before = self._before.get(portion, {})
         ordering = {op for ops in before.values() for op in ops}
@@ -118,28 +114,28 @@ class ConcurrentLanes:
         number = first + lane_op.op.step
         with self._lock:
             step = first_of(batches[number]).step.number
-            slot = self._recorder.begin(lane_op.text, step)
-        sanitizer = self._device.sanitizer
+            slot = self.recorder.begin(lane_op.text, step)
+        sanitizer = self.device.sanitizer
         if sanitizer is not None:
             op = replace(lane_op.op, step=number)
-            for access in accesses(op, self._plan.program):
+            for access in accesses(op, self.plan.program):
                 sanitizer.access(lane, lane_op.text, str(access), writes=access.writes)
-        self._play(lane_op, number, batches, lane)
+        self.play_op(lane_op, number, batches, lane)
         with self._lock:
-            self._recorder.end(slot)
+            self.recorder.end(slot)
 
     def _in_order(self, portion: Portion) -> Iterator[tuple[int, LaneOp]]:
         """Yield the number of a lane and its next op, as the host must issue them."""
-        lanes = self._lanes[portion]
-        if self._device.issue_order is IssueOrder.SIDE_LANES_FIRST:
+        lanes = self.lanes[portion]
+        if self.device.issue_order is IssueOrder.SIDE_LANES_FIRST:
             for number in reversed(range(len(lanes))):
                 for lane_op in lanes[number].ops:
                     yield number, lane_op
             return
         left = [iter(lane.ops) for lane in lanes]
-        part, program = self._plan.portions[portion], self._plan.program
-        place = {lane: i for i, lane in enumerate(self._numbers)}
-        for lane, _ in part.in_order(self._numbers, program):
+        part, program = self.plan.portions[portion], self.plan.program
+        place = {lane: i for i, lane in enumerate(self.numbers)}
+        for lane, _ in part.in_order(self.numbers, program):
             yield place[lane], next(left[place[lane]])
 
 
@@ -237,14 +233,16 @@ class LaneOps:
     watch: Stopwatch
     computes: NDArray[np.bool_]
 
-    def busy_s(self, start_s: Seconds, end_s: Seconds) -> float:
-        """Return how long the lane itself worked, in seconds.
+    def worked_s(self, start_s: Seconds, end_s: Seconds) -> tuple[float, float]:
+        """Return for how many seconds the lane itself worked, and when it had ended.
 
         Args:
             start_s: when each op began.
             end_s: when each op ended.
         """
-        return float((end_s - start_s)[self.computes].sum())
+        ends_s = end_s[self.computes]
+        busy_s = float((ends_s - start_s[self.computes]).sum())
+        return busy_s, float(ends_s.max(initial=0.0))
 
 
 class Countdown:

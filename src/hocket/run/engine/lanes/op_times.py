@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.run.device.stopwatch import Seconds, Stopwatch
+from hocket.run.device.late import Late
+from hocket.run.device.stopwatch import Seconds, Stopwatch, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +18,32 @@ class OpTimes:
     """When the ops of each lane ran, in this process's seconds; 0 if one did not.
 
     Args:
-        start_s: the moment at which each op began, by lane.
-        end_s: the moment at which each op ended, by lane.
+        times: the times of each lane, which a device may still have.
+        num_ops: how many ops there are in all lanes.
     """
 
-    start_s: tuple[Seconds, ...]
-    end_s: tuple[Seconds, ...]
+    times: Late[Sequence[Times]]
+    num_ops: int
 
     @classmethod
     def joined(cls, records: Sequence[OpTimes]) -> OpTimes:
         """Put the times of several portions one behind the other."""
-        starts = zip(*(record.start_s for record in records), strict=True)
-        ends = zip(*(record.end_s for record in records), strict=True)
-        return cls(
-            tuple(np.concatenate(times) for times in starts),
-            tuple(np.concatenate(times) for times in ends),
-        )
+        lanes = zip(*(record.times.value for record in records), strict=True)
+        joined = [
+            (np.concatenate(starts), np.concatenate(ends))
+            for starts, ends in (zip(*portions, strict=True) for portions in lanes)
+        ]
+        return cls(Late(lambda: joined), sum(record.num_ops for record in records))
+
+    @property
+    def start_s(self) -> tuple[Seconds, ...]:
+        """The moment at which each op began, by lane; may wait for a device."""
+        return tuple(start_s for start_s, _ in self.times.value)
+
+    @property
+    def end_s(self) -> tuple[Seconds, ...]:
+        """The moment at which each op ended, by lane; may wait for a device."""
+        return tuple(end_s for _, end_s in self.times.value)
 
     def take_late_ends(self, late_s: Sequence[Seconds]) -> None:
         """Correct the ends of ops that went on after their portion.
@@ -42,11 +53,6 @@ class OpTimes:
         """
         for end_s, late in zip(self.end_s, late_s, strict=True):
             end_s[late > 0.0] = late[late > 0.0]
-
-    @property
-    def num_ops(self) -> int:
-        """How many ops there are in all lanes."""
-        return sum(len(times) for times in self.start_s)
 
 
 @dataclass(frozen=True, slots=True)

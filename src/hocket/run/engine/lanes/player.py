@@ -12,7 +12,7 @@ What comes from where, and goes where, follows from `hocket.core.dataflow` by wa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any, Final, TypeAlias
@@ -25,7 +25,8 @@ from hocket.core.plans.lane_plan import OpPlan
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.device.device import Device
-from hocket.run.device.stopwatch import make_stopwatch
+from hocket.run.device.late import Late
+from hocket.run.device.stopwatch import Times, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.concurrent_lanes import (
     ConcurrentLanes,
@@ -40,7 +41,7 @@ from hocket.run.engine.lanes.ports import InputMaker
 from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.lanes.step_end import StepEnd
 from hocket.run.engine.lanes.wiring import Wiring
-from hocket.run.engine.sync.step_sync import NoSync, StepSync
+from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
@@ -53,6 +54,7 @@ _NO_STAGE: Final = -1  # of what is no op of the order
 OnOutput: TypeAlias = Callable[[Microbatch, Any, Sequence[Any]], None]
 
 
+@dataclass(eq=False)
 class Player:
     """Plays the lanes of one device, portion by portion.
 
@@ -63,7 +65,7 @@ class Player:
         updaters: the stages' updaters; none in evaluation.
         channels: messages to and from other devices.
         recorder: notes each op, for the report of a failure.
-        sync: called as losses and gradients complete; None where nothing is updated.
+        sync: called as losses and gradients complete; none where nothing is updated.
         ties: the weights that stages of different delays share.
         on_output: evaluation: called with each microbatch, the model's output, and
             those of other nets that the loss reads.
@@ -80,71 +82,60 @@ class Player:
         stages: plays the ops of each stage of this device.
     """
 
-    def __init__(
-        self,
-        plan: PlayPlan,
-        device: int,
-        runners: Mapping[int, StageRunner],
-        updaters: Mapping[int, Updater],
-        channels: PointToPoint,
-        recorder: FlightRecorder,
-        sync: StepSync | None = None,
-        ties: WorkerTies | None = None,
-        *,
-        on_output: OnOutput | None = None,
-        on_error: OnError | None = None,
-        evaluates: bool = False,
-        prefix: str = "",
-        lanes: Device | None = None,
-        wiring: Wiring | None = None,
-        followers: Mapping[int, Follower] | None = None,
-    ) -> None:
-        self._followers = {} if followers is None else followers
+    plan: PlayPlan
+    device: int
+    runners: Mapping[int, StageRunner]
+    updaters: Mapping[int, Updater]
+    channels: PointToPoint
+    recorder: FlightRecorder
+    sync: NoSync = field(default_factory=NoSync)
+    ties: WorkerTies = field(default_factory=lambda: WorkerTies((), {}, {}, ()))
+    on_output: OnOutput | None = None
+    on_error: OnError | None = None
+    evaluates: bool = False
+    prefix: str = ""
+    lanes: Device | None = None
+    wiring: Wiring = field(default_factory=Wiring)
+    followers: Mapping[int, Follower] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Look up what each op needs."""
         # The followers that read the buffers of a stage, by its number.
         self._buffer_readers = {
-            stage: [x for x in self._followers.values() if stage in x.buffer_stages]
-            for stage in runners
+            stage: [x for x in self.followers.values() if stage in x.buffer_stages]
+            for stage in self.runners
         }
-        self._runners = runners
-        self._channels = channels
-        self._recorder = recorder
-        self._sync = NoSync() if sync is None else sync
-        self._ties = WorkerTies((), {}, {}, ()) if ties is None else ties
-        self._has_ties = bool(self._ties)
-        self._on_output = on_output
-        self._on_error = on_error
-        self._evaluates = evaluates
-        self._prefix = prefix
-        numbers = plan.schedule.lanes_of(device)
-        (place,) = {runner.device for runner in runners.values()}
-        wiring = Wiring() if wiring is None else wiring
+        self._has_ties = bool(self.ties)
+        numbers = self.plan.schedule.lanes_of(self.device)
+        (place,) = {runner.device for runner in self.runners.values()}
         # Ops of several lanes overlap: none may change what the newest op notes.
-        notes = recorder if lanes is None else FlightRecorder()
+        notes = self.recorder if self.lanes is None else FlightRecorder()
         self._notes = notes
+        program, wiring, lanes = self.plan.program, self.wiring, self.lanes
         self.maker = InputMaker(
-            plan.program, wiring, device, channels, notes, lanes=lanes
+            program, wiring, self.device, self.channels, notes, lanes=lanes
         )
         self.stages = {
             number: StageOps(
-                number, runner, plan.program, wiring, self.maker, evaluates=evaluates
+                number, runner, program, wiring, self.maker, evaluates=self.evaluates
             )
-            for number, runner in runners.items()
+            for number, runner in self.runners.items()
         }
         if lanes is not None:
             for stage in self.stages.values():
                 stage.share_between_lanes(lanes, numbers)
         self._end = StepEnd(
-            runners, updaters, self._followers, self._sync, self._ties, notes
+            self.runners, self.updaters, self.followers, self.sync, self.ties, notes
         )
-        if self._sync.posts_early and any(x.reducer for x in updaters.values()):
-            channels.do_meanwhile(self._end.await_norms)
+        if self.sync.posts_early and any(x.reducer for x in self.updaters.values()):
+            self.channels.do_meanwhile(self._end.await_norms)
         self._last: tuple[Portion, OpTimes] | None = None  # where R goes on after it
         self._num_forwards, self._num_gradients = Countdown(), Countdown()
         # Stages and microbatches whose backward is I and W in some portion. Where it is
         # B, it is played as I and W, too.
         self._split = frozenset(
             (one.op.stage, one.op.microbatch)
-            for part in plan.portions.values()
+            for part in self.plan.portions.values()
             for number in numbers
             for one in part.lanes[number]
             if one.op.kind is Kind.BACKWARD_INPUT
@@ -154,15 +145,16 @@ class Player:
                 self._lane(number, part.lanes[number], part.shift, place)
                 for number in numbers
             ]
-            for portion, part in plan.portions.items()
+            for portion, part in self.plan.portions.items()
         }
         self._orders = {
-            portion: channels.orders_of(part) for portion, part in plan.portions.items()
+            portion: self.channels.orders_of(part)
+            for portion, part in self.plan.portions.items()
         }
         self._concurrent: ConcurrentLanes | None = None
         if lanes is not None:
             self._concurrent = ConcurrentLanes(
-                lanes, plan, numbers, self._parts, self._play_op, recorder
+                lanes, self.plan, numbers, self._parts, self._play_op, self.recorder
             )
 
     @property
@@ -189,9 +181,9 @@ class Player:
         """Begin a batch of each net: its header goes before its first messages."""
         steps = {net: work.step for net, work in batches.items()}
         number = next(iter(steps.values())).number
-        self._recorder.begin(f"{self._prefix}begin", number)
-        self._channels.begin(steps)
-        self._recorder.end()
+        self.recorder.begin(f"{self.prefix}begin", number)
+        self.channels.begin(steps)
+        self.recorder.end()
 
     def play(self, portion: Portion, first: int, batches: Batches) -> OpTimes:
         """Play a portion.
@@ -206,7 +198,7 @@ class Player:
         Raises:
             RunError: something went wrong.
         """
-        self._channels.expect(self._orders[portion], first, batches)
+        self.channels.expect(self._orders[portion], first, batches)
         lanes = self._parts[portion]
         try:
             if self._concurrent is None:
@@ -214,16 +206,16 @@ class Player:
             else:
                 self._concurrent.play(portion, first, batches)
         finally:
-            for runner in self._runners.values():
+            for runner in self.runners.values():
                 if runner.versions is not None:
                     runner.versions.take_out()
-        self._channels.end_portion()
+        self.channels.end_portion()
         if portion is Portion.STEP:
-            self._sync.close(batches[first], self._end.finish)
+            self.sync.close(batches[first], self._end.finish)
         if portion is not Portion.BODY:
-            self._channels.flush()
+            self.channels.flush()
         if portion in (Portion.EPILOGUE, Portion.STEP):
-            self._ties.receive_pending()
+            self.ties.receive_pending()
         self._end.end_record()
         return self._read_times(portion)
 
@@ -234,22 +226,21 @@ class Player:
             before, record = self._last
             if before not in times:
                 times[before] = [lane.watch.read() for lane in self._parts[before]]
-            record.take_late_ends([end[len(end) // 2 :] for _, end in times[before]])
-        starts, ends = zip(*times[portion], strict=True)
-        made = OpTimes(
-            tuple(start[: len(start) // 2] for start in starts),
-            tuple(end[: len(end) // 2] for end in ends),
-        )
+            ends = [late.value[1] for late in times[before]]
+            record.take_late_ends([end_s[len(end_s) // 2 :] for end_s in ends])
+        num_ops = sum(len(lane.computes) for lane in self._parts[portion])
+        made = OpTimes(Late(partial(_without_late_ends, times[portion])), num_ops)
         self._last = (portion, made) if self._end.goes_on else None
         return made
 
-    def busy_s(self, portion: Portion, record: OpTimes) -> float:
-        """Return how long a lane itself worked, in seconds; the mean over lanes."""
-        times = zip(self._parts[portion], record.start_s, record.end_s, strict=True)
-        return fmean(lane.busy_s(start_s, end_s) for lane, start_s, end_s in times)
+    def worked_s(self, portion: Portion, record: OpTimes) -> tuple[float, float]:
+        """See `PortionPlayer.worked_s`: the mean over lanes, and the last one's end."""
+        times = zip(self._parts[portion], record.times.value, strict=True)
+        worked = [lane.worked_s(*of_lane) for lane, of_lane in times]
+        return fmean(busy_s for busy_s, _ in worked), max(end_s for _, end_s in worked)
 
     def _play_lane(self, lane: LaneOps, first: int, batches: Batches) -> None:
-        recorder, end = self._recorder, self._end
+        recorder, end = self.recorder, self._end
         steps = {number: first_of(nets) for number, nets in batches.items()}
         for lane_op in lane.ops:
             place = first + lane_op.op.step
@@ -260,7 +251,7 @@ class Player:
             recorder.begin(lane_op.text, number)
             try:
                 if lane_op.is_step_end:
-                    self._channels.begin_step_end()
+                    self.channels.begin_step_end()
                 lane_op.action(batches[place])
                 if end.reducing:
                     end.take_finished()
@@ -283,8 +274,8 @@ class Player:
             raise
 
     def _report(self, lane_op: LaneOp, number: int, error: Exception) -> None:
-        if self._on_error is not None and lane_op.op.stage != _NO_STAGE:
-            self._on_error(lane_op.op, number, error)
+        if self.on_error is not None and lane_op.op.stage != _NO_STAGE:
+            self.on_error(lane_op.op, number, error)
 
     def _lane(
         self, number: int, plans: tuple[OpPlan, ...], shift: int, place: torch.device
@@ -299,7 +290,7 @@ class Player:
 
     def _lane_op(self, plan: OpPlan, shift: int, timer: OpTimer) -> LaneOp:
         op = replace(plan.op, step=plan.op.step - shift)
-        text = f"{self._prefix}{replace(op, step=0)}"
+        text = f"{self.prefix}{replace(op, step=0)}"
         action = self._action(op, timer)
         return LaneOp(op, text, action, plan.waits, plan.records, op.kind in STEP_ENDS)
 
@@ -310,21 +301,21 @@ class Player:
             return partial(self._once_per_step(op), ops, timer)
         split = (op.stage, index) in self._split
         match op.kind:
-            case Kind.FORWARD if self._evaluates:
+            case Kind.FORWARD if self.evaluates:
                 return partial(self._evaluate, ops, index, timer)
             case Kind.FORWARD:
                 play = partial(ops.forward, index, timer, splits=split)
                 forward = self._with_end_of_forwards(ops, play)
-                return self._after_ties(ops, self._ties.before_forward, forward)
+                return self._after_ties(ops, self.ties.before_forward, forward)
             case Kind.BACKWARD:
                 backward = ops.split_backward if split else ops.backward
                 play = partial(
                     self._count_gradient, ops, partial(backward, index, timer)
                 )
-                return self._after_ties(ops, self._ties.before_backward, play)
+                return self._after_ties(ops, self.ties.before_backward, play)
             case Kind.BACKWARD_INPUT:
                 play = partial(ops.input_gradients, index, timer)
-                return self._after_ties(ops, self._ties.before_backward, play)
+                return self._after_ties(ops, self.ties.before_backward, play)
             case Kind.BACKWARD_WEIGHT:
                 play = partial(ops.weight_gradients, index, timer)
                 return partial(self._count_gradient, ops, play)
@@ -339,7 +330,7 @@ class Player:
                 return self._gather
             case Kind.REDUCE:
                 return self._end.reduce
-            case Kind.UPDATE if op.stage in self._followers:
+            case Kind.UPDATE if op.stage in self.followers:
                 return self._end.follow
             case Kind.UPDATE:
                 return self._end.update
@@ -350,13 +341,13 @@ class Player:
         self, ops: StageOps, index: int, timer: OpTimer, batch: NetBatches
     ) -> None:
         found = ops.evaluate(index, timer, batch)
-        if found is not None and self._on_output is not None:
-            self._on_output(batch[ops.net].microbatches[index], *found)
+        if found is not None and self.on_output is not None:
+            self.on_output(batch[ops.net].microbatches[index], *found)
 
     def _with_end_of_forwards(self, ops: StageOps, play: Action) -> Action:
         """Return what plays F, and ends a batch's forwards if that does something."""
         stage = ops.number
-        if ops.makes_loss or self._buffer_readers[stage] or stage in self._followers:
+        if ops.makes_loss or self._buffer_readers[stage] or stage in self.followers:
             return partial(self._count_forward, ops, play)
         return play
 
@@ -366,11 +357,11 @@ class Player:
         if not self._num_forwards.is_last(stage, work):
             return
         if ops.makes_loss:
-            self._sync.after_losses(stage, work)
+            self.sync.after_losses(stage, work)
         for follower in self._buffer_readers[stage]:
             follower.after_forwards_of(stage, work.step.number)
-        versions = self._runners[stage].versions
-        if stage in self._followers and versions is not None and work.ends_step:
+        versions = self.runners[stage].versions
+        if stage in self.followers and versions is not None and work.ends_step:
             with ops.lock:
                 versions.complete(work.step.number)
 
@@ -394,8 +385,16 @@ class Player:
     def _loss(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         assert ops.loss is not None
         ops.loss.play(batch, timer)
-        self._sync.after_losses(ops.number, batch[ops.net])
+        self.sync.after_losses(ops.number, batch[ops.net])
 
     def _gather(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         assert ops.gather is not None
         ops.gather.play(batch, timer)
+
+
+def _without_late_ends(lanes: Sequence[Late[Times]]) -> list[Times]:
+    """Return the times of ops, by lane, of watches with two places for each."""
+    return [
+        (start_s[: len(start_s) // 2], end_s[: len(end_s) // 2])
+        for start_s, end_s in (late.value for late in lanes)
+    ]

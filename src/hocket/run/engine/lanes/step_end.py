@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from hocket.run.data.step_batch import NetBatches, StepBatch
@@ -26,6 +27,7 @@ from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
 
+@dataclass(eq=False)
 class StepEnd:
     """Plays ops R and U of one device.
 
@@ -41,22 +43,16 @@ class StepEnd:
         reducing: the batches whose gradients are being reduced, by stage.
     """
 
-    def __init__(
-        self,
-        runners: Mapping[int, StageRunner],
-        updaters: Mapping[int, Updater],
-        followers: Mapping[int, Follower],
-        sync: NoSync,
-        ties: WorkerTies,
-        recorder: FlightRecorder,
-    ) -> None:
-        self._runners = runners
-        self._updaters = updaters
-        self._followers = followers
-        self._sync = sync
-        self._ties = ties
-        self._has_ties = bool(ties)
-        self._recorder = recorder
+    runners: Mapping[int, StageRunner]
+    updaters: Mapping[int, Updater]
+    followers: Mapping[int, Follower]
+    sync: NoSync
+    ties: WorkerTies
+    recorder: FlightRecorder
+
+    def __post_init__(self) -> None:
+        """Begin without reductions."""
+        self._has_ties = bool(self.ties)
         self._lock = threading.RLock()  # of the reductions
         self._order = threading.Lock()  # of completed gradients and updates
         self._timers: dict[int, OpTimer] = {}  # of R, by stage, as long as it is timed
@@ -79,7 +75,7 @@ class StepEnd:
         if not work.ends_step:
             return
         stage = ops.number
-        versions = self._runners[stage].versions
+        versions = self.runners[stage].versions
         if versions is not None:
             with ops.lock:
                 versions.complete(work.step.number)
@@ -90,7 +86,7 @@ class StepEnd:
         stage, work = ops.number, batch[ops.net]
 
         def start() -> None:
-            reducer = self._updaters[stage].reducer
+            reducer = self.updaters[stage].reducer
             assert reducer is not None
             timer.start()
             reducer.start()
@@ -107,14 +103,14 @@ class StepEnd:
         over = []
         with self._lock:
             for stage, work in [*self.reducing.items()]:
-                reducer = self._updaters[stage].reducer
+                reducer = self.updaters[stage].reducer
                 assert reducer is not None
                 if is_taken(reducer):
                     self.finish(stage)
                     over.append((stage, work))
         # Without the lock: a gate that another lane has entered may call `finish`.
         for stage, work in over:
-            self._sync.after_gradients(stage, work)
+            self.sync.after_gradients(stage, work)
 
     def await_norms(self) -> bool:
         """Finish the reductions that have ended; return whether to call this again.
@@ -130,7 +126,7 @@ class StepEnd:
     def finish(self, stage: int) -> None:
         """Wait for the sum of a stage's gradients, where it is under way."""
         with self._lock:
-            self._updaters[stage].wait()
+            self.updaters[stage].wait()
             self.reducing.pop(stage, None)
             if stage in self._timers:
                 self._timers.pop(stage).end()
@@ -154,28 +150,30 @@ class StepEnd:
             WaitError: another worker did not come to the gate.
         """
         stage, work = ops.number, batch[ops.net]
-        updater = self._updaters[stage]
-        if self._sync.posts_early:
+        updater = self.updaters[stage]
+        if self.sync.posts_early:
             self._take(lambda reducer: True)
-        updates = self._sync.before_update(stage, work, self.finish)
-        self._recorder.resume()
-        for follower in self._followers.values():
-            follower.before_update_of(stage, work.step.number, skips=not updates)
-        self._change(ops, timer, updater.update if updates else updater.forget)
-        self._ties.after_update(stage)
+        decision = self.sync.before_update(stage, work, self.finish)
+        self.recorder.resume()
+        skips = not decision.updates
+        for follower in self.followers.values():
+            follower.before_update_of(stage, work.step.number, skips=skips)
+        update = partial(updater.update, decision.is_bad)
+        self._change(ops, timer, updater.forget if skips else update)
+        self.ties.after_update(stage)
         for act in self._due(stage, work.step.number + 1):
             act()
 
     def follow(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
         """Play U of a stage whose weights follow those of another one."""
-        follower, step = self._followers[ops.number], batch[ops.net].step.number
+        follower, step = self.followers[ops.number], batch[ops.net].step.number
         self._change(ops, timer, partial(follower.update, step))
 
     def _change(
         self, ops: StageOps, timer: OpTimer, change: Callable[[], None]
     ) -> None:
         """Change a stage's weights; steps that read older ones go on doing so."""
-        versions = self._runners[ops.number].versions
+        versions = self.runners[ops.number].versions
         with ops.lock:
             timer.start()
             if versions is not None:
@@ -187,7 +185,7 @@ class StepEnd:
 
     def _when_next(self, stage: int, work: StepBatch, act: Callable[[], None]) -> None:
         """Act on a step's complete gradients, after the updates of earlier steps."""
-        versions, number = self._runners[stage].versions, work.step.number
+        versions, number = self.runners[stage].versions, work.step.number
         with self._order:
             if versions is not None and not versions.is_next(number):
                 self._postponed.setdefault(stage, deque()).append((number, act))
@@ -205,8 +203,8 @@ class StepEnd:
 
     def _complete(self, stage: int, work: StepBatch) -> None:
         if self._has_ties:
-            self._ties.complete(stage, work.step.number)
-            self._recorder.resume()
-        self._sync.after_backwards(stage, work)
-        if stage in self._updaters and self._updaters[stage].reducer is None:
-            self._sync.after_gradients(stage, work)
+            self.ties.complete(stage, work.step.number)
+            self.recorder.resume()
+        self.sync.after_backwards(stage, work)
+        if stage in self.updaters and self.updaters[stage].reducer is None:
+            self.sync.after_gradients(stage, work)

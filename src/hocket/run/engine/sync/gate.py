@@ -21,11 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError
+from hocket.run.device.late import Late
 from hocket.run.stage.precision import LossScale
-from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import Gradients, GradientStatus
 from hocket.run.weights.live_rates import refuse_rates
 from hocket.run.weights.reduce import Reducer
@@ -33,6 +34,21 @@ from hocket.run.weights.tied_weights import add_up_ties
 from hocket.run.weights.updater import Updater
 
 Finish: TypeAlias = Callable[[int], None]  # waits for the reduction of a stage
+LossSum: TypeAlias = Tensor | float  # 0 if the host has read the losses
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether updates are made.
+
+    Args:
+        updates: whether the host asks for them.
+        is_bad: 1 on a device that leaves them out, 0 on one that makes them, where the
+            host does not wait to know.
+    """
+
+    updates: bool
+    is_bad: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -43,15 +59,18 @@ class _Pending:
         complete: the stages of this worker whose gradients are complete.
         passed: those that were updated.
         norms: the norms of this worker's gradients, once they are posted.
-        updates: whether the step's updates are made, once that is decided.
+        status: what they say of all workers' gradients.
+        decision: on the step's updates.
     """
 
     complete: set[int] = field(default_factory=set)
     passed: set[int] = field(default_factory=set)
     norms: Tensor | None = None
-    updates: bool | None = None
+    status: Late[GradientStatus] | None = None
+    decision: Decision | None = None
 
 
+@dataclass(eq=False)
 class Gate:
     """One worker's part of a gate.
 
@@ -66,48 +85,48 @@ class Gate:
         clip_norm: the most that the gate's gradients may measure together.
         scale: the loss scale, where gradients are unscaled before they are judged.
         on_norms: called with each step and the norms of this worker's gradients.
-        posts_early: whether norms are posted once gradients are complete, by whichever
-            lane completes them.
+        may_post_early: whether norms are posted once gradients are complete, by the
+            lane that completes them.
+        may_mask: whether a device may leave out updates, on a worker that is alone:
+            nobody waits for norms then, and errors are raised at the next decision.
 
     Attributes:
         status: what the gradients were, of the last step that was decided.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[int],
-        gradients: Gradients,
-        updaters: Mapping[int, Updater],
-        ties: Mapping[int, Sequence[Reducer]],
-        stage_of: Mapping[str, int],
-        *,
-        waits: bool,
-        counts: bool,
-        clip_norm: float | None,
-        scale: LossScale | None,
-        on_norms: Callable[[int, Tensor], None],
-        posts_early: bool = True,
-    ) -> None:
-        self._stages = frozenset(stages)
-        self._gradients = gradients
-        self._updaters = updaters
-        self._ties = ties
-        self._stage_of = stage_of
-        self._waits = waits
-        self._counts = counts
-        self._clip_norm = clip_norm
-        self._scale = scale
-        self._on_norms = on_norms
-        self._posts_early = posts_early
+    stages: Sequence[int]
+    gradients: Gradients
+    updaters: Mapping[int, Updater]
+    ties: Mapping[int, Sequence[Reducer]]
+    stage_of: Mapping[str, int]
+    waits: bool
+    counts: bool
+    clip_norm: float | None
+    scale: LossScale | None
+    on_norms: Callable[[int, Tensor], None]
+    may_post_early: bool = True
+    may_mask: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin without a step."""
+        self._stages = frozenset(self.stages)
+        self._masked: int | None = None  # a step that was not judged by the host yet
         self._lock = threading.Lock()  # several lanes may come to it
         self._steps: dict[int, _Pending] = {}
         self._passed = -1  # the last step that all stages have passed
-        self.status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
+        self.status = Late(lambda: GradientStatus(0.0))
+
+    @property
+    def masks(self) -> bool:
+        """Whether a device may leave out the next updates, so that no host waits."""
+        return self.may_mask and all(
+            self.updaters[stage].can_be_masked for stage in self._stages
+        )
 
     @property
     def posts_early(self) -> bool:
         """Whether norms are posted once the gate's gradients are complete."""
-        return self._posts_early and self._waits and self._gradients.allows_any_order
+        return self.may_post_early and self.waits and self.gradients.allows_any_order
 
     def complete(self, stage: int, step: int) -> None:
         """Note that a stage's gradients are complete, over all replicas.
@@ -125,17 +144,21 @@ class Gate:
                 and self.posts_early
                 and self._stages <= pending.complete
                 and min(self._steps) == step  # sums are read one after the other
-                and not any(self._ties[other] for other in self._stages)
+                and not any(self.ties[other] for other in self._stages)
             ):
                 self._post(pending, step)
 
-    def enter(self, stage: int, step: int, finish: Finish) -> bool:
+    def enter(
+        self, stage: int, step: int, finish: Finish, losses: LossSum | None = None
+    ) -> Decision:
         """Return whether the update of a stage is made; decide at the first one.
 
         Args:
             stage: a stage of this device.
             step: whose gradients they are.
             finish: waits for the reduction of a stage's gradients.
+            losses: the sum of the step's losses where the device judges them, and so
+                all gradients; None where the host does.
 
         Raises:
             NonFiniteError: a gradient is not finite; every member of a gate that waits
@@ -145,14 +168,13 @@ class Gate:
         """
         with self._lock:
             pending = self._steps.setdefault(step, _Pending())
-            if pending.updates is None:
-                self._decide(pending, step, finish)
+            if pending.decision is None:
+                pending.decision = self._decide(pending, step, finish, losses)
             pending.passed.add(stage)
             if pending.passed >= self._stages:
                 del self._steps[step]
                 self._passed = step
-            assert pending.updates is not None
-            return pending.updates
+            return pending.decision
 
     def resume_from(self, step: int) -> None:
         """Set the next step, after another state was loaded."""
@@ -166,52 +188,67 @@ class Gate:
             SchemaError: learning rates differ by rank; every member raises it.
             WaitError: another worker did not come.
         """
-        if self._waits and not self._stages:
-            self._decide(_Pending(), step, finish)
+        if self.waits and not self._stages:
+            self._decide(_Pending(), step, finish, None)
 
-    def _decide(self, pending: _Pending, step: int, finish: Finish) -> None:
+    def settle(self) -> None:
+        """Judge the step that a device has judged; waits until it has ended.
+
+        Raises:
+            NonFiniteError: a gradient is not finite, and the device has left its
+                updates out.
+        """
+        step, self._masked = self._masked, None
+        if step is not None and not self.status.value.is_finite:
+            raise NonFiniteError(self._fault(self.status.value, step))
+
+    def _decide(
+        self, pending: _Pending, step: int, finish: Finish, losses: LossSum | None
+    ) -> Decision:
+        self.settle()
         for stage in sorted(self._stages - pending.complete):
             finish(stage)
         if pending.norms is None:
             self._post(pending, step)
-        norms = pending.norms
-        assert norms is not None
-        if self._waits:
-            self.status = PendingGradientStatus(step, self._gradients.wait)
-        else:
-            status = self._gradients.status_of(norms)
-            self.status = PendingGradientStatus(step, lambda: status)
-        pending.updates = self._judged(self.status.status, step)
+        assert pending.norms is not None
+        assert pending.status is not None
+        self.status = pending.status
+        if losses is None:
+            return Decision(self._judged(self.status.value, step))
+        refuse_rates(self.gradients.rate_fault(), step)
+        self._masked = step
+        norm = self.gradients.total_of(pending.norms)
+        if self.clip_norm is not None:
+            self.gradients.clip(norm, self.clip_norm)
+        is_finite = torch.isfinite(norm + losses)
+        return Decision(True, torch.logical_not(is_finite).float())
 
     def _post(self, pending: _Pending, step: int) -> None:
         """Have the gradients as they would be in one process, and post their norms."""
-        add_up_ties(
-            [tie for stage in sorted(self._stages) for tie in self._ties[stage]]
-        )
-        if self._scale is not None:
+        add_up_ties([tie for stage in sorted(self._stages) for tie in self.ties[stage]])
+        if self.scale is not None:
             for stage in self._stages:
-                self._scale.unscale(self._updaters[stage].grads)
-        pending.norms = self._gradients.own_norms()
-        if self._counts:
-            self._on_norms(step, pending.norms)
-        if self._waits:
-            self._gradients.post(step, pending.norms.clone())
+                self.scale.unscale(self.updaters[stage].grads)
+        pending.norms = self.gradients.own_norms()
+        if self.counts:
+            self.on_norms(step, pending.norms)
+        pending.status = self.gradients.post(step, pending.norms)
 
     def _judged(self, status: GradientStatus, step: int) -> bool:
         """Do what the norms ask for; whether there is an update."""
         refuse_rates(status.rate_fault, step)
-        if self._scale is not None:
-            self._scale.update(overflowed=not status.is_finite)
+        if self.scale is not None:
+            self.scale.update(overflowed=not status.is_finite)
         elif not status.is_finite:
             raise NonFiniteError(self._fault(status, step))
-        if status.is_finite and self._clip_norm is not None:
-            self._gradients.clip(status, self._clip_norm)
+        if status.is_finite and self.clip_norm is not None:
+            self.gradients.clip(status.norm, self.clip_norm)
         return status.is_finite
 
     def _fault(self, status: GradientStatus, step: int) -> str:
         name = status.culprit
-        at_fault = f"that of {name}, stage {self._stage_of[name]}"
-        if self._waits:
+        at_fault = f"that of {name}, stage {self.stage_of[name]}"
+        if self.waits:
             return (
                 f"the losses of step {step} are finite, its gradients are not: the "
                 f"first at fault is {at_fault}; no weights were updated from it"

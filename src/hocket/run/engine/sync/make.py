@@ -127,8 +127,23 @@ class SyncMaker:
             scale=self.scale,
             on_norms=self.norms.add if self.plan.overlaps else _ignore,
             # A stream of CUDA may still run what another lane's gradients need.
-            posts_early=self.context.lanes is None
+            may_post_early=self.context.lanes is None
             or self.context.world.device.type == "cpu",
+            may_mask=self._may_mask(),
+        )
+
+    def _may_mask(self) -> bool:
+        """Whether a device may leave out updates: one stream, and nobody else waits.
+
+        The weights of nets that follow others would have to be left as they are, too.
+        """
+        world, program = self.context.world, self.plan.program
+        return (
+            world.world_size == 1
+            and world.device.type != "cpu"
+            and self.context.lanes is None
+            and self.scale is None
+            and not any(stage.follows for stage in program.stages)
         )
 
     def _counted(self) -> set[str]:
@@ -178,6 +193,7 @@ class SyncMaker:
             rates=self._rates(
                 stages if sums is None or self.context.layout.replica == 0 else ()
             ),
+            is_alone=self.context.world.world_size == 1,
         )
 
     def _rates(self, stages: Iterable[int]) -> LiveRates:

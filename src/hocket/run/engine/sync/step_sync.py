@@ -13,18 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 from torch import Tensor
 
+from hocket.errors import WaitError
 from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.data.step_batch import NetBatches, StepBatch, first_of, with_counts
 from hocket.run.data.token_mean import TokenMean
-from hocket.run.engine.sync.gate import Finish, Gate
+from hocket.run.device.late import Late
+from hocket.run.engine.sync.gate import Decision, Finish, Gate, LossSum
 from hocket.run.engine.sync.results import Results
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.gradient_status import PendingGradientStatus
 from hocket.run.weights.gradients import Gradients, GradientStatus
 from hocket.run.weights.live_rates import refuse_rates
+
+NetLosses: TypeAlias = dict[str, dict[str, float]]  # by net and name
 
 
 class Norms(dict[int, Tensor]):
@@ -54,7 +59,7 @@ class NoSync:
     def after_gradients(self, stage: int, work: StepBatch) -> None:
         """Called when a stage's gradients are complete, over all replicas."""
 
-    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> bool:
+    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> Decision:
         """Called when a lane comes to an update; whether the update is made."""
         raise AssertionError("an update without gates")
 
@@ -70,13 +75,16 @@ class _Step:
         shares: each microbatch's share of the step, by samples, for each net.
         unread: the stages whose losses are complete, and not read yet.
         posted: the nets whose losses this worker has posted.
+        is_late: whether its losses may be read in the step behind it.
     """
 
     shares: dict[str, dict[int, float]] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)
     posted: set[str] = field(default_factory=set)
+    is_late: bool = False
 
 
+@dataclass(eq=False)
 class StepSync(NoSync):
     """One worker's part of what is exchanged.
 
@@ -91,28 +99,22 @@ class StepSync(NoSync):
         norms: the norms that this worker's gates have seen, by step.
     """
 
-    def __init__(
-        self,
-        runners: Mapping[int, StageRunner],
-        ends: Mapping[int, str],
-        results: Mapping[str, Results],
-        replicas: ReplicaCheck | None,
-        gates: Sequence[Gate],
-        gate_of: Mapping[int, Gate],
-        everyone: Gradients | None,
-        norms: Norms,
-    ) -> None:
-        self._runners = runners
-        self._ends = ends
-        self._results = results
-        self._replicas = replicas
-        self._gates = gates
-        self._gate_of = gate_of
-        self._everyone = everyone
-        self._norms = norms
+    runners: Mapping[int, StageRunner]
+    ends: Mapping[int, str]
+    results: Mapping[str, Results]
+    replicas: ReplicaCheck | None
+    gates: Sequence[Gate]
+    gate_of: Mapping[int, Gate]
+    everyone: Gradients | None
+    norms: Norms
+
+    def __post_init__(self) -> None:
+        """Begin without a step."""
         self._steps: dict[int, _Step] = {}
-        self._status = PendingGradientStatus(0, lambda: GradientStatus(0.0))
-        self.posts_early = any(gate.posts_early for gate in gates)
+        self._last = 0  # the last step that has ended
+        self._status = Late(lambda: GradientStatus(0.0))  # its gradients
+        self._losses: Late[NetLosses] = Late(dict)
+        self.posts_early = any(gate.posts_early for gate in self.gates)
 
     def with_counts(self, batches: list[NetBatches]) -> list[NetBatches]:
         """Weight a step's microbatches, where the loss counts targets (`TokenMean`).
@@ -123,10 +125,10 @@ class StepSync(NoSync):
         Raises:
             WaitError: another replica did not come as far.
         """
-        for stage, net in self._ends.items():
-            loss = self._runners[stage].loss.function
+        for stage, net in self.ends.items():
+            loss = self.runners[stage].loss.function
             if isinstance(loss, TokenMean):
-                add_up = self._results[net].add_up
+                add_up = self.results[net].add_up
                 batches = with_counts(batches, net, loss, add_up)
         return batches
 
@@ -135,8 +137,8 @@ class StepSync(NoSync):
         for net, work in batches.items():
             step = self._steps.setdefault(work.step.number, _Step())
             step.shares.setdefault(net, {}).update(work.shares())
-            if self._replicas is not None:
-                self._replicas.begin(work.step)
+            if self.replicas is not None:
+                self.replicas.begin(work.step)
 
     def after_losses(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_losses`; the losses begin their way.
@@ -145,65 +147,90 @@ class StepSync(NoSync):
             ModelError: microbatches' losses are not that of the batch.
         """
         if work.ends_step:
-            losses = self._runners[stage].loss.values
+            losses = self.runners[stage].loss.values
             losses.begin_read()
             self._steps[work.step.number].unread.add(stage)
             if losses.is_read:
                 self._read_losses(stage, work.step.number)
 
-    def _read_losses(self, stage: int, number: int) -> None:
+    def _read_losses(self, stage: int, number: int, step: _Step | None = None) -> None:
         """Read the losses of a step, and begin to add them up.
 
         Raises:
             NonFiniteError: a loss is not finite, and was not read before.
             ModelError: microbatches' losses are not that of the batch.
         """
-        step, net = self._steps[number], self._ends[stage]
+        step, net = step or self._steps[number], self.ends[stage]
         if stage not in step.unread:
             return
         step.unread.remove(stage)
-        losses, shares = self._runners[stage].loss.values.read(number), step.shares[net]
+        losses, shares = self.runners[stage].loss.values.read(number), step.shares[net]
         if len(losses) < len(shares):  # one over the whole batch
             shares = dict.fromkeys(losses, sum(shares.values()))
-        self._runners[stage].loss.compare(number)
-        self._results[net].begin(number, losses, shares)
+        self.runners[stage].loss.compare(number)
+        self.results[net].begin(number, losses, shares)
 
     def after_backwards(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_backwards`; others may end the step before this worker."""
-        net, number = self._ends.get(stage), work.step.number
+        net, number = self.ends.get(stage), work.step.number
         if net is None or number != min(self._steps):  # losses are posted in order
             return
-        if self._runners[stage].loss.values.is_read:
+        if self.runners[stage].loss.values.is_read:
             self._read_losses(stage, number)
-            if self._results[net].is_ready(number):
+            if self.results[net].is_ready(number):
                 self._post_losses(stage, number)
 
     def _post_losses(self, stage: int, number: int) -> None:
-        net, posted = self._ends[stage], self._steps[number].posted
+        net, posted = self.ends[stage], self._steps[number].posted
         self._read_losses(stage, number)
         if net not in posted:
-            self._results[net].post(number)
+            self.results[net].post(number)
             posted.add(net)
 
     def after_gradients(self, stage: int, work: StepBatch) -> None:
         """See `NoSync.after_gradients`; the gate may post its norms early."""
-        self._gate_of[stage].complete(stage, work.step.number)
+        self.gate_of[stage].complete(stage, work.step.number)
 
-    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> bool:
+    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> Decision:
         """See `NoSync.before_update`.
 
         Raises:
-            NonFiniteError: a loss or a gradient is not finite.
+            NonFiniteError: a loss or a gradient is not finite, of this step or, where
+                a device has left its update out, of the step before.
             SchemaError: a replica had another batch, or learning rates differ by rank.
             WaitError: another worker did not come.
         """
-        number = work.step.number
-        if self._replicas is not None:
-            self._replicas.finish(number)
-        if stage in self._ends:
+        number, gate = work.step.number, self.gate_of[stage]
+        if self.replicas is not None:
+            self.replicas.finish(number)
+        self._read_late(number)
+        losses: LossSum | None = None
+        if gate.masks:
+            losses = self._sum_of_losses(number)
+        elif stage in self.ends:
             self._post_losses(stage, number)
         finish(stage)
-        return self._gate_of[stage].enter(stage, number, finish)
+        return gate.enter(stage, number, finish, losses)
+
+    def _read_late(self, number: int) -> None:
+        """Read the losses of earlier steps, which may have been left for this one."""
+        _ = self._losses.value
+        for earlier, step in self._steps.items():
+            if earlier < number and step.is_late:
+                for stage in list(step.unread):
+                    self._read_losses(stage, earlier)
+
+    def _sum_of_losses(self, number: int) -> LossSum:
+        """Return the sum of a step's losses on the device; they are read later.
+
+        Those that were read are finite.
+        """
+        step = self._steps[number]
+        step.is_late = True
+        unread = [self.runners[stage].loss for stage in step.unread]
+        for loss in unread:
+            loss.compare(number)
+        return sum((loss.values.sum_on_device(number) for loss in unread), 0.0)
 
     def close(self, batches: NetBatches, finish: Finish) -> None:
         """See `NoSync.close`; workers without updates raise what all raise.
@@ -214,57 +241,72 @@ class StepSync(NoSync):
         """
         work = first_of(batches)
         if work.ends_step:
-            for gate in self._gates:
+            for gate in self.gates:
                 gate.close(work.step.number, finish)
 
-    def end(
-        self, number: int
-    ) -> tuple[dict[str, dict[str, float]], PendingGradientStatus]:
+    def end(self, number: int) -> tuple[Late[NetLosses], Late[GradientStatus]]:
         """End a step that is over on this worker; every worker calls it, step by step.
 
         Returns:
             The step's losses by net, and the status of its gradients.
 
         Raises:
-            NonFiniteError: a loss is not finite.
+            NonFiniteError: a loss is not finite, of this step or of a late one before.
             SchemaError: learning rates differed by rank in the step before.
             WaitError: another worker did not post.
         """
-        for stage in list(self._steps[number].unread):
-            self._read_losses(stage, number)
-        del self._steps[number]
-        norms = self._norms.pop(number, None)
-        if self._everyone is None:
-            (gate,) = self._gates
+        _ = self._losses.value
+        step = self._steps.pop(number)
+        self._losses = Late(partial(self._finished, number, step))
+        if not step.is_late:
+            _ = self._losses.value
+        norms = self.norms.pop(number, None)
+        if self.everyone is None:
+            (gate,) = self.gates
             self._status = gate.status
         else:
-            self.check_last_status()  # read before the next is posted
-            self._everyone.post(
-                number, self._everyone.no_norms() if norms is None else norms
+            # Read before the next is posted.
+            refuse_rates(self._status.value.rate_fault, self._last)
+            self._status = self.everyone.post(
+                number, self.everyone.no_norms() if norms is None else norms
             )
-            self._status = PendingGradientStatus(number, self._everyone.wait)
-        losses = {net: one.finish(number) for net, one in self._results.items()}
-        return losses, self._status
+        self._last = number
+        return self._losses, self._status
 
-    def take_status(self, status: PendingGradientStatus) -> None:
-        """Report this status of a step whose updates passed no gate."""
-        for gate in self._gates:
+    def _finished(self, number: int, step: _Step) -> NetLosses:
+        for stage in list(step.unread):
+            self._read_losses(stage, number, step)
+        return {net: one.finish(number) for net, one in self.results.items()}
+
+    def take_status(self, status: Late[GradientStatus]) -> None:
+        """Report this status of a step whose updates pass no gate, and are made."""
+        for gate in self.gates:
             gate.status = status
+        for step in self._steps.values():
+            step.is_late = True
 
-    def check_last_status(self) -> None:
-        """Read the status of the last step that has ended.
+    def settle(self) -> None:
+        """Read what is left of the last step that has ended.
 
         Raises:
+            NonFiniteError: a loss or a gradient of it is not finite.
             SchemaError: learning rates differed by rank in it.
             WaitError: another worker did not post.
         """
-        refuse_rates(self._status.status.rate_fault, self._status.step)
+        _ = self._losses.value
+        for gate in self.gates:
+            gate.settle()
+        refuse_rates(self._status.value.rate_fault, self._last)
 
     def resume_from(self, number: int) -> None:
         """Set the number of the next step, after another state was loaded."""
-        for gate in self._gates:
+        for gate in self.gates:
             gate.resume_from(number)
 
     def give_up(self) -> None:
         """End the wait for others: the pipeline ends."""
-        self._status.give_up()
+        why = (
+            f"the norm of step {self._last}'s gradients is unknown: the pipeline was "
+            "closed before all workers had sent theirs"
+        )
+        self._status.give_up(WaitError(why))

@@ -53,7 +53,7 @@ def measured_costs(
 
     for counts in _times(lambda: player.play(given, timed)):
         device.synchronize(_TIMEOUT_S)
-        start_s, end_s = watch.read()
+        start_s, end_s = watch.read().value
         for column, seconds in zip(columns, (end_s - start_s).tolist(), strict=True):
             if counts:
                 column.append(seconds)
