@@ -183,7 +183,7 @@ def read(
     path = next(
         (folder / x for x in names if (folder / x).is_file()), folder / names[0]
     )
-    lines = read_text(path).removesuffix("\n").split("\n")
+    lines = read_text(path, ADVICE).removesuffix("\n").split("\n")
     first, columns, num_fields = _columns(path, lines[0], table)
     texts, labels, num_faulty = list[list[str]](), list[int](), 0
     for number, line in enumerate(lines[first:], start=first + 1):

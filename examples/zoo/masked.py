@@ -122,7 +122,11 @@ def masked_text(
     Raises:
         DataError: the file is missing, no text, or too short.
     """
-    lines = [line for line in read_text(Path(path)).split("\n") if line.strip()]
+    lines = [
+        line
+        for line in read_text(Path(path), "name a text with data.path").split("\n")
+        if line.strip()
+    ]
     cut = len(lines) - round(validation_fraction * len(lines))
     words = word_pieces(vocabulary, lines[:cut], num_pieces)
     num_guessed = min(num_tokens - 2, max(1, round(mask_share * num_tokens)))

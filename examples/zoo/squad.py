@@ -37,6 +37,9 @@ from examples.zoo.word_pieces import WordPieces, read_text, word_pieces
 from hocket.errors import DataError
 from hocket.run.data.samples import EpochRandom
 
+_ADVICE: Final = (
+    "get version 1.1 or 2.0 from https://rajpurkar.github.io/SQuAD-explorer"
+)
 _NUM_AROUND: Final = 3  # [CLS] question [SEP] window [SEP]
 _MOST_PIECES: Final = 30  # of an answer, as in BERT's own script
 _ARTICLES: Final = re.compile(r"\b(a|an|the)\b")
@@ -68,7 +71,7 @@ def read(path: Path) -> list[Question]:
     Raises:
         DataError: it is missing or malformed.
     """
-    text = read_text(path)
+    text = read_text(path, _ADVICE)
     try:
         found = [
             _question(record, paragraph["context"])
@@ -86,8 +89,7 @@ def read(path: Path) -> list[Question]:
         RecursionError,
     ) as error:
         raise DataError(
-            f"{path} is no file of SQuAD ({type(error).__name__}: {error}): get "
-            "version 1.1 or 2.0 from https://rajpurkar.github.io/SQuAD-explorer"
+            f"{path} is no file of SQuAD ({type(error).__name__}: {error}): {_ADVICE}"
         ) from error
     return found
 

@@ -28,6 +28,10 @@ from torch import Tensor
 from hocket.errors import DataError
 
 Ids = Sequence[int]
+_ADVICE: Final = (
+    "a vocab.txt has one piece in each line, as that of "
+    "https://huggingface.co/google-bert/bert-base-uncased"
+)
 _SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -51,9 +55,7 @@ class WordPieces:
         if missing or len(ids) < len(self.entries) or "" in ids:
             raise DataError(
                 f"a vocabulary of {len(self.entries)} entries, {len(ids)} of them "
-                f"different, without {', '.join(missing) or 'gaps'}: a vocab.txt has "
-                "one piece in each line "
-                "(https://huggingface.co/google-bert/bert-base-uncased)"
+                f"different, without {', '.join(missing) or 'gaps'}: {_ADVICE}"
             )
         self.pad, _, self.first, self.between = (ids[x] for x in _SPECIAL[:4])
         self.mask = ids.get(_SPECIAL[4], 0)
@@ -110,11 +112,16 @@ def word_pieces(
     """
     if vocabulary is None:
         return build_vocabulary(texts, num_pieces)
-    return WordPieces(read_text(Path(vocabulary)).removesuffix("\n").split("\n"))
+    text = read_text(Path(vocabulary), _ADVICE)
+    return WordPieces(text.removesuffix("\n").split("\n"))
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, advice: str) -> str:
     """Return a text file's content, without byte-order mark and carriage returns.
+
+    Args:
+        path: the file.
+        advice: where to get such a file, for errors.
 
     Raises:
         DataError: it cannot be read, is empty, or no UTF-8.
@@ -122,9 +129,9 @@ def read_text(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8: {error}") from error
+        raise DataError(f"{path} cannot be read as UTF-8: {error}: {advice}") from error
     if not text:
-        raise DataError(f"{path} is empty")
+        raise DataError(f"{path} is empty: {advice}")
     return text
 
 

@@ -158,12 +158,13 @@ def test_a_vocabulary_needs_words_and_room() -> None:
 def test_a_malformed_vocabulary_is_refused(
     tmp_path: Path, content: bytes | None, message: str
 ) -> None:
-    """With the file, or what is missing and where a sound one is to be had."""
+    """With the file, or what is missing, and where a sound one is to be had."""
     path = tmp_path / "vocab.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message) as caught:
         word_pieces(str(path), [], 0)
+    assert "huggingface.co/google-bert/bert-base-uncased" in str(caught.value)
 
 
 def test_real_text_is_written_as_by_transformers() -> None:
