@@ -23,6 +23,7 @@ from hocket.model.capture.sequential import (
     hooks_of,
     is_plain_sequential,
     open_structures,
+    prefixes,
     trace_sequential,
 )
 from hocket.model.capture.source_line import OTHER_WAY, place_of
@@ -146,7 +147,7 @@ def _of_any(
     try:
         return _of_export(model, example, state)
     except CaptureError as error:
-        if isinstance(error, LostInGraphError):
+        if isinstance(error, LostInGraphError) and not (cut and "" not in error.paths):
             raise
         try:
             return _of_submodules(model, example, state, cut)
@@ -215,15 +216,41 @@ def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
         try:
             return _with_modules_as_is(model, example, state, closed)
         except _StoppedInModuleError as error:
-            if not error.paths - closed or not _can_close(model, error):
+            new = {x for path in error.paths for x in _modules_like(model, path)}
+            if new <= closed or not _can_close(model, error, closed | new):
                 raise error.why from error
-            closed |= {x for path in error.paths for x in _modules_like(model, path)}
+            closed |= new
 
 
-def _can_close(model: nn.Module, stopped: _StoppedInModuleError) -> bool:
-    """Whether it may help to run the modules as they are; of the model, its hooks."""
-    is_lost = isinstance(stopped.why, LostInGraphError)
-    return "" not in stopped.paths or (has_hooks(model) and not is_lost)
+def _can_close(
+    model: nn.Module, stopped: _StoppedInModuleError, closed: frozenset[str]
+) -> bool:
+    """Whether it may help to run modules as they are; of the model itself, its hooks.
+
+    Not where others, which the graph has, read what they keep.
+    """
+    why = stopped.why
+    if not isinstance(why, LostInGraphError):
+        return "" not in stopped.paths or has_hooks(model)
+    others = [
+        module
+        for path, module in model.named_modules()
+        if not path or closed.isdisjoint(prefixes(path))
+    ]
+    return "" not in stopped.paths and not any(
+        _reads(others, name, model) for name in why.names
+    )
+
+
+def _reads(modules: Sequence[nn.Module], name: str, model: nn.Module) -> bool:
+    """Whether code of modules names an attribute of another, and has no other such."""
+    path, _, attribute = name.rpartition(".")
+    value = getattr(model.get_submodule(path), attribute, None)
+    return any(
+        getattr(module, attribute, value) is value
+        and attribute in used_by_forward(type(module))
+        for module in modules
+    )
 
 
 class _StoppedInModuleError(Exception):

@@ -345,7 +345,7 @@ def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
             "the model cannot be captured: it keeps state in the plain attribute "
             f"{', '.join(changed)}, which a captured graph would never change; make it "
             f"a buffer (register_buffer) and change it in place\n{OTHER_WAY}",
-            [name.removeprefix("self").rpartition(".")[0][1:] for name in changed],
+            [name.removeprefix("self.") for name in changed],
         )
 
 

@@ -82,12 +82,17 @@ class LostInGraphError(CaptureError):
 
     Args:
         message: what is lost.
-        paths: the modules that do it; empty for the innermost one that was running.
+        names: the attributes that are; none if the innermost running module does it.
     """
 
-    def __init__(self, message: str, paths: Sequence[str] = ()) -> None:
+    def __init__(self, message: str, names: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.paths = frozenset(paths)
+        self.names = names
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The modules that have the attributes."""
+        return frozenset(name.rpartition(".")[0] for name in self.names)
 
 
 def check_keeps_no_state(
@@ -122,7 +127,7 @@ def check_keeps_no_state(
             "graph would not have. Let forward take it as an argument and return it, "
             "or start over each time; statistics that no gradient flows through belong "
             "in a buffer, changed in place",
-            [name.rpartition(".")[0] for name in changed],
+            changed,
         )
     return changed_again
 
