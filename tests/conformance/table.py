@@ -85,8 +85,7 @@ ROWS: Final = (
     Row(
         "forms of inputs, targets and outputs",
         "followed",
-        "Whatever has an entry for each sample is cut. An input's gradient is followed "
-        "where the stages of one worker compute all of it.",
+        "Whatever has an entry for each sample is cut.",
         "inputs",
     ),
     Row(
@@ -109,13 +108,6 @@ ROWS: Final = (
         "optimizers",
     ),
     Row(
-        "which parameters an optimizer has, and since when",
-        "followed, or refused",
-        "Those that it leaves out are not trained. What is no parameter of the model "
-        "or the loss is refused; so is a parameter that is added under way.",
-        "optimizer_groups",
-    ),
-    Row(
         "what modules keep: buffers, extra state, parametrizations",
         "followed",
         "Buffers are the user's own tensors.",
@@ -126,13 +118,6 @@ ROWS: Final = (
         "followed",
         "Modules are called as they are wherever the cut allows it.",
         "modules",
-    ),
-    Row(
-        "what a layer hands on beside its output; parameters among the outputs",
-        "refused; parameters are followed",
-        "Layers may be in other stages, and keep what is another microbatch's. Return "
-        "it, and give it as an argument.",
-        "skips",
     ),
     Row(
         "the user's own model after training on several workers",

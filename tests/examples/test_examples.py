@@ -62,8 +62,9 @@ def run_forked(arguments: list[str], cwd: Path) -> str:
 
 
 def test_each_is_short() -> None:
-    """An example that is longer is not read."""
-    sizes = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES}
+    """An example that is longer is not read; zoo has what recipes name, no examples."""
+    read = [path for path in EXAMPLES if path.parent.name != "zoo"]
+    sizes = {path.name: len(path.read_text().splitlines()) for path in read}
     assert {name: size for name, size in sizes.items() if size >= 80} == {}
 
 

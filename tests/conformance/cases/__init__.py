@@ -22,11 +22,9 @@ from tests.conformance.cases import (
     losses,
     modes,
     modules,
-    optimizer_groups,
     optimizers,
     outside,
     randomness,
-    skips,
     state,
     weights,
 )
@@ -44,10 +42,8 @@ FILES: Final = (
     loss_forms,
     inputs,
     optimizers,
-    optimizer_groups,
     state,
     modules,
-    skips,
     inner_backwards,
 )
 CASES: Final = {

@@ -16,24 +16,7 @@ LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class DeclaredLoss:
-    """A loss of which the user has said what it is a mean of, or over.
-
-    Args:
-        loss: the user's.
-    """
-
-    loss: LossFunction
-
-    def __call__(
-        self, output: Any, targets: Any, *others: Any
-    ) -> Tensor | Mapping[str, Tensor]:
-        """Compute the loss."""
-        return self.loss(output, targets, *others)
-
-
-@dataclass(frozen=True, slots=True)
-class WholeBatch(DeclaredLoss):
+class WholeBatch:
     """Declares a loss over the whole batch, which may compare any of its samples.
 
     The pipeline computes it once per step (op L), from the outputs of all microbatches
@@ -47,14 +30,30 @@ class WholeBatch(DeclaredLoss):
             dict of named ones.
     """
 
+    loss: LossFunction
+
+    def __call__(
+        self, output: Any, targets: Any, *others: Any
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Compute the loss."""
+        return self.loss(output, targets, *others)
+
 
 @dataclass(frozen=True, slots=True)
-class PerMicrobatch(DeclaredLoss):
+class PerMicrobatch:
     """Declares that a loss which compares samples is meant within microbatches.
 
     Args:
         loss: the loss function, as for `Pipeline`.
     """
+
+    loss: LossFunction
+
+    def __call__(
+        self, output: Any, targets: Any, *others: Any
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Compute the loss."""
+        return self.loss(output, targets, *others)
 
 
 TOTAL = "loss"  # the name of what is trained

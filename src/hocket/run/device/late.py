@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True, eq=False)
 class Late(Generic[_T]):
-    """A value that a device or another worker has, until somebody looks at it.
+    """A value that a device or another worker has, until it is looked at.
 
     Args:
         read: waits for the value and returns it; called once.

@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ConfigError, ModelError
-from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Transport
@@ -64,7 +63,6 @@ class Executor:
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
-        modules: all stages of the program.
 
     Attributes:
         trained: detects parameters that are trained and were not at construction.
@@ -84,7 +82,6 @@ class Executor:
     ties: WorkerTies
     wiring: Wiring
     replicas: WorkerGroup | None
-    modules: Sequence[StageModule]
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)
     _num_hooks: int = field(init=False, default=-1)

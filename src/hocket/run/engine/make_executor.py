@@ -120,8 +120,7 @@ def make_executor(
         assert how is not None
         group, what = groups_of.reduces(stage), f"gradients of stage {stage}"
         reducer = None if group is None else Reducer([*own.values()], group, what)
-        whole = by_net[program.stages[stage].net].parameters
-        updaters[stage] = Updater(own, how, reducer=reducer, whole=whole)
+        updaters[stage] = Updater(own, how, reducer=reducer)
     if is_stale:
         why = "old weights are kept of the first alone: take a schedule without delays"
         refuse_modes(updaters, why)
@@ -182,7 +181,6 @@ def make_executor(
         worker_ties,
         wiring,
         replicas,
-        modules,
     )
 
 

@@ -21,7 +21,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import CaptureError, FitError
 from hocket.model.guards.guards import Guards
-from hocket.model.trace.per_sample import tensors_in
 from hocket.run.data.batch import on_device
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.device import Device
@@ -42,7 +41,6 @@ from hocket.run.outoforder.order.choose import (
     faster_kernels,
 )
 from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
-from hocket.run.stage.loss_checks.trial import restored_attributes
 from hocket.run.stage.split.layers.accumulate import has_hooks
 
 log = logging.getLogger(__name__)
@@ -138,11 +136,10 @@ class CapturedOrders:
 
         Returns:
             None where the step runs as it is: it cannot be captured, what it is fixed
-            for has just changed, or has changed too often, or the batch wants a
-            gradient.
+            for has just changed, or has changed too often.
         """
-        if self._is_changed() or any(x.requires_grad for x in tensors_in(batch)):
-            return None  # a graph has no gradient of its batch
+        if self._is_changed():
+            return None
         form = self._forms.of(batch)
         if form not in self._by_form:
             alike = [other for other in self._by_form if other[:-1] == form[:-1]]
@@ -199,20 +196,14 @@ class CapturedOrders:
     def _compile(self, batch: Any) -> CapturedOrder | None:
         batch = on_device(batch, self._device.torch_device)
         try:
-            with restored_attributes(self._loss):
-                return self._captured(batch)
+            steps = capture_variants(self._model, self._loss, self._optimizer, batch)
+            self.finish()
+            return self._fastest(self._right(steps, batch))
         except WeightChangeError:
             raise
         except CaptureError as error:
             self._warn(f"this step runs as it is, and not out of order: {error}")
             return None
-
-    def _captured(self, batch: Any) -> CapturedOrder:
-        steps = capture_variants(self._model, self._loss, self._optimizer, batch)
-        if lost := self._forms.changes():
-            raise CaptureError(f"{lost[0]} when it has run")
-        self.finish()
-        return self._fastest(self._right(steps, batch))
 
     def _right(self, steps: list[CapturedStep], batch: Any) -> list[CapturedOrder]:
         """Choose the order with each of the kernels; drop what is not the eager step.

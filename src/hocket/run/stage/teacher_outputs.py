@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import ConfigError
 from hocket.run.data.batch_output import BatchOutput
-from hocket.run.data.loss import DeclaredLoss, LossFunction, WholeBatch
+from hocket.run.data.loss import LossFunction, PerMicrobatch, WholeBatch
+from hocket.run.data.token_mean import TokenMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def with_teachers(loss: LossFunction, names: Sequence[str]) -> LossFunction:
         loss: the user's; may be in a `WholeBatch`, a `TokenMean` or a `PerMicrobatch`.
         names: the teachers' names, in the order of their outputs.
     """
-    if isinstance(loss, DeclaredLoss):
+    if isinstance(loss, WholeBatch | TokenMean | PerMicrobatch):
         over_batch = isinstance(loss, WholeBatch)
         return replace(loss, loss=TeacherLoss(loss.loss, tuple(names), over_batch))
     return TeacherLoss(loss, tuple(names))
@@ -108,7 +109,7 @@ def with_teachers(loss: LossFunction, names: Sequence[str]) -> LossFunction:
 
 def user_loss(loss: LossFunction) -> LossFunction:
     """Return the innermost loss: what the user gave, without what declares its kind."""
-    while isinstance(loss, DeclaredLoss | TeacherLoss):
+    while isinstance(loss, WholeBatch | TokenMean | PerMicrobatch | TeacherLoss):
         loss = loss.loss
     return loss
 

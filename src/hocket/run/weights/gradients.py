@@ -71,7 +71,7 @@ class Gradients:
         members: the names whose norms make the total; all when not given. A sum that
             has zeros among its terms may be rounded otherwise.
         rates: the learning rates, which travel behind the norms.
-        is_alone: whether there are no other workers, to whom rates would travel.
+        is_alone: whether there are no other workers that rates would travel to.
     """
 
     names: tuple[str, ...]

@@ -38,7 +38,7 @@ LossSum: TypeAlias = Tensor | float  # 0 if the host has read the losses
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class UpdateVerdict:
     """Whether updates are made.
 
     Args:
@@ -67,7 +67,7 @@ class _Pending:
     passed: set[int] = field(default_factory=set)
     norms: Tensor | None = None
     status: Late[GradientStatus] | None = None
-    decision: Decision | None = None
+    decision: UpdateVerdict | None = None
 
 
 @dataclass(eq=False)
@@ -88,7 +88,7 @@ class Gate:
         may_post_early: whether norms are posted once gradients are complete, by the
             lane that completes them.
         may_mask: whether a device may leave out updates, on a worker that is alone:
-            nobody waits for norms then, and errors are raised at the next decision.
+            no other waits for norms then, and errors are raised at the next update.
 
     Attributes:
         status: what the gradients were, of the last step that was decided.
@@ -150,7 +150,7 @@ class Gate:
 
     def enter(
         self, stage: int, step: int, finish: Finish, losses: LossSum | None = None
-    ) -> Decision:
+    ) -> UpdateVerdict:
         """Return whether the update of a stage is made; decide at the first one.
 
         Args:
@@ -204,7 +204,7 @@ class Gate:
 
     def _decide(
         self, pending: _Pending, step: int, finish: Finish, losses: LossSum | None
-    ) -> Decision:
+    ) -> UpdateVerdict:
         self.settle()
         for stage in sorted(self._stages - pending.complete):
             finish(stage)
@@ -214,14 +214,14 @@ class Gate:
         assert pending.status is not None
         self.status = pending.status
         if losses is None:
-            return Decision(self._judged(self.status.value, step))
+            return UpdateVerdict(self._judged(self.status.value, step))
         refuse_rates(self.gradients.rate_fault(), step)
         self._masked = step
         norm = self.gradients.total_of(pending.norms)
         if self.clip_norm is not None:
             self.gradients.clip(norm, self.clip_norm)
         is_finite = torch.isfinite(norm + losses)
-        return Decision(True, torch.logical_not(is_finite).float())
+        return UpdateVerdict(True, torch.logical_not(is_finite).float())
 
     def _post(self, pending: _Pending, step: int) -> None:
         """Have the gradients as they would be in one process, and post their norms."""

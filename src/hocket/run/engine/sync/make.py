@@ -133,7 +133,7 @@ class SyncMaker:
         )
 
     def _may_mask(self) -> bool:
-        """Whether a device may leave out updates: one stream, and nobody else waits.
+        """Whether a device may leave out updates: one stream, and no other worker.
 
         The weights of nets that follow others would have to be left as they are, too.
         """

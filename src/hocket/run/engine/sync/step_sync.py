@@ -23,7 +23,7 @@ from hocket.run.comm.step_header import ReplicaCheck
 from hocket.run.data.step_batch import NetBatches, StepBatch, first_of, with_counts
 from hocket.run.data.token_mean import TokenMean
 from hocket.run.device.late import Late
-from hocket.run.engine.sync.gate import Decision, Finish, Gate, LossSum
+from hocket.run.engine.sync.gate import Finish, Gate, LossSum, UpdateVerdict
 from hocket.run.engine.sync.results import Results
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.gradients import Gradients, GradientStatus
@@ -59,7 +59,9 @@ class NoSync:
     def after_gradients(self, stage: int, work: StepBatch) -> None:
         """Called when a stage's gradients are complete, over all replicas."""
 
-    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> Decision:
+    def before_update(
+        self, stage: int, work: StepBatch, finish: Finish
+    ) -> UpdateVerdict:
         """Called when a lane comes to an update; whether the update is made."""
         raise AssertionError("an update without gates")
 
@@ -191,7 +193,9 @@ class StepSync(NoSync):
         """See `NoSync.after_gradients`; the gate may post its norms early."""
         self.gate_of[stage].complete(stage, work.step.number)
 
-    def before_update(self, stage: int, work: StepBatch, finish: Finish) -> Decision:
+    def before_update(
+        self, stage: int, work: StepBatch, finish: Finish
+    ) -> UpdateVerdict:
         """See `NoSync.before_update`.
 
         Raises:

@@ -32,6 +32,7 @@ from hocket.run.outoforder.capture.update import (
     states_after_first_step,
 )
 from hocket.run.stage.compiled.trial import is_expanded
+from hocket.run.stage.loss_checks.trial import restored_attributes
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,8 @@ def capture_step(
     Raises:
         CaptureError: the model or the optimizer cannot be captured; it says why.
     """
-    graph = trace_step(model, loss, batch, fuses_lstm=fuses_lstm)
+    with restored_attributes(loss):
+        graph = trace_step(model, loss, batch, fuses_lstm=fuses_lstm)
     regions = cut_into_regions(graph)
     own = dict(model.named_parameters())
     trained = {name: own[name] for name in regions.step.gradients}

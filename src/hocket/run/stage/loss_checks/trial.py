@@ -12,30 +12,39 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.capture.attribute_writes import preserve_reached
-from hocket.model.capture.lost_in_graph import preserve_numbers
+from hocket.model.capture.attribute_writes import preserve_attributes
+from hocket.model.guards.reached import Holders
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.model.trace.reached import reached
 from hocket.model.trace.state import overwrite
 from hocket.run.data.loss import TOTAL, LossFunction
+from hocket.run.stage.loss_checks.loss_parts import LossOfRows
 from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.stage.teacher_outputs import user_loss
 
 
 @contextmanager
 def restored_attributes(loss: LossFunction, others: object = None) -> Iterator[None]:
-    """Restore what a loss may change: variables, attributes, tensors in reach, ...
+    """Restore what a loss may change: attributes, tensors, collections in reach.
 
     Args:
         loss: the loss.
-        others: what may change the same for good, such as an optimizer's function:
-            see `preserve_reached`. Tensors stay on the device that they are moved to.
+        others: what may change the same collections for good, such as an optimizer's
+            function. Tensors stay on the device that they are moved to.
     """
     part, own = loss_part(loss), user_loss(loss)
     found = [x for x in reached(own).values() if type(x) is Tensor]
     before = [(x, x.detach().clone()) for x in (*part.buffers(), *found)]
+    holders, known, beside = Holders(), Holders(), nn.Module()
+    holders.of_value(own)
+    known.of_value(others)
+    vars(beside)["read"] = [
+        x.read()
+        for key, x in holders.holders.items()
+        if "[" in x.name and key not in known.holders
+    ]
     try:
-        with preserve_reached(part, own, others), preserve_numbers():
+        with preserve_attributes(part), preserve_attributes(beside):
             try:
                 yield
             finally:
@@ -71,20 +80,6 @@ def hooks_kept_apart(model: nn.Module) -> Iterator[None]:
                 "the backward: a pipeline runs backwards to be measured, and others "
                 "with the same weights. Give the optimizer as optimizer="
             )
-
-
-@dataclass(frozen=True, slots=True)
-class LossOfRows:
-    """The loss of some samples.
-
-    Args:
-        value: the loss.
-        grads: its gradient in each leaf of the output that has rows, zero in those that
-            it does not read.
-    """
-
-    value: Tensor
-    grads: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
