@@ -43,6 +43,18 @@ def freeze(net: nn.Module, step: int) -> None:
         net.get_submodule(name).requires_grad_(requires_grad=name not in frozen)
 
 
+def make_pipeline(net: nn.Module, **options: Any) -> hocket.Pipeline:
+    """Trains it by AdamW, four microbatches a step."""
+    return hocket.Pipeline(
+        net,
+        nn.functional.mse_loss,
+        optimizer=lambda weights: torch.optim.AdamW(weights, 0.01),
+        example=make_batches()[0],
+        num_microbatches=4,
+        **options,
+    )
+
+
 def train_plain() -> list[float]:
     """The loop without a pipeline: all weights, one after the other."""
     net = make_net()
@@ -61,15 +73,7 @@ def train_on_two() -> dict[str, list[float]]:
     found = {}
     for name, options in WAYS.items():
         net = make_net()
-        with hocket.Pipeline(
-            net,
-            nn.functional.mse_loss,
-            optimizer=lambda weights: torch.optim.AdamW(weights, 0.01),
-            example=make_batches()[0],
-            num_microbatches=4,
-            clip_norm=0.1,
-            **options,
-        ) as pipeline:
+        with make_pipeline(net, clip_norm=0.1, **options) as pipeline:
             for step, batch in enumerate(make_batches()):
                 freeze(net, step)
                 pipeline.step(batch)
@@ -81,14 +85,7 @@ def train_on_two() -> dict[str, list[float]]:
 def freeze_on_one_rank() -> str:
     """What each rank raises where only rank 0 freezes."""
     net = make_net()
-    with hocket.Pipeline(
-        net,
-        nn.functional.mse_loss,
-        optimizer=lambda weights: torch.optim.SGD(weights, 0.01),
-        example=make_batches()[0],
-        num_microbatches=2,
-        schedule="1f1b",
-    ) as pipeline:
+    with make_pipeline(net, schedule="1f1b") as pipeline:
         pipeline.step(make_batches()[0])
         if pipeline.world.rank == 0:
             net[2].requires_grad_(requires_grad=False)
@@ -121,14 +118,22 @@ def test_unfreezing_what_was_frozen_at_the_start_is_refused() -> None:
     """With the way out that is followed."""
     net = make_net()
     net[0].requires_grad_(requires_grad=False)
-    with hocket.Pipeline(
-        net,
-        nn.functional.mse_loss,
-        optimizer=lambda weights: torch.optim.SGD(weights, 0.01),
-        example=make_batches()[0],
-        schedule="1f1b",
-    ) as pipeline:
+    with make_pipeline(net, schedule="1f1b") as pipeline:
         pipeline.step(make_batches()[0])
         net[0].requires_grad_(requires_grad=True)
         with pytest.raises(hocket.ModelError, match="freeze it before the first step"):
             pipeline.step(make_batches()[1])
+
+
+@pytest.mark.parametrize("freeze", [None, hocket.freeze.Alpha(1 / 4, every_steps=9)])
+def test_frozen_for_an_evaluation_only(freeze: Any) -> None:
+    """As loops do that turn all gradients off around theirs: nothing has changed."""
+    net = make_net()
+    options = {"schedule": "1f1b"} if freeze is None else {"freeze": freeze}
+    with make_pipeline(net, **options) as pipeline:
+        pipeline.step(make_batches()[0])
+        net.requires_grad_(requires_grad=False)
+        before = pipeline.evaluate(make_batches()[:1]).loss
+        net.requires_grad_(requires_grad=True)
+        pipeline.step(make_batches()[1])
+        assert pipeline.evaluate(make_batches()[:1]).loss != before

@@ -194,7 +194,7 @@ class Guards:
 
         No hook of torch's is called where one is set to None, moved or frozen.
         """
-        held = [one()._parameters for one in self._weights]  # type: ignore[union-attr]
+        held = [vars(one())["_parameters"] for one in self._weights]
         every = [x for own in held for x in own.values()]
         facts = [x if x is None else (x.dtype, x.requires_grad) for x in every]
         return [*map(id, every)], facts

@@ -159,7 +159,7 @@ class Driver:
         """
         self.drain()
         with self.guard():
-            self.executor.sync.settle()
+            self.executor.sync.check_last()
 
     def go_on_with(self, executor: Executor) -> None:
         """Play what another executor plays, from the next step on; no step is open."""

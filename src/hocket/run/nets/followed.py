@@ -112,7 +112,7 @@ class FollowedNet:
             # What is outside is read when a module runs, if that runs as it is.
             is_read_live = change.is_outside and not change.owners & captured
             # Cached layers are evaluated.
-            if not (is_read_live or (change.is_mode and cannot is CACHED)):
+            if not (is_read_live or (_is_switch(change) and cannot is CACHED)):
                 raise _refused(change, step, cannot)
         for change in changes:
             # A parameter may become an attribute of the same name.
@@ -137,13 +137,13 @@ class FollowedNet:
             step: the next step.
             runners: this worker's stages, by number.
             evaluates: whether an evaluation is next, for which the modes that the user
-                has set have no meaning.
+                has set have no meaning, nor has what is trained.
             may_freeze: whether the net may be cut again in another way.
 
         Raises:
             ModelError: a change cannot be followed; names it, both values and the step.
         """
-        changes = [x for x in self._noted.values() if not (evaluates and x.is_mode)]
+        changes = [x for x in self._noted.values() if not (evaluates and _is_switch(x))]
         if not changes:
             return
         known = self._captured.as_is
@@ -161,7 +161,7 @@ class FollowedNet:
         traces = self._captured.training.trace, self._captured.evaluation.trace
         new = known.keys() - before
         is_new = any(not one.runs_as_is(path) for one in traces for path in new)
-        if split or is_new or {x.kind for x in changes} & {"trained"}:
+        if split or is_new or any(change.kind == "trained" for change in changes):
             # A forward with hooks computes from its weights what it did without.
             is_known = all(change.name.endswith("_hooks") for change in changes)
             self._cut_again(runners, is_known=is_known)

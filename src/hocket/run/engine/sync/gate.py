@@ -191,8 +191,8 @@ class Gate:
         if self.waits and not self._stages:
             self._decide(_Pending(), step, finish, None)
 
-    def settle(self) -> None:
-        """Judge the step that a device has judged; waits until it has ended.
+    def check_last(self) -> None:
+        """Raise what is wrong with the step that a device has judged; waits for it.
 
         Raises:
             NonFiniteError: a gradient is not finite, and the device has left its
@@ -205,7 +205,7 @@ class Gate:
     def _decide(
         self, pending: _Pending, step: int, finish: Finish, losses: LossSum | None
     ) -> UpdateVerdict:
-        self.settle()
+        self.check_last()
         for stage in sorted(self._stages - pending.complete):
             finish(stage)
         if pending.norms is None:

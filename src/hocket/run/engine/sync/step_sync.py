@@ -289,8 +289,8 @@ class StepSync(NoSync):
         for step in self._steps.values():
             step.is_late = True
 
-    def settle(self) -> None:
-        """Read what is left of the last step that has ended.
+    def check_last(self) -> None:
+        """Raise what is wrong with the last step that has ended; waits for it.
 
         Raises:
             NonFiniteError: a loss or a gradient of it is not finite.
@@ -299,7 +299,7 @@ class StepSync(NoSync):
         """
         _ = self._losses.value
         for gate in self.gates:
-            gate.settle()
+            gate.check_last()
         refuse_rates(self._status.value.rate_fault, self._last)
 
     def resume_from(self, number: int) -> None:
