@@ -130,3 +130,21 @@ def test_nets_with_copies_have_flows_from_nets_with_as_many() -> None:
     batch = torch.zeros(8, 2), torch.zeros(8, 2)
     with pytest.raises(ConfigError, match="copy both nets alike, or none"):
         hocket.emulate(order.program, models, losses, optimizers, [batch])
+
+
+def test_a_program_does_not_follow_what_the_loop_freezes() -> None:
+    """Its workers do not compare what they follow."""
+    model = nn.Sequential(Layer(), Layer()).double()
+    run = ProgramRun(
+        hocket.make_schedule("1f1b", num_devices=1, num_microbatches=2),
+        model,
+        F.mse_loss,
+        partial(torch.optim.SGD, lr=0.1),
+        next(batches()),
+    )
+    run.step(next(batches()))
+    model[0].requires_grad_(requires_grad=False)
+    with pytest.raises(
+        ModelError, match=r"requires_grad of 0\.linear\.weight"
+    ):
+        run.step(next(batches()))

@@ -10,19 +10,19 @@ from hocket.run.engine.executor import TrainableCheck
 
 
 @pytest.mark.parametrize(
-    ("first", "versioned", "way_out"),
+    ("first", "fixed", "way_out"),
     [
         (False, (), "freeze it before the first step"),
         (True, ("0.bias", "1.weight"), "save and make another pipeline"),
     ],
 )
 def test_names_the_parameter_and_both_sides(
-    first: bool, versioned: tuple[str, ...], way_out: str
+    first: bool, fixed: tuple[str, ...], way_out: str
 ) -> None:
     """Of which old versions are kept, or none; put back, training goes on."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].requires_grad_(requires_grad=first)
-    same = TrainableCheck(dict(model.named_parameters()), versioned)
+    same = TrainableCheck(dict(model.named_parameters()), fixed)
     same.check(0)
     model[1].requires_grad_(requires_grad=not first)
     with pytest.raises(ModelError) as raised:

@@ -63,6 +63,7 @@ class Executor:
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
+        follows: whether what the loop freezes is followed, and compared with others.
 
     Attributes:
         trained: detects parameters that are trained and were not at construction.
@@ -82,6 +83,7 @@ class Executor:
     ties: WorkerTies
     wiring: Wiring
     replicas: WorkerGroup | None
+    follows: bool = True
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)
     _num_hooks: int = field(init=False, default=-1)
@@ -89,13 +91,14 @@ class Executor:
     def __post_init__(self) -> None:
         """Note which parameters are trained."""
         is_alone = len(self.plan.program.nets) == 1
-        parameters, versioned = dict[str, nn.Parameter](), set[str]()
+        parameters, fixed = dict[str, nn.Parameter](), set[str]()
         for runner in self.runners.values():
             prefix = "" if is_alone else f"{runner.net}."
             named = {f"{prefix}{name}": x for name, x in runner.parameters.items()}
             parameters |= named
-            versioned.update(named if runner.versions is not None else ())
-        self.trained = TrainableCheck(parameters, versioned)
+            is_fixed = runner.versions is not None or not self.follows
+            fixed.update(named if is_fixed else ())
+        self.trained = TrainableCheck(parameters, fixed)
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -220,15 +223,16 @@ class TrainableCheck:
 
     Args:
         parameters: the parameters of this worker's stages, by the uncut model's names.
-        versioned: those of them that old versions are kept of.
+        fixed: those of them that may not be frozen, such as those that old versions
+            are kept of.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], versioned: Collection[str] = ()
+        self, parameters: Mapping[str, nn.Parameter], fixed: Collection[str] = ()
     ) -> None:
         self._names = tuple(parameters)
         self._parameters = tuple(parameters.values())
-        self._versioned = frozenset(versioned)
+        self._fixed = frozenset(fixed)
         self._first = self._seen = self._now()
 
     def check(self, step: int) -> None:
@@ -238,14 +242,14 @@ class TrainableCheck:
             step: the step's number, for the error.
 
         Raises:
-            ModelError: names the first that is trained and was not, or of which old
-                versions are kept.
+            ModelError: names the first that is trained and was not, or that is frozen
+                and may not be.
         """
         now = self._now()
         if now == self._seen:
             return
         for name, first, trained in zip(self._names, self._first, now, strict=True):
-            if first == trained or (first and name not in self._versioned):
+            if first == trained or (first and name not in self._fixed):
                 continue
             way_out = (
                 "save and make another pipeline of the model as it is to be trained now"

@@ -10,6 +10,7 @@ Every run equals `hocket.emulate` of the same program.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
@@ -133,7 +134,7 @@ class ProgramRun(WorkerRun):
                 sanitize=sanitize,
             )
             plan = plan_to_play(self.schedule, clips=clip_norm is not None)
-            self._executor = make_executor(
+            executor = make_executor(
                 plan,
                 self._nets.setups,
                 settings,
@@ -142,6 +143,7 @@ class ProgramRun(WorkerRun):
                 wiring=self._nets.wiring,
                 seed=seed,
             )
+            self._executor = replace(executor, follows=False)
             self._nets.forget_modules()
             self._stack.callback(self._executor.sync.give_up)
         self._driver = Driver(self._executor, self._recorder, self._playing)
