@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,6 +82,27 @@ def test_state_is_kept_or_refused_by_name(model: type[Base], name: str) -> None:
             capture(model(), (X,), cut=cut)
     captured = capture(Around(model()), (X,))
     assert any("layers.0" in x for x in captured.training.trace.modules.values())
+
+
+class AsksAnother(nn.Module):
+    """Chooses by what another module has counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layers = WarmsUp(), nn.ModuleList([Base(), Base()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        chosen: Any = self.layers[self.first.num_forwards % 2]
+        found: Tensor = chosen.linear(y)
+        return found
+
+
+@pytest.mark.parametrize("cut", [[], ["layers"], ["layers.1"]])
+def test_code_between_modules_that_reads_state_is_refused(cut: list[str]) -> None:
+    """It would do the same in each forward."""
+    with pytest.raises(CaptureError, match=r"it keeps state in first\.num_forwards"):
+        capture(AsksAnother(), (X,), cut=cut)
 
 
 def test_run_as_it_is_it_keeps_its_state() -> None:

@@ -144,7 +144,5 @@ def test_a_program_does_not_follow_what_the_loop_freezes() -> None:
     )
     run.step(next(batches()))
     model[0].requires_grad_(requires_grad=False)
-    with pytest.raises(
-        ModelError, match=r"requires_grad of 0\.linear\.weight"
-    ):
+    with pytest.raises(ModelError, match=r"requires_grad of 0\.linear\.weight"):
         run.step(next(batches()))

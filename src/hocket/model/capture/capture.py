@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, assert_never
 
 import torch
@@ -145,10 +145,13 @@ def _of_any(
     try:
         return _of_export(model, example, state)
     except CaptureError as error:
-        if isinstance(error, LostInGraphError) and not (cut and "" not in error.paths):
+        lost = error if isinstance(error, LostInGraphError) else None
+        if lost is not None and not cut:
             raise
         try:
-            return _of_submodules(model, example, state, cut)
+            return _of_submodules(model, example, state, cut, lost)
+        except LostInGraphError:
+            raise
         except CaptureError as other:
             raise CaptureError(f"{error}\nBut {other}") from error
 
@@ -174,8 +177,13 @@ def _of_sequential(model: nn.Module, example: Example, state: State) -> Captured
 
 
 def _of_submodules(
-    model: nn.Module, example: Example, state: State, cut: Sequence[str]
+    model: nn.Module,
+    example: Example,
+    state: State,
+    cut: Sequence[str],
+    lost: LostInGraphError | None = None,
 ) -> Captured:
+    """Run submodules as they are, unless the code between them reads what is lost."""
     larger = example.resized(example.num_samples + 1)
     calls = []
     for mode in (True, False):
@@ -183,6 +191,8 @@ def _of_submodules(
             calls.append(watch_calls(model, example))
     closed = closed_modules(calls, state)
     check_open(closed, cut)
+    if lost is not None and _graph_reads(model, lost.names, closed):
+        raise lost
     training, evaluation = (trace_submodules(x, closed, example, state) for x in calls)
     with in_mode(model, training=False):
         seen_evaluating = _watch(model, evaluation, example)
@@ -230,25 +240,34 @@ def _can_close(
     why = stopped.why
     if not isinstance(why, LostInGraphError):
         return "" not in stopped.paths or has_hooks(model)
+    return "" not in stopped.paths and not _graph_reads(model, why.names, closed)
+
+
+def _graph_reads(
+    model: nn.Module, names: Sequence[str], closed: Collection[str]
+) -> bool:
+    """Whether code that a graph has names attributes, and has no others of these names.
+
+    Args:
+        model: the model.
+        names: of the attributes, with their modules' paths.
+        closed: the modules that run as they are.
+    """
     others = [
         module
         for path, module in model.named_modules()
-        if not path or closed.isdisjoint(prefixes(path))
+        if not path or not any(x in closed for x in prefixes(path))
     ]
-    return "" not in stopped.paths and not any(
-        _reads(others, name, model) for name in why.names
-    )
-
-
-def _reads(modules: Sequence[nn.Module], name: str, model: nn.Module) -> bool:
-    """Whether code of modules names an attribute of another, and has no other such."""
-    path, _, attribute = name.rpartition(".")
-    value = getattr(model.get_submodule(path), attribute, None)
-    return any(
-        getattr(module, attribute, value) is value
-        and attribute in used_by_forward(type(module))
-        for module in modules
-    )
+    for name in names:
+        path, _, attribute = name.rpartition(".")
+        value = getattr(model.get_submodule(path), attribute, None)
+        if any(
+            getattr(module, attribute, value) is value
+            and attribute in used_by_forward(type(module))
+            for module in others
+        ):
+            return True
+    return False
 
 
 class _StoppedInModuleError(Exception):
