@@ -19,7 +19,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from bench.figures import BLUE, GREEN, GREY, ORANGE, for_both_themes
-from hocket.planner.published.results import read_results
+from hocket.planner.published.catalogue import read_results
 
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "ooo-pipeline.svg"
 

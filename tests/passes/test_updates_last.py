@@ -7,7 +7,7 @@ import pytest
 from hocket.core.check import check
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
-from hocket.passes.updates_last import updates_last
+from hocket.passes.playable_order import updates_last
 from hocket.schedules import SCHEDULES, make_schedule
 
 EARLY = """\

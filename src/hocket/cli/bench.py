@@ -52,7 +52,7 @@ def bench_command(
 
     The scripts in bench/ of hocket's repository simulate and measure them again.
     """
-    from hocket.planner.published.results import read_results
+    from hocket.planner.published.catalogue import read_results
 
     results = read_results(name)
     tables = results.pop("tables")

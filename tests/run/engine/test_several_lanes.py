@@ -15,10 +15,11 @@ import hocket
 from hocket.core.plans import lane_plan
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, RaceError, RunError
+from hocket.passes import playable_order
 from hocket.run.cluster.world import World, join_world
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.sanitize import Sanitizer
-from hocket.run.engine import playable_order, worker_context
+from hocket.run.engine import worker_context
 from hocket.run.engine.lanes import play_plan
 from hocket.run.engine.program_run import ProgramRun
 from tests.run.device.support.interleaver import Interleaver

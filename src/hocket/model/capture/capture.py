@@ -258,16 +258,14 @@ def _graph_reads(
         for path, module in model.named_modules()
         if not path or not any(x in closed for x in prefixes(path))
     ]
-    for name in names:
+
+    def is_read(name: str) -> bool:
         path, _, attribute = name.rpartition(".")
         value = getattr(model.get_submodule(path), attribute, None)
-        if any(
-            getattr(module, attribute, value) is value
-            and attribute in used_by_forward(type(module))
-            for module in others
-        ):
-            return True
-    return False
+        readers = (x for x in others if getattr(x, attribute, value) is value)
+        return any(attribute in used_by_forward(type(x)) for x in readers)
+
+    return any(map(is_read, names))
 
 
 class _StoppedInModuleError(Exception):
@@ -332,7 +330,8 @@ def _export_both(
             except CaptureError as error:
                 paths = (x.partition("@")[0] for x in reversed(as_is.running))
                 running = frozenset([next((x for x in paths if x not in closed), "")])
-                lost = isinstance(error, LostInGraphError) and error.paths
+                names = error.names if isinstance(error, LostInGraphError) else ()
+                lost = frozenset(name.rpartition(".")[0] for name in names)
                 raise _StoppedInModuleError(lost or running, error) from error
         traces.append(to_trace(program, state, as_is))
     return traces[0], traces[1]

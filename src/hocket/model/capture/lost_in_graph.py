@@ -89,11 +89,6 @@ class LostInGraphError(CaptureError):
         super().__init__(message)
         self.names = names
 
-    @property
-    def paths(self) -> frozenset[str]:
-        """The modules that have the attributes."""
-        return frozenset(name.rpartition(".")[0] for name in self.names)
-
 
 def check_keeps_no_state(
     model: nn.Module, example: Example, changed: Sequence[str]

@@ -1,4 +1,4 @@
-"""The networks of published pipelines by name, for `hocket plan`.
+"""The networks of published pipelines, and results of published experiments, by name.
 
     hocket plan bert-24 --devices 4 --hardware v100-16g
     hocket plan deep-bert-96 --layout 4x2 --hardware v100-16g --max-delay 1
@@ -8,6 +8,7 @@ They are counted by hand, so there is no model to run: a kind of device must be 
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from hocket.planner.work import Affine, Weights
 _FLOAT: Final = 4  # bytes
 _STATES: Final = 2  # of Adam, per weight
 _NOTHING: Final = Affine(0.0, 0.0)
+_SUFFIX: Final = ".json"
 
 
 # A layer that is counted by hand, without a framework.
@@ -228,3 +230,23 @@ def plan_network(
     work = CountedCosts(f"{name} ({entry.summary})", ops, device, precision)
     size = config.batch_size or entry.batch_size
     return rank(work, cluster, size, config.search, progress=progress)
+
+
+def read_results(name: str) -> dict[str, Any]:
+    """Read one experiment's results, as `bench/published.py` wrote them down.
+
+    Returns:
+        "experiments", simulated; "measured"; and "tables", the same for people: each
+        has a "title", lines above it; "rows" of cells, the head first; and a "legend",
+        one paragraph below it.
+
+    Raises:
+        PlanError: there is none of this name; names those that there are.
+    """
+    entries = (entry.name for entry in files(__package__).iterdir())
+    names = sorted(x.removesuffix(_SUFFIX) for x in entries if x.endswith(_SUFFIX))
+    if name not in names:
+        raise PlanError(f"no experiment is named {name!r}; {nearest(name, names)}")
+    text = (files(__package__) / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+    results: dict[str, Any] = json.loads(text)
+    return results

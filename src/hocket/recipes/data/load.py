@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -18,16 +19,6 @@ from hocket.run.data.batch import digest
 from hocket.run.data.samples import EpochRandom, FirstSamples, Samples, first_samples
 
 
-class Dataset(Protocol):
-    """A map-style dataset: has a length, and returns `(inputs, targets)` by index."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample."""
-
-
 class DatasetSamples:
     """A dataset's samples, collated as torch's DataLoader does it.
 
@@ -35,10 +26,11 @@ class DatasetSamples:
     augment nothing, or be `hocket.run.data.samples.Samples`.
 
     Args:
-        dataset: the same on every worker.
+        dataset: has a length, and returns `(inputs, targets)` by index; the same on
+            every worker.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Sequence[Any]) -> None:
         self._dataset = dataset
 
     @property

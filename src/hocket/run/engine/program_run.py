@@ -20,6 +20,7 @@ from torch import nn
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ShapeError
+from hocket.passes.playable_order import playable_order
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
@@ -29,7 +30,6 @@ from hocket.run.engine.gather import gather_state
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import short_hash
-from hocket.run.engine.playable_order import playable_order
 from hocket.run.engine.programs.by_net import ByNet
 from hocket.run.engine.programs.net_setup import nets_of_batch
 from hocket.run.engine.programs.nets import ProgramNets

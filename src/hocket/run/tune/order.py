@@ -17,8 +17,8 @@ from hocket.core.schedule import Schedule
 from hocket.errors import PlanError, ScheduleError, ShapeError
 from hocket.passes.add_whole_batch_loss import add_whole_batch_loss
 from hocket.passes.merge_backward import merge_unneeded_splits
+from hocket.passes.playable_order import playable_order
 from hocket.run.cluster.layout import Layout
-from hocket.run.engine.playable_order import playable_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.schedules import SCHEDULES, make_schedule, options_of
 
