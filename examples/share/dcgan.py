@@ -26,7 +26,7 @@ def images(folder: str | None, batch_size: int) -> Iterator[Tensor]:
     if folder is None:
         while True:
             yield torch.rand(batch_size, 3, SIDE, SIDE) * 2 - 1
-    from examples.zoo.pictures import cifar10  # needs torchvision
+    from examples.zoo.cifar import cifar10  # needs torchvision
 
     samples, _ = cifar10(folder, side=SIDE)
     while True:

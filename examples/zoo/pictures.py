@@ -2,23 +2,21 @@
 
     [data]
     kind = "function"
-    function = "examples.zoo.pictures:cifar10"
-    path = "cifar-10-batches-py"
+    function = "examples.zoo.pictures:stl10"
+    path = "stl10_binary"
 
 What becomes of an image in training follows from the seed, the epoch and its row.
 
-Sources: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
-Coates, Lee, Ng, AISTATS 2011 (STL-10); Nilsback and Zisserman, ICVGIP 2008 (flowers).
+Sources: Coates, Lee, Ng, AISTATS 2011 (STL-10); Nilsback and Zisserman, ICVGIP 2008
+(flowers).
 """
 
 from __future__ import annotations
 
-import pickle
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +44,6 @@ class Colours:
     std: Triple
 
 
-CIFAR10: Final = Colours((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-CIFAR100: Final = Colours((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 STL10: Final = Colours((0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713))
 IMAGENET: Final = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
@@ -115,114 +111,7 @@ def accuracy(score_BK: Tensor, label_B: Tensor) -> dict[str, Tensor]:
     return {"accuracy": (score_BK.argmax(-1) == label_B).float().mean()}
 
 
-def cifar10(
-    path: str, side: int = 32, shift_pixels: int = 4, flip: bool = True
-) -> tuple[Pictures, Pictures]:
-    """CIFAR-10's images for training and for test.
-
-    Args:
-        path: the folder `cifar-10-batches-py` of the python version.
-        side: the pixels of a side that images are scaled to.
-        shift_pixels: how far a training image is moved at most.
-        flip: whether half of the training images are mirrored.
-
-    Raises:
-        DataError: a file is missing, or holds something else.
-    """
-    parts = [f"data_batch_{number}" for number in range(1, 6)], ["test_batch"]
-    return _cifar(path, parts, b"labels", 10, CIFAR10, side, shift_pixels, flip)
-
-
-def cifar100(
-    path: str,
-    side: int = 32,
-    shift_pixels: int = 4,
-    flip: bool = True,
-    coarse: bool = False,
-) -> tuple[Pictures, Pictures]:
-    """CIFAR-100's; see `cifar10`.
-
-    Args:
-        path: the folder `cifar-100-python`.
-        side: as for `cifar10`.
-        shift_pixels: as for `cifar10`.
-        flip: as for `cifar10`.
-        coarse: classify the 20 groups of classes, not the 100 classes.
-    """
-    key, num_classes = (b"coarse_labels", 20) if coarse else (b"fine_labels", 100)
-    parts = ["train"], ["test"]
-    return _cifar(path, parts, key, num_classes, CIFAR100, side, shift_pixels, flip)
-
-
-def _cifar(
-    path: str,
-    parts: tuple[list[str], list[str]],
-    key: bytes,
-    num_classes: int,
-    colours: Colours,
-    side: int,
-    shift_pixels: int,
-    flip: bool,
-) -> tuple[Pictures, Pictures]:
-    found = []
-    for names in parts:
-        files = [_cifar_file(Path(path, name), key, num_classes) for name in names]
-        images, labels = (torch.cat(x) for x in zip(*files, strict=True))
-        digest = zlib.crc32(labels.numpy().tobytes())
-        found.append(
-            Pictures(
-                partial(getitem, images),
-                labels,
-                num_classes,
-                colours,
-                side,
-                *_small(32, side, shift_pixels, flip),
-                zlib.crc32(images.numpy().tobytes(), digest),
-            )
-        )
-    return found[0], found[1]
-
-
-def _cifar_file(path: Path, key: bytes, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Read the images (N, 3, 32, 32) and labels of a file, without running code."""
-    try:
-        with path.open("rb") as file:
-            content = _PlainUnpickler(file, encoding="bytes").load()
-        pixels = content[b"data"].astype(np.uint8, casting="no")
-        images = torch.from_numpy(pixels).view(-1, 3, 32, 32)
-        return images, _checked(content[key], num_classes, len(images))
-    except Exception as error:  # a mutilated pickle raises nearly anything
-        raise DataError(
-            f"{path} is no file of CIFAR's python version ({type(error).__name__}: "
-            f"{error}): get it from https://www.cs.toronto.edu/~kriz/cifar.html"
-        ) from error
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Reads arrays of numbers; whatever else a file names could run code."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        """Return what numpy's arrays are made by."""
-        name = f"{module_name}.{global_name}"
-        match name.replace("numpy._core", "numpy.core"):
-            case "numpy.core.multiarray._reconstruct" | "numpy.ndarray" | "numpy.dtype":
-                return super().find_class(module_name, global_name)
-            case "_codecs.encode":
-                return _latin_1
-            case "__builtin__.bytes":
-                return bytes
-            case _:
-                raise pickle.UnpicklingError(f"it names {name}, which could run code")
-
-
-def _latin_1(text: str, encoding: str) -> bytes:
-    """Encode as pickles of protocol 2 write bytes; other codecs can do anything."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"text in the encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-def _checked(labels: ArrayLike, num_classes: int, num_images: int) -> Tensor:
+def checked_labels(labels: ArrayLike, num_classes: int, num_images: int) -> Tensor:
     """Return labels as a tensor.
 
     Raises:
@@ -238,7 +127,9 @@ def _checked(labels: ArrayLike, num_classes: int, num_images: int) -> Tensor:
     return found
 
 
-def _small(side: int, to: int, shift: int, flip: bool) -> tuple[Transform, Transform]:
+def small_images(
+    side: int, to: int, shift: int, flip: bool
+) -> tuple[Transform, Transform]:
     """Move and mirror small images at random, and scale them then."""
     end = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     if to != side:
@@ -275,7 +166,7 @@ def stl10(
     Raises:
         DataError: a file is missing, or holds something else.
     """
-    read = partial(_stl10, Path(path), _small(96, side, shift_pixels, flip), side)
+    read = partial(_stl10, Path(path), small_images(96, side, shift_pixels, flip), side)
     training, test = read("train", None), read("test", None)
     return (read("unlabeled", training) if unlabeled else training), test
 
@@ -293,7 +184,7 @@ def _stl10(
         labels = torch.full((len(images),), -1)
         if labelled is None:
             numbers = np.fromfile(folder / f"{part}_y.bin", np.uint8)
-            labels = _checked(numbers.astype(np.int64) - 1, 10, len(images))
+            labels = checked_labels(numbers.astype(np.int64) - 1, 10, len(images))
     except (OSError, ValueError) as error:
         raise DataError(
             f"{file} or its labels: {error}: get the binary files of STL-10 from "
@@ -415,7 +306,7 @@ def _flowers(folder: Path, names: Sequence[str], side: int) -> Pictures:
     labels = loadmat(folder / "imagelabels.mat")["labels"].ravel().astype(np.int64) - 1
     parts = loadmat(folder / "setid.mat")
     rows = np.concatenate([parts[name].ravel() for name in names]).astype(np.int64) - 1
-    _checked(rows, len(labels), len(rows))
-    classes = _checked(labels[rows], 102, len(rows)).tolist()
+    checked_labels(rows, len(labels), len(rows))
+    classes = checked_labels(labels[rows], 102, len(rows)).tolist()
     files = [str(folder / "jpg" / f"image_{row + 1:05d}.jpg") for row in rows]
     return _photographs(list(zip(files, classes, strict=True)), 102, side)

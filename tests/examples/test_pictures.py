@@ -21,6 +21,7 @@ from tests.recipes.support.pickles_that_run import Runs
 from tests.recipes.support.real_data import real
 
 pictures: Any = pytest.importorskip("examples.zoo.pictures")
+cifar: Any = pytest.importorskip("examples.zoo.cifar")
 Image = pytest.importorskip("PIL.Image")
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
@@ -34,7 +35,7 @@ def raw(samples: Any, rows: torch.Tensor) -> torch.Tensor:
 
 def test_cifar10_is_what_the_files_hold(tmp_path: Path) -> None:
     """In their order, across files; normalised by the published numbers."""
-    training, test = pictures.cifar10(str(cifar_folder.cifar10(tmp_path)))
+    training, test = cifar.cifar10(str(cifar_folder.cifar10(tmp_path)))
     written = torch.cat(
         [torch.from_numpy(cifar_folder.pixels(4, seed)) for seed in range(5)]
     )
@@ -53,10 +54,10 @@ def test_cifar10_is_what_the_files_hold(tmp_path: Path) -> None:
 
 def test_cifar100_has_fine_and_coarse_labels(tmp_path: Path) -> None:
     """One hundred classes in twenty groups."""
-    training, test = pictures.cifar100(str(cifar_folder.cifar100(tmp_path)))
+    training, test = cifar.cifar100(str(cifar_folder.cifar100(tmp_path)))
     assert training.labels.tolist() == [0, 10, 20, 30, 40]
     assert (training.num_classes, test.num_samples) == (100, 5)
-    coarse, _ = pictures.cifar100(str(tmp_path), coarse=True)
+    coarse, _ = cifar.cifar100(str(tmp_path), coarse=True)
     assert (coarse.num_classes, coarse.labels.tolist()) == (20, [0, 1, 2, 3, 4])
 
 
@@ -75,9 +76,9 @@ def test_stl10_is_what_the_files_hold(tmp_path: Path) -> None:
     assert same.fingerprint == test.fingerprint
 
 
-def cifar(folder: Path) -> Read:
+def read_cifar(folder: Path) -> Read:
     """A small CIFAR-10."""
-    return lambda **how: pictures.cifar10(str(cifar_folder.cifar10(folder)), **how)
+    return lambda **how: cifar.cifar10(str(cifar_folder.cifar10(folder)), **how)
 
 
 def stl10(folder: Path) -> Read:
@@ -86,7 +87,7 @@ def stl10(folder: Path) -> Read:
     return lambda **how: pictures.stl10(str(folder), **how)
 
 
-@pytest.mark.parametrize("write", [cifar, stl10])
+@pytest.mark.parametrize("write", [read_cifar, stl10])
 def test_training_images_vary_by_row_and_epoch(
     write: Callable[[Path], Read], tmp_path: Path
 ) -> None:
@@ -105,7 +106,7 @@ def test_training_images_vary_by_row_and_epoch(
 
 def test_an_image_is_moved_and_maybe_mirrored(tmp_path: Path) -> None:
     """By at most so many pixels, black around it; each of the places occurs."""
-    training, _ = pictures.cifar10(str(cifar_folder.cifar10(tmp_path)), shift_pixels=1)
+    training, _ = cifar.cifar10(str(cifar_folder.cifar10(tmp_path)), shift_pixels=1)
     image = training.plain(training.image(0))
     padded = torch.nn.functional.pad(image, (1, 1, 1, 1))
     views = [padded[:, y : y + 32, x : x + 32] for y in range(3) for x in range(3)]
@@ -120,13 +121,13 @@ def test_an_image_is_moved_and_maybe_mirrored(tmp_path: Path) -> None:
 
 def test_fingerprints_follow_the_content(tmp_path: Path) -> None:
     """Equal for equal files, others for one other byte."""
-    training, test = pictures.cifar10(str(cifar_folder.cifar10(tmp_path)))
-    again, _ = pictures.cifar10(str(tmp_path))
+    training, test = cifar.cifar10(str(cifar_folder.cifar10(tmp_path)))
+    again, _ = cifar.cifar10(str(tmp_path))
     assert training.fingerprint == again.fingerprint != test.fingerprint
     content = cifar_folder.batch(4, 2)
     content[b"data"][0, 0] ^= 1
     cifar_folder.write(tmp_path / "data_batch_3", content)
-    assert pictures.cifar10(str(tmp_path))[0].fingerprint != training.fingerprint
+    assert cifar.cifar10(str(tmp_path))[0].fingerprint != training.fingerprint
 
 
 def batch(**changed: Any) -> dict[bytes, Any]:
@@ -171,7 +172,7 @@ def test_a_fault_of_cifar_names_the_file(tmp_path: Path, fault: str) -> None:
         case _:
             cifar_folder.write(path, content)
     with pytest.raises(DataError, match=message) as caught:
-        pictures.cifar10(str(tmp_path))
+        cifar.cifar10(str(tmp_path))
     assert str(path) in str(caught.value)
     assert "get it from https://www.cs.toronto.edu/~kriz/cifar.html" in str(
         caught.value
@@ -186,7 +187,7 @@ def test_a_command_is_not_run(tmp_path: Path, protocol: int) -> None:
     path = cifar_folder.cifar10(tmp_path) / "test_batch"
     path.write_bytes(pickle.dumps(attack, protocol=protocol))
     with pytest.raises(DataError, match=r"it names posix\.system"):
-        pictures.cifar10(str(tmp_path))
+        cifar.cifar10(str(tmp_path))
     assert not mark.exists()
 
 
@@ -306,7 +307,7 @@ def test_faults_of_flowers_are_named(tmp_path: Path) -> None:
 
 def test_the_real_cifar_is_read() -> None:
     """Balanced classes, and pixels with the published mean colour."""
-    training, test = pictures.cifar10(str(real("cifar-10-batches-py")))
+    training, test = cifar.cifar10(str(real("cifar-10-batches-py")))
     assert (training.num_samples, test.num_samples) == (5000, 1000)
     assert training.labels.bincount().tolist() == [500] * 10
     images = training.inputs(torch.arange(1000), None)

@@ -36,7 +36,7 @@ def task_of(kind: str, write: Callable[[Path], object], folder: Path) -> Task:
 
 def resolved(kind: str, folder: Path, *settings: str) -> Recipe:
     """The recipe."""
-    data = [f"data.function=examples.zoo.pictures:{kind}", f"data.path={folder}"]
+    data = [f"data.function=examples.zoo.{kind}", f"data.path={folder}"]
     taken = ["data.shift_pixels=", "data.flip="]
     return resolve("cifar10-byol", [*SMALL, *data, *taken, *settings]).recipe
 
@@ -44,9 +44,9 @@ def resolved(kind: str, folder: Path, *settings: str) -> Recipe:
 @pytest.mark.parametrize(
     ("kind", "write"),
     [
-        ("cifar10", cifar10),
-        ("image_folder", image_folder),
-        ("stl10", stl10_folder.write),
+        ("cifar:cifar10", cifar10),
+        ("pictures:image_folder", image_folder),
+        ("pictures:stl10", stl10_folder.write),
     ],
 )
 def test_views_of_all_readers(
@@ -70,7 +70,7 @@ def test_views_of_all_readers(
 def test_the_classifier_knows_labelled_images(tmp_path: Path) -> None:
     """Where training is on images without labels, those of the same data with some."""
     stl10_folder.write(tmp_path)
-    task = make_task(resolved("stl10", tmp_path, "data.unlabeled=true"))
+    task = make_task(resolved("pictures:stl10", tmp_path, "data.unlabeled=true"))
     knn = task.evaluate
     assert isinstance(knn, KnnEvaluation)
     rows = torch.arange(task.training.num_samples)
