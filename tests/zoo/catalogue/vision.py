@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import timm
 import torch
@@ -21,7 +21,7 @@ _SIZED: Final = (
 
 def network(name: str) -> Case:
     """A network of timm for three classes."""
-    size = {"img_size": 64} if name in _SIZED else {}
+    size: dict[str, Any] = {"img_size": 64} if name in _SIZED else {}
     model = timm.create_model(name, pretrained=False, num_classes=3, **size)
     return Case(model.train(), (torch.randn(4, 3, 64, 64),), smallest=2)
 
