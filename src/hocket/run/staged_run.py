@@ -176,6 +176,7 @@ class StagedRun(WorkerRun, ABC):
             self.world.device,
             self._sizes_of,
         )
+        self._executor.inputs.check(found, self.plan.example.names, self._step)
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s

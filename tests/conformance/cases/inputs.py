@@ -335,3 +335,76 @@ def input_of_graph() -> Script:
     torch.manual_seed(3)
     outer = nn.Linear(6, 6).double()
     return Script(chain(), [(outer(x).tanh(), y) for x, y in batches()])
+
+
+def _with_gradients(net: nn.Module, *, place: int = 0, **options: Any) -> Script:
+    """The loop reads gradients of the inputs, or of the targets, behind each step."""
+    data = batches()
+    seen: dict[str, list[Any]] = {"grads": []}
+
+    def before_step(step: int, _: Any) -> None:
+        data[step][place].grad = None
+        data[step][place].requires_grad_()
+
+    def after_step(step: int, _: Any) -> None:
+        found = data[step][place].grad
+        seen["grads"] += (
+            [] if found is None else found.round(decimals=9).flatten().tolist()
+        )
+
+    script = Script(net, data, before_step=before_step, seen=seen, **options)
+    script.after_step = after_step
+    return script
+
+
+@case(
+    "`x.grad` of inputs that want a gradient",
+    {"freeze": refused("args[0] wants a gradient (requires_grad) at step 2")},
+)
+def input_gradients() -> Script:
+    """As saliency maps are made; the loop reads it behind the step."""
+    return _with_gradients(chain())
+
+
+@case(
+    "`x.grad` where the first layers are frozen from the start",
+    {"own-2 seq-2 wpipe freeze": refused("stage 0, which reads it, is frozen")},
+)
+def input_gradients_of_frozen() -> Script:
+    """As adversarial prompts for a frozen net are trained."""
+    net = chain()
+    net[0].requires_grad_(requires_grad=False)
+    return _with_gradients(net, frozen=("0",))
+
+
+class Around(nn.Module):
+    """Adds its input again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))) + x)
+
+
+@case(
+    "`x.grad` of an input that two stages read",
+    {
+        "own-2": refused("stages 0, 1 read it, on several workers"),
+        "freeze": refused("args[0] wants a gradient (requires_grad) at step 2"),
+    },
+)
+def input_gradients_of_several() -> Script:
+    """Each worker would have a part of it."""
+    return _with_gradients(Around(), cut="b")
+
+
+@case(
+    "`y.grad` of targets that want a gradient",
+    {PIPELINES: refused("gradients come back through outputs alone")},
+)
+def target_gradients() -> Script:
+    """As learned targets are."""
+    return _with_gradients(chain(), place=1)

@@ -12,6 +12,7 @@ from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.input_gradients import InputGradientCheck
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -181,6 +182,7 @@ def make_executor(
         worker_ties,
         wiring,
         replicas,
+        InputGradientCheck(program, modules, layout.num_replicas),
     )
 
 

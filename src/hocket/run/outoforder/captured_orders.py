@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import CaptureError, FitError
 from hocket.model.guards.guards import Guards
+from hocket.model.trace.per_sample import tensors_in
 from hocket.run.data.batch import on_device
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.device import Device
@@ -136,10 +137,11 @@ class CapturedOrders:
 
         Returns:
             None where the step runs as it is: it cannot be captured, what it is fixed
-            for has just changed, or has changed too often.
+            for has just changed, or has changed too often, or the batch wants a
+            gradient.
         """
-        if self._is_changed():
-            return None
+        if self._is_changed() or any(x.requires_grad for x in tensors_in(batch)):
+            return None  # a graph has no gradient of its batch
         form = self._forms.of(batch)
         if form not in self._by_form:
             alike = [other for other in self._by_form if other[:-1] == form[:-1]]
