@@ -108,6 +108,13 @@ ROWS: Final = (
         "optimizers",
     ),
     Row(
+        "which parameters an optimizer has, and since when",
+        "followed, or refused",
+        "Those that it leaves out are not trained. What is no parameter of the model "
+        "or the loss is refused; so is a parameter that is added under way.",
+        "optimizer_groups",
+    ),
+    Row(
         "what modules keep: buffers, extra state, parametrizations",
         "followed",
         "Buffers are the user's own tensors.",

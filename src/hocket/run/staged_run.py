@@ -51,6 +51,7 @@ from hocket.run.engine.executor import PlayedLayout
 from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.part_sizes import part_sizes
+from hocket.run.engine.refusals import refuse_input_gradients
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
@@ -167,16 +168,19 @@ class StagedRun(WorkerRun, ABC):
             )
         self._follow_changes()
         self._freeze_if_due(batches[0])
+        program = self.plan.schedule.program
         found = make_net_batches(
             batches,
             self._step,
             self._layout,
-            self.plan.schedule.program.nets,
+            program.nets,
             self.plan.example,
             self.world.device,
             self._sizes_of,
         )
-        self._executor.inputs.check(found, self.plan.example.names, self._step)
+        modules, names = self._executor.modules, self.plan.example.names
+        for nets in found:
+            refuse_input_gradients(program, modules, nets, names)
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s

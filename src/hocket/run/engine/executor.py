@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ConfigError, ModelError
+from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
-from hocket.run.engine.input_gradients import InputGradientCheck
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.wiring import Wiring
@@ -64,6 +64,7 @@ class Executor:
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
+        modules: all stages of the program.
         inputs: detects arguments whose gradients would not be whole.
         follows: whether what the loop freezes is followed, and compared with others.
 
@@ -85,6 +86,7 @@ class Executor:
     ties: WorkerTies
     wiring: Wiring
     replicas: WorkerGroup | None
+    modules: Sequence[StageModule]
     inputs: InputGradientCheck
     follows: bool = True
     trained: TrainableCheck = field(init=False)

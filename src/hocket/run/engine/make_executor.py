@@ -12,7 +12,6 @@ from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.input_gradients import InputGradientCheck
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -121,7 +120,8 @@ def make_executor(
         assert how is not None
         group, what = groups_of.reduces(stage), f"gradients of stage {stage}"
         reducer = None if group is None else Reducer([*own.values()], group, what)
-        updaters[stage] = Updater(own, how, reducer=reducer)
+        whole = by_net[program.stages[stage].net].parameters
+        updaters[stage] = Updater(own, how, reducer=reducer, whole=whole)
     if is_stale:
         why = "old weights are kept of the first alone: take a schedule without delays"
         refuse_modes(updaters, why)
@@ -182,7 +182,7 @@ def make_executor(
         worker_ties,
         wiring,
         replicas,
-        InputGradientCheck(program, modules, layout.num_replicas),
+        modules,
     )
 
 

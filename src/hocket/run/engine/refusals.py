@@ -8,9 +8,12 @@ from torch import nn
 
 from hocket.core.gates import describe, early_updates, flushes, gates_of
 from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
-from hocket.core.program import Program
+from hocket.core.program import Program, Stage
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
+from hocket.model.stages.stage import StageModule
+from hocket.model.trace.per_sample import tensors_in
+from hocket.run.data.step_batch import NetBatches
 from hocket.run.stage.split.layers.accumulate import has_hooks
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.stale_ties.stale_tie import StaleTie
@@ -161,6 +164,55 @@ def refuse_hooks(
                 "optimizer's step do what the hook does, or take an order that ends "
                 'each step before the next begins, such as schedule="1f1b"'
             )
+
+
+def refuse_input_gradients(
+    program: Program,
+    modules: Sequence[StageModule],
+    batch: NetBatches,
+    names: Sequence[str],
+) -> None:
+    """Refuse an argument that wants a gradient (`x.grad`) which no worker has whole.
+
+    Elsewhere the backwards of the stages that read it add to it. A net that is not
+    trained gives it none, as under `torch.no_grad()`.
+
+    Args:
+        program: says where each stage is, and whether it is trained.
+        modules: all stages. What they send back is what the example has shown.
+        batch: one batch of each net.
+        names: of the model's arguments.
+
+    Raises:
+        ModelError: names the first, and says what would be missing.
+    """
+    trained = {stage.net for stage in program.stages if stage.trainable}
+    pairs = [*zip(program.stages, modules, strict=True)]
+    for net, work in ((net, batch[net]) for net in trained & batch.keys()):
+        num_replicas = len(work.everywhere) // len(work.microbatches)
+        for place, leaf in enumerate(work.microbatches[0].leaves):
+            if not any(x.requires_grad for x in tensors_in(leaf)):
+                continue
+            readers = [
+                x for x in pairs if x[0].net == net and place in x[1].batch_inputs
+            ]
+            is_apart = len({stage.device for stage, _ in readers}) * num_replicas > 1
+            if is_apart or not all(_gives_all(*reader) for reader in readers):
+                raise ModelError(
+                    f"{names[place]} wants a gradient (requires_grad) at step "
+                    f"{work.step.number}, which would not be whole: several workers "
+                    "read it, or a stage that does is frozen or gets no gradient back "
+                    "for what it sends. Detach it, and let the model itself compute "
+                    "its gradient between two steps"
+                )
+
+
+def _gives_all(stage: Stage, module: StageModule) -> bool:
+    """Return whether a stage computes all of an argument's gradient."""
+    sources = (*module.parameters(), *module.inputs)
+    has_backward = stage.trainable and any(x.requires_grad for x in sources)
+    sent = [x for x in module.outputs if x.dtype.is_floating_point]
+    return has_backward and all(x.requires_grad for x in sent)
 
 
 def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:

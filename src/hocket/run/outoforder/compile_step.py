@@ -35,7 +35,8 @@ from hocket.run.outoforder.captured_orders import CapturedOrder, CapturedOrders
 from hocket.run.outoforder.order.choose import OrderCandidate
 from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.weights.gradients import GradientStatus
-from hocket.run.weights.updater import clear_gradients
+from hocket.run.weights.settings import members
+from hocket.run.weights.updater import clear_gradients, refuse_added
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
@@ -134,7 +135,7 @@ class CompiledStep:
         self._orders = CapturedOrders(
             model, loss, optimizer, device, memory_bytes, across_steps=across_steps
         )
-        self._num_steps = 0
+        self._num_steps, self._members = 0, members(optimizer)
         self._lock = Lock()
         self._first: CapturedOrder | None = None
 
@@ -275,6 +276,7 @@ class CompiledStep:
         self, batch: Any, compiled: CapturedOrder | None
     ) -> Mapping[str, Tensor]:
         batch = on_device(batch, self._device.torch_device)
+        self._members = refuse_added(self.optimizer, self._members)
         self._num_steps += 1
         self._orders.play_next(compiled)
         # The first step is torch's own: it makes the states as the optimizer wants.

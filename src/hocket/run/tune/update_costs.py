@@ -8,6 +8,7 @@ of a stage, which still copy less, do not count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import reduce
 from statistics import median
@@ -77,8 +78,10 @@ def _measure(
         if p.requires_grad
     }
     settings = replace(settings, scheduler=None)
-    updater = Updater(copies, settings)
-    if updater.optimizer is None:
+    updater = None
+    with suppress(ValueError):  # all parameters are left out
+        updater = Updater(copies, settings)
+    if updater is None or updater.optimizer is None:
         return UpdateCost(0.0, 0)
     gradients = _gradients(copies, device)
     versions = (

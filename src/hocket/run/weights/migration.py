@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.run.comm.bundles import Bundle
+from hocket.run.weights.settings import members
 from hocket.run.weights.updater import Updater
 
 _STATE = "state."  # before the names of what an optimizer keeps
@@ -115,9 +116,17 @@ def restore_updater(
             of which all parameters were frozen.
 
     Raises:
-        ConfigError: the parameters of a group had different options; or there is a
-            schedule here, and was none before or one of other groups.
+        ConfigError: the parameters of a group had different options; an optimizer had
+            one that this one leaves out; or there is a schedule here, and was none
+            before or one of other groups.
     """
+    here = members(updater.optimizer)
+    for name, parameter in updater.parameters.items():
+        if "options" in bundles[name].facts and id(parameter) not in here:
+            raise ConfigError(
+                f"the optimizer had {name} before the cut, and optimizer= leaves it "
+                "out of the new one: choose parameters by name (parameters.named())"
+            )
     if updater.optimizer is not None:
         groups = () if before is None else before.groups
         _restore_optimizer(updater.optimizer, updater.parameters, bundles, groups)

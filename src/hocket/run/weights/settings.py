@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,11 +130,46 @@ class TrainingConfig(UpdateOptions):
             optimizer.train()  # type: ignore[attr-defined]
         return optimizer
 
+    def make_stage_optimizer(
+        self, parameters: Parameters, whole: Parameters
+    ) -> torch.optim.Optimizer:
+        """Make the optimizer of a stage; it may leave out all of its parameters.
+
+        One that leaves some out, or has groups, may choose by their place: it is made
+        for the whole net, and keeps those of the stage.
+
+        Args:
+            parameters: the stage's.
+            whole: those of its net, in the net's order.
+
+        Raises:
+            ConfigError: it has a tensor that is no parameter of the net.
+        """
+        own, made = {id(p) for p in parameters}, None
+        with suppress(ValueError):  # for no parameters at all; or raised again
+            made = self.make_optimizer(parameters)
+        if made and len(made.param_groups) == 1 and members(made) == own:
+            return made
+        made = self.make_optimizer(whole)
+        if others := members(made) - {id(p) for p in whole}:
+            raise ConfigError(
+                f"optimizer= takes {len(others)} tensors that are no parameters of the "
+                "model or the loss: they would not be reduced, clipped and saved. Make "
+                "them parameters of a module, and take those of the given list"
+            )
+        for group in made.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) in own]
+        for p in [p for p in made.state if id(p) not in own]:
+            del made.state[p]
+        return made
+
     def state_bytes(self, parameters: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the bytes of the optimizer's state for each of some parameters."""
-        return optimizer_bytes(
-            parameters, lambda named: self.make_optimizer(Parameters(named))
-        )
+        with suppress(ValueError):  # they are chosen by identity: copies are others
+            return optimizer_bytes(
+                parameters, lambda named: self.make_optimizer(Parameters(named))
+            )
+        return dict.fromkeys(parameters, 0)
 
     def make_scheduler(
         self, optimizer: torch.optim.Optimizer
@@ -160,6 +196,12 @@ _NO_PLATEAU: Final = (
     "worker gets the same metrics): scheduler=lambda o: LambdaLR(o, lambda step: "
     "share[0])"
 )
+
+
+def members(optimizer: torch.optim.Optimizer | None) -> set[int]:
+    """Return the identities of an optimizer's parameters."""
+    groups = () if optimizer is None else optimizer.param_groups
+    return {id(p) for group in groups for p in group["params"]}
 
 
 def has_modes(optimizer: torch.optim.Optimizer) -> bool:

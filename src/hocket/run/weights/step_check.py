@@ -53,12 +53,15 @@ def refuse_joint_steps(
         return
     shares: dict[str, float] = {}
     with preserve_generators(_CPU), contextlib.suppress(Exception):
-        together = _moves(settings, named, seed=0)
-        by_part = [_moves(settings, part, seed=0) for part in trained.values() if part]
+        together = _moves(settings, named, named, seed=0)
+        filled = filter(None, trained.values())
+        by_part = [_moves(settings, part, named, seed=0) for part in filled]
         by_stage = {name: x for moves in by_part for name, x in moves.items()}
         found = _relative_differences(together, by_stage)
         if max(found.values()) > _NEAR:
-            again = _relative_differences(together, _moves(settings, named, seed=1))
+            again = _relative_differences(
+                together, _moves(settings, named, named, seed=1)
+            )
             shares = {} if max(again.values()) > _NEAR else found
     name = max(shares, key=shares.__getitem__, default="")
     if name and shares[name] > _NEAR:
@@ -69,23 +72,28 @@ def refuse_joint_steps(
             f"{together[name].norm():.6g} where one optimizer has all of them, and by "
             f"{by_stage[name].norm():.6g} where each stage has its own (they differ by "
             f"{shares[name]:.3g} of the first). A step looks at several parameters at "
-            "once, or optimizer= numbers them. Use an optimizer that updates each "
-            "parameter by itself, with options by name (parameters.named()); to limit "
+            "once: use an optimizer that updates each parameter by itself; to limit "
             "the norm of all gradients, clip_norm=; or train on one device"
         )
 
 
 def _moves(
-    settings: TrainingConfig, parameters: Mapping[str, Tensor], *, seed: int
+    settings: TrainingConfig,
+    part: Mapping[str, Tensor],
+    whole: Mapping[str, Tensor],
+    *,
+    seed: int,
 ) -> dict[str, Tensor]:
     """Return by how much some steps change small copies; equal for equal names.
 
     Args:
         settings: the settings that construct the optimizer.
-        parameters: the parameters that one optimizer gets.
+        part: the parameters that one optimizer gets.
+        whole: those of the net.
         seed: seeds the random numbers that the optimizer draws.
     """
-    small = small_copies(parameters)
+    small = small_copies(whole)
+    own = {name: small[name] for name in part}
     rngs = {name: _generator(name) for name in small}
     slopes = {}
     for name, x in small.items():
@@ -93,13 +101,13 @@ def _moves(
         slopes[name] = torch.randn(x.shape, generator=rngs[name])
     start = {name: x.detach().clone() for name, x in small.items()}
     seed_generators(_CPU, seed)
-    optimizer = settings.make_optimizer(Parameters(small))
+    optimizer = settings.make_stage_optimizer(Parameters(own), Parameters(small))
     for scale in _SCALES:
         for name, x in small.items():
             noise = torch.randn(x.shape, generator=rngs[name])
             x.grad = (scale * (slopes[name] + 0.1 * noise)).to(x.dtype)
         optimizer.step()
-    return {name: x.detach() - start[name] for name, x in small.items()}
+    return {name: x.detach() - start[name] for name, x in own.items()}
 
 
 def _generator(name: str) -> torch.Generator:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
+from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes, members
 
 
 class Updater:
@@ -21,6 +21,7 @@ class Updater:
         parameters: the parameters that this stage owns, by the uncut model's names.
         settings: makes the optimizer and the learning-rate schedule.
         reducer: sums the gradients over the stage's replicas, if there are any.
+        whole: all parameters of its net; not given: of no interest.
 
     Attributes:
         optimizer: the optimizer; None if nothing is trained.
@@ -38,12 +39,18 @@ class Updater:
         settings: TrainingConfig,
         *,
         reducer: Reducer | None = None,
+        whole: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.parameters = parameters
         self.reducer = reducer
         trained = Parameters(parameters)
         self._trained = dict(trained.named())
-        self.optimizer = settings.make_optimizer(trained) if trained else None
+        self.optimizer: torch.optim.Optimizer | None = None
+        if trained and whole is not None:
+            self.optimizer = settings.make_stage_optimizer(trained, Parameters(whole))
+        elif trained:
+            self.optimizer = settings.make_optimizer(trained)
+        self._members = members(self.optimizer)
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if self.optimizer is not None:
             self.scheduler = settings.make_scheduler(self.optimizer)
@@ -108,6 +115,7 @@ class Updater:
         if is_bad is not None and optimizer is not None:
             optimizer.found_inf, optimizer.grad_scale = is_bad, None
         if optimizer is not None:
+            self._members = refuse_added(optimizer, self._members)
             optimizer.step()
             clear_gradients(optimizer)
         if is_bad is not None and optimizer is not None:
@@ -195,6 +203,32 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
             "let step() keep them in the optimizer's state, or zero_grad() clear them; "
             "to add up several batches, accumulate="
         )
+
+
+def refuse_added(optimizer: torch.optim.Optimizer, known: set[int]) -> set[int]:
+    """Refuse parameters that an optimizer has got since its last step.
+
+    Args:
+        optimizer: is about to step.
+        known: the identities of the parameters that it had.
+
+    Returns:
+        Those of the parameters that it has.
+
+    Raises:
+        ConfigError: it has got some; says of which shapes.
+    """
+    found = members(optimizer)
+    if found - known:
+        every = (p for group in optimizer.param_groups for p in group["params"])
+        shapes = ", ".join(str(tuple(p.shape)) for p in every if id(p) not in known)
+        raise ConfigError(
+            f"the optimizer has got parameters since its last step (shapes {shapes}): "
+            "their gradients of earlier steps are gone, which the zero_grad() of an "
+            "optimizer without them keeps. Give them to it from the start, in a group "
+            "of their own with lr=0 until they train"
+        )
+    return found
 
 
 def refuse_modes(updaters: Mapping[int, Updater], why: str) -> None:

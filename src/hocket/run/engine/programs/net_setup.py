@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
@@ -55,6 +56,12 @@ class NetSetup:
     saved_prefix: str | None = ""
     num_frozen: int = 0
     tensors: ModelTensors | None = None
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of all stages, in the uncut model's order."""
+        found = {n: p for x in self.modules for n, p in x.named_parameters()}
+        return {name: found[name] for name in self.parameter_names if name in found}
 
 
 def stages_of(program: Program, net: str) -> tuple[int, ...]:
