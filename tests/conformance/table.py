@@ -127,6 +127,13 @@ ROWS: Final = (
         "modules",
     ),
     Row(
+        "what a layer hands on beside its output; parameters among the outputs",
+        "refused; parameters are followed",
+        "Layers may be in other stages, and keep what is another microbatch's. Return "
+        "it, and give it as an argument.",
+        "skips",
+    ),
+    Row(
         "the user's own model after training on several workers",
         "followed",
         "`gather_into(model)`; without it, only this worker's stages are trained.",

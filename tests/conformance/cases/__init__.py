@@ -26,6 +26,7 @@ from tests.conformance.cases import (
     optimizers,
     outside,
     randomness,
+    skips,
     state,
     weights,
 )
@@ -46,6 +47,7 @@ FILES: Final = (
     optimizer_groups,
     state,
     modules,
+    skips,
     inner_backwards,
 )
 CASES: Final = {

@@ -380,3 +380,25 @@ def tied() -> Script:
     net = chain(nn.Linear(6, 8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     net[3].weight = net[1].weight
     return Script(net, batches(), cut="2")
+
+
+class LazyInEvaluation(nn.Module):
+    """Makes a buffer at its first forward in evaluation mode."""
+
+    table: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return x
+        if not hasattr(self, "table"):
+            self.register_buffer("table", torch.arange(8.0, dtype=x.dtype) / 8)
+        return x * self.table
+
+
+@case(
+    "a buffer made in evaluation alone",
+    {"own-2 freeze wpipe": refused("is no place to cut at")},
+)
+def lazy_in_evaluation() -> Script:
+    """Training knows nothing of it."""
+    return _with(LazyInEvaluation())

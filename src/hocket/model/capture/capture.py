@@ -75,6 +75,8 @@ def capture(
     _refuse_iterators(model)
     example = Example.of(args, kwargs or {})
     _make_buffers(model, example)
+    with in_mode(model, training=False):
+        _make_buffers(model, example)
     state = State.of(model)
     with no_collections():
         match capture:

@@ -108,7 +108,8 @@ class _Conversion:
         for node in self.program.graph.nodes:
             if node.op not in ("placeholder", "output"):
                 self._call(node)
-        self.graph.output(self._mapped(self.program.graph.output_node().args[0]))
+        outputs = self._mapped(self.program.graph.output_node().args[0])
+        self.graph.output(fx.node.map_arg(outputs, self._computed))
         self.graph.eliminate_dead_code(_must_stay)
         alive = set(self.graph.nodes)
         return Trace(
@@ -144,6 +145,12 @@ class _Conversion:
                     "the model cannot be captured: it holds the object "
                     f"{spec.target!r}, which is neither a tensor nor a module"
                 )
+
+    def _computed(self, node: fx.Node) -> fx.Node:
+        """Return an output; of a parameter itself, a view, which a stage makes."""
+        if node.op != "get_attr":
+            return node
+        return self.graph.call_function(aten.alias.default, (node,))
 
     def _read(self, name: str) -> fx.Node:
         first = self.state.first_name[name]

@@ -18,6 +18,10 @@ from hocket.model.stages.parameter_paths import Home
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.value import SentTensor
 
+KEPT_ELSEWHERE: Final = (
+    "If a module reads what another one has kept (in an attribute, a list, a dict, a "
+    "hook): the other may run elsewhere. Return it there, and give it as an argument"
+)
 _NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
 
 
@@ -161,11 +165,18 @@ class StageModule(nn.Module):
         """Compute the stage for one microbatch.
 
         Raises:
-            ModelError: a number of samples that the captured model does not run with.
+            ModelError: a number of samples that the captured model does not run with;
+                or a module misses something.
         """
         if self.fixed_samples:
             self._check_size(values)
-        return self.rebuilt(self._mode_runs[self.training](values))
+        try:
+            return self.rebuilt(self._mode_runs[self.training](values))
+        except (AttributeError, KeyError) as error:
+            raise ModelError(
+                f"stage {self.index} failed with {type(error).__name__}: {error}. "
+                f"{KEPT_ELSEWHERE}"
+            ) from error
 
     def rebuilt(self, out: Any) -> Any:
         """Return the code's outputs in the model's own structure in this mode."""

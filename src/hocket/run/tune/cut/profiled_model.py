@@ -19,6 +19,7 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
+from hocket.model.stages.stage import KEPT_ELSEWHERE
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import unshared
 from hocket.model.trace.state import State
@@ -157,13 +158,14 @@ def _keepers_named(
             with suppress(RuntimeError), torch.no_grad():
                 model(*args, **kwargs)
             kept = before.changed()
-        if not kept:
-            raise
+        why = (
+            f"It keeps {', '.join(kept[:3])} from one forward to the next, and "
+            "microbatches have graphs and sizes of their own: make it again, or detach "
+            "it, at the beginning of each forward"
+        )
         raise ModelError(
-            f"the model failed with {type(error).__name__}: {error}. It keeps "
-            f"{', '.join(kept[:3])} from one forward to the next, and microbatches "
-            "have graphs and sizes of their own: make it again, or detach it, at the "
-            "beginning of each forward"
+            f"the model failed with {type(error).__name__}: {error}. "
+            f"{why if kept else KEPT_ELSEWHERE}"
         ) from error
 
 
