@@ -130,3 +130,58 @@ def skip_by_list() -> Script:
 def detached_skip() -> Script:
     """Without a gradient."""
     return _skip({}, detaches=True)
+
+
+@case(
+    "a detached skip, where the loop has called the model before",
+    {
+        "own-2 wpipe": refused("each forward changes 0.kept"),
+        "seq-2": refused("3 reads 0.kept, which each forward changes"),
+        "freeze": refused("cut points must follow the order of the model"),
+    },
+)
+def stale_skip() -> Script:
+    """Another stage would find what that call has left."""
+    script = _skip({}, detaches=True)
+    script.net(script.batches[0][0][:4])
+    return script
+
+
+class KeepsFeature(nn.Linear):
+    """Keeps its output as an attribute."""
+
+    feature: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        self.feature = found.detach()
+        return found
+
+
+class TakesFeature(nn.Module):
+    """Reads the feature of another layer, which is no child of it."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.other = (other,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.other[0].feature
+        return x + found
+
+
+@case(
+    "a feature that a layer keeps, where the loop has called the model before",
+    {
+        "own-1 teacher 2bw": refused("plain attribute self.0.feature"),
+        "own-2 seq-2 wpipe": refused("3 reads 0.feature, which each forward changes"),
+        "freeze": refused("0.weight is used by 0 and by 3"),
+    },
+)
+def stale_feature() -> Script:
+    """Another stage would find what that call has left."""
+    first = KeepsFeature(6, 8)
+    net = chain(first, nn.Tanh(), nn.Linear(8, 8), TakesFeature(first))
+    script = Script(net, batches(), cut="2")
+    script.net(script.batches[0][0][:4])
+    return script

@@ -17,6 +17,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.stages.cut import num_frozen_stages
+from hocket.model.stages.kept_elsewhere import refuse_kept
 from hocket.model.trace.state import saved_tensors
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
@@ -79,6 +80,7 @@ def build_plan(
     if not found.teachers:  # with some, it is frozen before they are added
         order = freeze_stages(order, num_frozen_stages(modules))
     _refuse_reads(config, order.program, found, world)
+    refuse_kept(captured, modules)
     costs = _recomputing(found.costs, order, config, world)
     if config.compile:
         config.report("compiling the stages")
