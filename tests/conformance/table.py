@@ -85,7 +85,8 @@ ROWS: Final = (
     Row(
         "forms of inputs, targets and outputs",
         "followed",
-        "Whatever has an entry for each sample is cut.",
+        "Whatever has an entry for each sample is cut. An input's gradient is followed "
+        "where the stages of one worker compute all of it.",
         "inputs",
     ),
     Row(

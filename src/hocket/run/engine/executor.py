@@ -65,7 +65,6 @@ class Executor:
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
         modules: all stages of the program.
-        inputs: detects arguments whose gradients would not be whole.
         follows: whether what the loop freezes is followed, and compared with others.
 
     Attributes:
@@ -87,7 +86,6 @@ class Executor:
     wiring: Wiring
     replicas: WorkerGroup | None
     modules: Sequence[StageModule]
-    inputs: InputGradientCheck
     follows: bool = True
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)
