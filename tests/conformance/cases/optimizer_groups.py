@@ -18,7 +18,7 @@ from tests.conformance.script import (
 )
 
 
-def _of_layers(net: nn.Module, *places: int) -> Script:
+def _of_layers(net: Any, *places: int) -> Script:
     """Only some layers have an optimizer; the others want gradients, too."""
     net.double()  # before the script does: parameters stay the same objects
     chosen = {id(p) for place in places for p in net[place].parameters()}
@@ -62,8 +62,11 @@ def optimizer_of_two_groups() -> Script:
     """By their place in the list, with a rate for each."""
 
     def optimizer(given: Any) -> torch.optim.Optimizer:
-        every = list(given)
-        groups = [{"params": every[:2], "lr": 0.05}, {"params": every[-2:], "lr": 0.2}]
+        every: list[Any] = list(given)
+        groups: list[dict[str, Any]] = [
+            {"params": every[:2], "lr": 0.05},
+            {"params": every[-2:], "lr": 0.2},
+        ]
         return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
 
     return Script(chain(), batches(), optimizer=optimizer)

@@ -166,8 +166,9 @@ class TakesFeature(nn.Module):
         self.other = (other,)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.other[0].feature
-        return x + found
+        other: Any = self.other[0]
+        found: Tensor = x + other.feature
+        return found
 
 
 @case(

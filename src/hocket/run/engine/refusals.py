@@ -209,10 +209,11 @@ def refuse_input_gradients(
 
 def _gives_all(stage: Stage, module: StageModule) -> bool:
     """Return whether a stage computes all of an argument's gradient."""
-    sources = (*module.parameters(), *module.inputs)
-    has_backward = stage.trainable and any(x.requires_grad for x in sources)
+    trains = any(x.requires_grad for x in module.parameters())
+    takes = any(x.requires_grad for x in module.inputs)
     sent = [x for x in module.outputs if x.dtype.is_floating_point]
-    return has_backward and all(x.requires_grad for x in sent)
+    gives = all(x.requires_grad for x in sent)
+    return stage.trainable and (trains or takes) and gives
 
 
 def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:
