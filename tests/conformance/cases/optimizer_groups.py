@@ -119,7 +119,7 @@ def group_with_rate() -> Script:
 
     def optimizer(given: Any) -> torch.optim.Optimizer:
         every = list(given)
-        groups = [{"params": every[2:]}, {"params": every[:2], "lr": 0.0}]
+        groups: Any = [{"params": every[2:]}, {"params": every[:2], "lr": 0.0}]
         made.append(torch.optim.SGD(groups, lr=0.1))
         return made[-1]
 
