@@ -119,7 +119,10 @@ def group_with_rate() -> Script:
 
     def optimizer(given: Any) -> torch.optim.Optimizer:
         every = list(given)
-        groups: Any = [{"params": every[2:]}, {"params": every[:2], "lr": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": every[2:]},
+            {"params": every[:2], "lr": 0.0},
+        ]
         made.append(torch.optim.SGD(groups, lr=0.1))
         return made[-1]
 

@@ -253,6 +253,12 @@ def expanded_buffer() -> Script:
     return _with(Typed(torch.arange(8.0, dtype=torch.float64).expand(4, 8)))
 
 
+@case("a buffer that is a view of another tensor")
+def view_buffer() -> Script:
+    """Every second place of it."""
+    return _with(Typed(torch.arange(16.0, dtype=torch.float64)[::2]))
+
+
 @case("a buffer of complex numbers")
 def complex_buffer() -> Script:
     """Its real part is read."""

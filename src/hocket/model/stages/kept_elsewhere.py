@@ -11,7 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from hocket.errors import ModelError
-from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
+from hocket.model.capture.attribute_writes import (
+    COLLECTIONS,
+    AttributeSnapshot,
+    preserve_attributes,
+)
 from hocket.model.capture.captured import Captured
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.stage import KEPT_ELSEWHERE, StageModule
@@ -43,8 +47,10 @@ def refuse_kept(captured: Captured, stages: Sequence[StageModule]) -> None:
             path, _, attribute = name.rpartition(".")
             keeper = model.get_submodule(path)
             value, home = vars(keeper).get(attribute), stage_of.get(id(keeper))
+            if not isinstance(value, (torch.Tensor, *COLLECTIONS)):
+                continue  # numbers and None may be the same in modules apart
             for other, reader in parts:
-                is_same = vars(reader).get(attribute, value) is value
+                is_same = getattr(reader, attribute, value) is value
                 is_apart = home not in (None, stage_of[id(reader)])
                 if is_same and is_apart and attribute in used_by_forward(type(reader)):
                     raise ModelError(
