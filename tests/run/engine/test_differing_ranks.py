@@ -12,8 +12,9 @@ from tests.run.support.forked import answers_of
 pytestmark = pytest.mark.timeout(180)
 
 AT_1: Final = "at step 1 the learning rates differ by rank: "
+# Groups have the numbers that they have in the optimizer of the whole model.
 HALF: Final = (
-    f"{AT_1}group 0 of stage 0 on rank 0 has 0.1 (1 times its scheduled 0.1), group 0 "
+    f"{AT_1}group 0 of stage 0 on rank 0 has 0.1 (1 times its scheduled 0.1), group 4 "
     "of stage 1 on rank 1 has 0.05 (0.5 times its scheduled 0.1). Use the same"
 )
 
@@ -36,7 +37,7 @@ EXPECTED: Final[dict[str, tuple[str, str, int]]] = {
     ),
     "replicas": (
         "SchemaError",
-        HALF.replace("stage 1", "stage 0"),
+        HALF.replace("group 4 of stage 1", "group 0 of stage 0"),
         1,
     ),
     "all alike": ("", "", NUM_STEPS),

@@ -71,12 +71,16 @@ class LiveRates:
     def numbers(self) -> list[float]:
         """Return `[group + 1, live rate, scheduled rate]` of two groups per stage.
 
-        They are zero for stages whose rates this worker does not send.
+        They are zero for stages whose rates this worker does not send; groups of
+        which a stage has no parameter do not count.
         """
         found = [0.0] * self.num_numbers
         for stage, updater in self.updaters.items():
             live, scheduled = updater.rates(), updater.scheduled_rates
-            rows = list(zip(count(1.0), live, scheduled, strict=False))
+            optimizer = updater.optimizer
+            groups = [] if optimizer is None else optimizer.param_groups
+            rates = zip(groups, count(1.0), live, scheduled, strict=False)
+            rows = [row for group, *row in rates if group["params"]]
             if live != scheduled:
                 rows.sort(key=lambda row: _factor(*row[1:]))
             if rows:
