@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,6 +111,43 @@ def group_added() -> Script:
                 each.add_param_group({"params": added, "lr": 0.1})
 
     return Script(net, batches(), optimizer=optimizer, before_step=before_step)
+
+
+_NO_GRADIENT = "SGD.step() finds no gradient: "
+
+
+@case(
+    "another optimizer of the loop's own, over a layer that `optimizer=` leaves out",
+    {f"{PIPELINES} compile": refused(_NO_GRADIENT)},
+)
+def another_optimizer() -> Script:
+    """It steps behind each step."""
+    script = _of_layers(chain(), 0, 2)
+    another = sgd(script.net[4].parameters())
+    return replace(script, after_step=lambda *_: another.step())
+
+
+@case("another optimizer of the loop's own, of which the loop freezes all")
+def another_optimizer_frozen() -> Script:
+    """It finds no gradient in the plain loop either."""
+    script = _of_layers(chain(), 0, 2)
+    another = sgd(script.net[4].requires_grad_(requires_grad=False).parameters())
+    return replace(script, after_step=lambda *_: another.step())
+
+
+@case("another optimizer of the loop's own, behind a backward of the loop's own")
+def another_optimizer_with_backward() -> Script:
+    """Of a penalty on the weights of one layer."""
+    script = _of_layers(chain(), 0, 2)
+    last = script.net[4]
+    another = sgd(last.parameters())
+
+    def after_step(step: int, net: Any) -> None:
+        another.zero_grad()
+        last.weight.square().mean().backward()
+        another.step()
+
+    return replace(script, after_step=after_step)
 
 
 @case("a group whose rate is 0 until its layer trains")

@@ -35,8 +35,8 @@ from hocket.run.outoforder.captured_orders import CapturedOrder, CapturedOrders
 from hocket.run.outoforder.order.choose import OrderCandidate
 from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.weights.gradients import GradientStatus
-from hocket.run.weights.settings import members
-from hocket.run.weights.updater import clear_gradients, refuse_added
+from hocket.run.weights.optimizer_check import OptimizerCheck
+from hocket.run.weights.updater import clear_gradients
 
 MakeOptimizer: TypeAlias = Callable[[Any], Optimizer]
 
@@ -135,7 +135,10 @@ class CompiledStep:
         self._orders = CapturedOrders(
             model, loss, optimizer, device, memory_bytes, across_steps=across_steps
         )
-        self._num_steps, self._members = 0, members(optimizer)
+        self._num_steps = 0
+        named = model.named_parameters()
+        known = {name.removeprefix("model."): p for name, p in named}
+        self._check = OptimizerCheck(optimizer, known)
         self._lock = Lock()
         self._first: CapturedOrder | None = None
 
@@ -276,7 +279,7 @@ class CompiledStep:
         self, batch: Any, compiled: CapturedOrder | None
     ) -> Mapping[str, Tensor]:
         batch = on_device(batch, self._device.torch_device)
-        self._members = refuse_added(self.optimizer, self._members)
+        self._check.refuse_added()
         self._num_steps += 1
         self._orders.play_next(compiled)
         # The first step is torch's own: it makes the states as the optimizer wants.
@@ -291,9 +294,10 @@ class CompiledStep:
         with buffers_in_place(self._model):
             losses = losses_of(self._loss, self._model(*args, **kwargs), targets)
         losses[TOTAL].backward()
-        self.optimizer.step()
+        with self._check.stepping():
+            self.optimizer.step()
         clear_gradients(self.optimizer)
-        Optimizer.zero_grad(self.optimizer)
+        self._model.zero_grad()
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _example(self) -> CapturedOrder:

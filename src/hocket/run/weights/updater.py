@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
+from hocket.run.weights.optimizer_check import OptimizerCheck
 from hocket.run.weights.reduce import Reducer
-from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes, members
+from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
 
 
 class Updater:
@@ -50,7 +51,7 @@ class Updater:
             self.optimizer = settings.make_stage_optimizer(trained, Parameters(whole))
         elif trained:
             self.optimizer = settings.make_optimizer(trained)
-        self._members = members(self.optimizer)
+        self._check = OptimizerCheck(self.optimizer, whole or self._trained)
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if self.optimizer is not None:
             self.scheduler = settings.make_scheduler(self.optimizer)
@@ -115,8 +116,8 @@ class Updater:
         if is_bad is not None and optimizer is not None:
             optimizer.found_inf, optimizer.grad_scale = is_bad, None
         if optimizer is not None:
-            self._members = refuse_added(optimizer, self._members)
-            optimizer.step()
+            with self._check.stepping():
+                optimizer.step()
             clear_gradients(optimizer)
         if is_bad is not None and optimizer is not None:
             del optimizer.found_inf, optimizer.grad_scale
@@ -203,32 +204,6 @@ def clear_gradients(optimizer: torch.optim.Optimizer) -> None:
             "let step() keep them in the optimizer's state, or zero_grad() clear them; "
             "to add up several batches, accumulate="
         )
-
-
-def refuse_added(optimizer: torch.optim.Optimizer, known: set[int]) -> set[int]:
-    """Refuse parameters that an optimizer has got since its last step.
-
-    Args:
-        optimizer: is about to step.
-        known: the identities of the parameters that it had.
-
-    Returns:
-        Those of the parameters that it has.
-
-    Raises:
-        ConfigError: it has got some; says of which shapes.
-    """
-    found = members(optimizer)
-    if found - known:
-        every = (p for group in optimizer.param_groups for p in group["params"])
-        shapes = ", ".join(str(tuple(p.shape)) for p in every if id(p) not in known)
-        raise ConfigError(
-            f"the optimizer has got parameters since its last step (shapes {shapes}): "
-            "their gradients of earlier steps are gone, which the zero_grad() of an "
-            "optimizer without them keeps. Give them to it from the start, in a group "
-            "of their own with lr=0 until they train"
-        )
-    return found
 
 
 def refuse_modes(updaters: Mapping[int, Updater], why: str) -> None:

@@ -21,6 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 from hocket.errors import CaptureError
 from hocket.model.capture.attribute_writes import COLLECTIONS, held, same
 from hocket.run.stage.compiled.trace import make_mode
+from hocket.run.weights.optimizer_check import refuse_without_gradients
 
 # What torch's fused optimizers note of themselves in their first step.
 _TORCHS_OWN: Final = {"_need_device_dtype_check_for_fused"}
@@ -341,8 +342,9 @@ def hook_fault(optimizer: Optimizer) -> str:
         *(optimizer._optimizer_step_post_hooks.values()),
     )
     kind = type(optimizer).__name__
-    if hooks:
-        return f"the optimizer {kind} has a hook on its step: {hooks[0]!r}"
+    seen = [x for x in hooks if x is not refuse_without_gradients]
+    if seen:
+        return f"the optimizer {kind} has a hook on its step: {seen[0]!r}"
     step = vars(optimizer).get("step")
     if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
         return f"the optimizer {kind} has a step of its own, {step!r}"
