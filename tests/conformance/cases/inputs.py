@@ -392,7 +392,7 @@ class Around(nn.Module):
 @case(
     "`x.grad` of an input that two stages read",
     {
-        "own-2": refused("stages 0, 1 read it, on several workers"),
+        "own-2": refused("several workers read it"),
         "freeze": refused("args[0] wants a gradient (requires_grad) at step 2"),
     },
 )

@@ -122,24 +122,27 @@ _NO_GRADIENT = "SGD.step() finds no gradient: "
 )
 def another_optimizer() -> Script:
     """It steps behind each step."""
-    script = _of_layers(chain(), 0, 2)
-    another = sgd(script.net[4].parameters())
+    net = chain()
+    script = _of_layers(net, 0, 2)
+    another = sgd(net[4].parameters())
     return replace(script, after_step=lambda *_: another.step())
 
 
 @case("another optimizer of the loop's own, of which the loop freezes all")
 def another_optimizer_frozen() -> Script:
     """It finds no gradient in the plain loop either."""
-    script = _of_layers(chain(), 0, 2)
-    another = sgd(script.net[4].requires_grad_(requires_grad=False).parameters())
+    net = chain()
+    script = _of_layers(net, 0, 2)
+    another = sgd(net[4].requires_grad_(requires_grad=False).parameters())
     return replace(script, after_step=lambda *_: another.step())
 
 
 @case("another optimizer of the loop's own, behind a backward of the loop's own")
 def another_optimizer_with_backward() -> Script:
     """Of a penalty on the weights of one layer."""
-    script = _of_layers(chain(), 0, 2)
-    last = script.net[4]
+    net = chain()
+    script = _of_layers(net, 0, 2)
+    last = net[4]
     another = sgd(last.parameters())
 
     def after_step(step: int, net: Any) -> None:

@@ -297,7 +297,8 @@ class CompiledStep:
         with self._check.stepping():
             self.optimizer.step()
         clear_gradients(self.optimizer)
-        self._model.zero_grad()
+        Optimizer.zero_grad(self.optimizer)
+        self._model.zero_grad()  # what the optimizer leaves out, too
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _example(self) -> CapturedOrder:
