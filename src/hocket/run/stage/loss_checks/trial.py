@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.capture.attribute_writes import preserve_attributes
-from hocket.model.guards.reached import Holders
+from hocket.model.capture.attribute_writes import preserve_reached
+from hocket.model.capture.lost_in_graph import preserve_numbers
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.model.trace.reached import reached
 from hocket.model.trace.state import overwrite
@@ -25,26 +25,18 @@ from hocket.run.stage.teacher_outputs import user_loss
 
 @contextmanager
 def restored_attributes(loss: LossFunction, others: object = None) -> Iterator[None]:
-    """Restore what a loss may change: attributes, tensors, collections in reach.
+    """Restore what a loss may change: variables, attributes, tensors in reach, ...
 
     Args:
         loss: the loss.
-        others: what may change the same collections for good, such as an optimizer's
-            function. Tensors stay on the device that they are moved to.
+        others: what may change the same for good, such as an optimizer's function:
+            see `preserve_reached`. Tensors stay on the device that they are moved to.
     """
     part, own = loss_part(loss), user_loss(loss)
     found = [x for x in reached(own).values() if type(x) is Tensor]
     before = [(x, x.detach().clone()) for x in (*part.buffers(), *found)]
-    holders, known, beside = Holders(), Holders(), nn.Module()
-    holders.of_value(own)
-    known.of_value(others)
-    vars(beside)["read"] = [
-        x.read()
-        for key, x in holders.holders.items()
-        if "[" in x.name and key not in known.holders
-    ]
     try:
-        with preserve_attributes(part), preserve_attributes(beside):
+        with preserve_reached(part, own, others), preserve_numbers():
             try:
                 yield
             finally:
