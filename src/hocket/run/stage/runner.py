@@ -388,7 +388,7 @@ class StageRunner:
         outputs: tuple[Any, ...] = (out,)
         if self._others:
             outputs += (*rebuilt(inputs[self._num_own :], self._others, microbatch),)
-        total = self.loss.total(outputs, microbatch, now, counts=bool(weight))
+        total = self.loss.total(outputs, microbatch, now, weight=weight)
         if self.trainable and not total.requires_grad:
             raise ModelError(
                 "the loss does not depend on any weight: it was detached, or made from "

@@ -26,7 +26,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
-from hocket.run.stage.loss_checks.batch_loss_check import check_mean
+from hocket.run.stage.loss_checks.divisors import form_of
 from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from hocket.run.stage.net_output import NetOutput
@@ -68,7 +68,6 @@ class StageLoss:
         self.reads: LossReads | None = None
         self._device = device
         self._losses_of = precision.computing(device, losses_of)
-        self._checks = checks  # until one was checked
         self._step_check = (
             StepLossCheck(function, self._together, device)
             if checks and function is not None
@@ -96,7 +95,7 @@ class StageLoss:
         microbatch: Microbatch,
         now: tuple[int, int] | None,
         *,
-        counts: bool,
+        weight: float,
     ) -> Tensor:
         """Return the loss to train of one microbatch.
 
@@ -105,7 +104,8 @@ class StageLoss:
             microbatch: has the targets.
             now: the step and microbatch for which values are kept; None when the
                 forward runs once more.
-            counts: whether any of the targets counts; else all losses are 0.
+            weight: the microbatch's share of the step, to any scale; 0 if none of its
+                targets counts: then all losses are 0.
 
         Raises:
             ModelError: the loss is no scalar, or no mean over samples.
@@ -113,14 +113,13 @@ class StageLoss:
         """
         targets, num_samples = microbatch.targets, microbatch.num_samples
         named = self.named(outputs[0], targets, *outputs[1:])
-        if self._checks:
-            self._check(outputs, targets, num_samples)
-        if not counts:
+        if now is not None and self._step_check is not None:
+            form = form_of(named[TOTAL], outputs, weight)
+            self._step_check.keep(now[0], outputs, targets, num_samples, form)
+        if not weight:
             named = zero_losses(named, outputs)
         if now is not None:
             self.values.take(*now, named)
-            if self._step_check is not None:
-                self._step_check.keep(now[0], outputs, targets, num_samples)
         return named[TOTAL]
 
     def compare(self, step: int) -> None:
@@ -131,19 +130,6 @@ class StageLoss:
     def _together(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
         """Return the losses of the model's output and those of other nets."""
         return self.named(outputs[0], targets, *outputs[1:])
-
-    def _check(self, outputs: Sequence[Any], targets: Any, num_samples: int) -> None:
-        """Check, once, that microbatches' losses add up to the batch's."""
-        assert self.function is not None
-        check_mean(
-            self.function,
-            self._together,
-            outputs,
-            targets,
-            num_samples,
-            device=self._device,
-        )
-        self._checks = False
 
 
 _NAN_HINT: Final = (

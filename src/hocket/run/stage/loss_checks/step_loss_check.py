@@ -2,8 +2,9 @@
 
 After the forwards of the first step, and of the 10th, 100th, ..., the gradient that is
 trained (the mean over microbatches) is compared with the gradient of the loss over all
-of them: a difference is an error, with its size. Steps between are not compared, so
-that it costs nothing in the long run.
+of them: a difference is an error, with its size. In the steps between, too, unless the
+loss is computed as in a step that was compared: then only the numbers are compared that
+it divides by (`divisors.py`), which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import LossFunction, PerMicrobatch
 from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
+from hocket.run.stage.loss_checks.batch_loss_check import check_mean
+from hocket.run.stage.loss_checks.divisors import LossForm, difference
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
-_LEAST: Final = 1e-3  # the relative difference of gradients that is no rounding
+# The relative difference of gradients that is no rounding: computed in more bits than
+# the outputs have, and in those that they have.
+_LEAST: Final = 1e-5
+_LEAST_IN_OWN: Final = 1e-3
+_FEW: Final = 4  # samples of a microbatch that is too large to be kept
 
 
 @dataclass(slots=True)
@@ -47,33 +54,53 @@ class StepLossCheck:
     device: torch.device
     room_bytes: int = 2**27  # for outputs and targets of a step
     _first: int | None = None  # the first step
+    _forms: dict[int, list[LossForm]] = field(default_factory=dict)
     _kept: dict[int, list[tuple[Any, Any, int]]] = field(default_factory=dict)
     _left_bytes: int = 0
+    _compared: set[tuple[str, ...]] = field(default_factory=set)  # calls
+    _varies: bool = False  # whether it is right although it divides by other numbers
+    _draws: bool = False  # whether it draws random numbers
 
-    def keep(self, step: int, output: Any, targets: Any, num_samples: int) -> None:
+    def keep(
+        self, step: int, output: Any, targets: Any, num_samples: int, form: LossForm
+    ) -> None:
         """Copy what the loss of a microbatch reads; the first microbatches are enough.
 
+        Of one that is too large, some samples are.
+
         Args:
-            step: the step; most are not compared.
+            step: the step; one whose loss is known to be a mean is not compared.
             output: the model's output.
             targets: the targets of that microbatch.
             num_samples: samples of that microbatch.
+            form: how the loss was computed.
+
+        Raises:
+            ModelError: the first loss of all is no mean over samples.
         """
+        if isinstance(self.loss, PerMicrobatch):
+            return
         if self._first is None:
             self._first = step
-        is_compared = str(step - self._first + 1).rstrip("0") == "1"
-        if not is_compared or isinstance(self.loss, PerMicrobatch):
-            return
-        if step not in self._kept:
+            given = self.loss, self.named, output, targets, num_samples
+            check_mean(*given, device=self.device)
+        forms = self._forms.setdefault(step, [])
+        forms.append(form)
+        is_due = str(step - self._first + 1).rstrip("0") == "1"
+        is_new = self._varies or form.calls not in self._compared
+        if len(forms) == 1 and (is_due or (is_new and not self._draws)):
             self._kept[step], self._left_bytes = [], self.room_bytes
+        if step not in self._kept:
+            return
         self._left_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
-        if self._left_bytes < 0:
+        fits = self._left_bytes >= 0
+        if not fits and (len(forms) > 1 or not is_due):
             return
         trial = LossTrial(self.named, output, targets, num_samples, has_blocks=True)
-        rows = torch.arange(num_samples)
+        rows = torch.arange(num_samples if fits else min(num_samples, _FEW))
         with suppress(ValueError), torch.no_grad():
             both = trial.taken(output, rows), trial.taken(targets, rows)
-            self._kept[step].append((*both, num_samples))
+            self._kept[step].append((*both, len(rows)))
 
     def compare(self, step: int) -> None:
         """Compare what was kept of a step.
@@ -81,15 +108,23 @@ class StepLossCheck:
         Raises:
             ModelError: there is a difference; gives its size and the way out.
         """
-        kept = self._kept.pop(step, None)
-        if not kept:
-            return
-        with preserve_generators(self.device), restored_attributes(self.loss):
-            text = self._difference(*self._joined(kept))
+        forms, kept = self._forms.pop(step, []), self._kept.pop(step, None)
+        numbers, text, num_compared = difference(forms), None, 0
+        if kept:
+            trial, parts = self._joined(kept)
+            with preserve_generators(self.device), restored_attributes(self.loss):
+                text = self._difference(trial, parts)
+            is_whole = trial.num_samples == sum(size for *_, size in kept)
+            num_compared = len(kept) if is_whole and text is not None else 0
+        if numbers and not text and num_compared < len(forms) and not self._draws:
+            text = f"not that of the batch: {numbers}"
         if text:
             is_counted = isinstance(self.loss, TokenMean)
             way_out = _WRONG_COUNT if is_counted else _way_out(self.loss)
             raise ModelError(f"the gradient of step {step} is {text}. {way_out}")
+        if kept is not None:
+            self._compared.update(form.calls for form in forms if form.calls)
+            self._varies = self._varies or bool(numbers)
 
     def _joined(
         self, kept: Sequence[tuple[Any, Any, int]]
@@ -108,18 +143,23 @@ class StepLossCheck:
         has_blocks = len(sizes) > 1 and not _share_a_leaf(outputs[:2])
         return LossTrial(self.named, *both, len(rows), has_blocks), parts
 
-    def _difference(self, trial: LossTrial, parts: Sequence[Tensor]) -> str:
-        """Describe by how much the mean over parts is off; empty if it is not."""
+    def _difference(self, trial: LossTrial, parts: Sequence[Tensor]) -> str | None:
+        """Describe by how much the mean over parts is off.
+
+        Returns:
+            Nothing if it is not; None if that cannot be said.
+        """
         rows = torch.cat(list(parts))
         seed_generators(self.device, 0)
-        tried = trial.in_first_type(rows, (torch.float32, torch.float64, None))
+        tried = trial.in_first_type(rows, (torch.float64, torch.float32, None))
         if tried is None:
-            return ""
+            return None
         whole, dtype = tried
         seed_generators(self.device, 1)
         again = trial.with_gradients(rows, dtype)
-        if again is None or not torch.equal(again.value, whole.value):
-            return ""  # it draws random numbers
+        self._draws = again is None or not torch.equal(again.value, whole.value)
+        if self._draws:
+            return None
         counts = [
             count_of(self.loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
             for x in parts
@@ -130,12 +170,12 @@ class StepLossCheck:
                 continue
             part, share = trial.with_gradients(own, dtype), count / sum(counts)
             if part is None:
-                return ""
+                return None
             mean += share * float(part.value)
             for grad, more in zip(left, part.grads, strict=True):
                 grad[trial.rows_of(len(grad), own).to(grad.device)] -= share * more
         size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
-        if off <= _LEAST * size:
+        if off <= (_LEAST if dtype else _LEAST_IN_OWN) * size:
             return ""
         how = f"{off / size:.1%} off" if size else f"{off:.3g}, and not 0"
         return (

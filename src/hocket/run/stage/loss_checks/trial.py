@@ -18,7 +18,6 @@ from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.model.trace.reached import reached
 from hocket.model.trace.state import overwrite
 from hocket.run.data.loss import TOTAL, LossFunction
-from hocket.run.stage.loss_checks.loss_parts import LossOfRows
 from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.stage.teacher_outputs import user_loss
 
@@ -72,6 +71,20 @@ def hooks_kept_apart(model: nn.Module) -> Iterator[None]:
                 "the backward: a pipeline runs backwards to be measured, and others "
                 "with the same weights. Give the optimizer as optimizer="
             )
+
+
+@dataclass(frozen=True, slots=True)
+class LossOfRows:
+    """The loss of some samples.
+
+    Args:
+        value: the loss.
+        grads: its gradient in each leaf of the output that has rows, zero in those that
+            it does not read.
+    """
+
+    value: Tensor
+    grads: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
