@@ -198,17 +198,19 @@ class CapturedOrders:
         batch = on_device(batch, self._device.torch_device)
         try:
             with restored_attributes(self._loss):
-                made = self._model, self._loss, self._optimizer
-                steps = capture_variants(*made, batch)
-                if lost := self._forms.changes():
-                    raise CaptureError(f"{lost[0]} when it has run")
-                self.finish()
-                return self._fastest(self._right(steps, batch))
+                return self._captured(batch)
         except WeightChangeError:
             raise
         except CaptureError as error:
             self._warn(f"this step runs as it is, and not out of order: {error}")
             return None
+
+    def _captured(self, batch: Any) -> CapturedOrder:
+        steps = capture_variants(self._model, self._loss, self._optimizer, batch)
+        if lost := self._forms.changes():
+            raise CaptureError(f"{lost[0]} when it has run")
+        self.finish()
+        return self._fastest(self._right(steps, batch))
 
     def _right(self, steps: list[CapturedStep], batch: Any) -> list[CapturedOrder]:
         """Choose the order with each of the kernels; drop what is not the eager step.

@@ -398,6 +398,26 @@ def test_a_smaller_last_batch_is_no_difference() -> None:
     assert of_step(check, 1, cut(scores(3, 3), torch.ones(3, 3), 2, 1)) == ""
 
 
+def test_token_means_of_microbatches_of_other_sizes_pass() -> None:
+    """Past bug: sizes of views, and of means over features, differ as samples do."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        each = output.flatten(0, 1).square().mean(-1) * 2
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten()) + (
+            (each * (targets.flatten() >= 0)).sum() / (targets >= 0).sum()
+        )
+
+    def count(targets: Tensor) -> Tensor:
+        return (targets >= 0).sum()
+
+    counted = hocket.TokenMean(loss, count=count)
+    check = StepLossCheck(counted, partial(losses_of, counted), CPU, room_bytes=0)
+    assert of_step(check, 0, UNEVEN, counts=count) == ""
+    assert of_step(check, 1, UNEVEN, counts=count) == ""
+    assert "% off" not in (text := of_step(check, 2, UNEVEN))
+    assert "microbatch 0, what it divides by, is 3, and in that of micro" in text
+
+
 def test_a_microbatch_without_a_target_names_the_way_out() -> None:
     """Its mean is not a number."""
     with (

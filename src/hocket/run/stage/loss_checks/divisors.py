@@ -24,7 +24,6 @@ from hocket.model.trace.per_sample import tensors_in
 from hocket.run.stage.loss_checks.reads import graph_behind
 
 _NEAR: Final = 1e-6  # the relative difference of numbers that is no rounding
-_IS_MEAN: Final = 1  # of `reduction`
 # By the first part of their names: of SubBackward0, Sub.
 _ADDING: Final = frozenset(
     {
@@ -82,13 +81,17 @@ def difference(forms: Sequence[LossForm]) -> str:
             return f"microbatches {begin} and {i} are computed by other calls of torch"
         pairs, ratio = [*zip(*numbers, strict=True)], form.weight / first.weight
         scaled = [math.isclose(a * ratio, b, rel_tol=_NEAR) for a, b in pairs]
-        for (a, b), is_scaled in zip(pairs, scaled, strict=True):
-            is_equal = any(scaled) and math.isclose(a, b, rel_tol=_NEAR)
-            if not is_scaled and not is_equal:
-                return (
-                    f"a number in the loss of microbatch {begin}, what it divides by, "
-                    f"is {a:g}, and in that of microbatch {i} {b:g}"
-                )
+        far = [
+            (abs(a - b), a, b)
+            for (a, b), is_scaled in zip(pairs, scaled, strict=True)
+            if not (is_scaled or (any(scaled) and math.isclose(a, b, rel_tol=_NEAR)))
+        ]
+        if far:
+            _, a, b = max(far)
+            return (
+                f"a number in the loss of microbatch {begin}, what it divides by, is "
+                f"{a:g}, and in that of microbatch {i} {b:g}"
+            )
     return ""
 
 
@@ -107,9 +110,11 @@ def _numbers(node: Any) -> Iterator[Any]:
     weights = [getattr(node, x, None) for x in ("_saved_weight", "_saved_pos_weight")]
     if weights != [None, None] or isinstance(node, BackwardCFunction) or not is_known:
         raise ValueError(kind)
-    if hasattr(node, "_saved_self_sym_sizes"):
-        yield math.prod(node._saved_self_sym_sizes)
-    if getattr(node, "_saved_reduction", None) == _IS_MEAN:
+    if kind == "Mean":
+        sizes = node._saved_self_sym_sizes
+        dims = getattr(node, "_saved_dim", ()) or range(len(sizes))
+        yield math.prod(sizes[i if i < len(sizes) else i - 2**64] for i in dims)
+    if getattr(node, "_saved_reduction", None) == 1:  # a mean
         yield getattr(node, "_saved_total_weight", node._saved_self.numel())
     for name, source in zip(operands, [*sources, None], strict=False):
         value = getattr(node, name, None)
