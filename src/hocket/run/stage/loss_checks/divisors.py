@@ -61,7 +61,7 @@ def form_of(total: Tensor, outputs: Any, weight: float) -> LossForm:
     *_, nodes = graph_behind(total.grad_fn, known)
     try:
         found = [x for node in nodes for x in _numbers(node)]
-    except (AssertionError, RuntimeError, ValueError):
+    except (AssertionError, AttributeError, RuntimeError, ValueError):
         return LossForm(weight)  # or nothing was saved, or it has changed since
     numbers = [x.detach().clone() if isinstance(x, Tensor) else x for x in found]
     return LossForm(weight, tuple(node.name() for node in nodes), numbers)
