@@ -105,7 +105,9 @@ class StageRunner:
         self.first_microbatch = first_microbatch
         self._computes = partial(precision.computing, device)
         self._module = self._split_module = self._computes(module)
-        self.loss = StageLoss(number, loss, device, precision, checks=checks_loss)
+        self.loss = StageLoss(
+            number, loss, device, precision, checks=checks_loss, recomputes=recomputes
+        )
         self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
         self.kept: KeptOutputs | None = None

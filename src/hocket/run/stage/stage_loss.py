@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError
+from hocket.model.stages.discard_saved_tensors import keep_saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
-from hocket.run.stage.loss_checks.divisors import form_of
 from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from hocket.run.stage.net_output import NetOutput
@@ -43,6 +45,7 @@ class StageLoss:
         precision: the type that losses compute in.
         checks: whether the loss must be a mean over samples, for each microbatch is
             only a part of the batch.
+        recomputes: whether forwards that keep values save nothing for a backward.
 
     Attributes:
         function: see above.
@@ -60,13 +63,14 @@ class StageLoss:
         precision: Precision,
         *,
         checks: bool,
+        recomputes: bool = False,
     ) -> None:
         self.function = function
         self.batch_function: LossFunction | None = None
         self.others: Sequence[NetOutput] = ()
         self.values = LossValues(stage, copies_of(device))
         self.reads: LossReads | None = None
-        self._device = device
+        self._recomputes = recomputes
         self._losses_of = precision.computing(device, losses_of)
         self._step_check = (
             StepLossCheck(function, self._together, device)
@@ -111,21 +115,42 @@ class StageLoss:
             ModelError: the loss is no scalar, or no mean over samples.
             NonFiniteError: the loss is not a finite number, and is read at once.
         """
-        targets, num_samples = microbatch.targets, microbatch.num_samples
-        named = self.named(outputs[0], targets, *outputs[1:])
-        if now is not None and self._step_check is not None:
-            form = form_of(named[TOTAL], outputs, weight)
-            self._step_check.keep(now[0], outputs, targets, num_samples, form)
+        check = None if now is None else self._step_check
+        # What the loss has saved says what it divides by.
+        with keep_saved_tensors() if check and self._recomputes else nullcontext():
+            named = self.named(outputs[0], microbatch.targets, *outputs[1:])
+        numbers: Sequence[Tensor] = ()
+        if now is not None and check is not None:
+            numbers = check.keep(now[0], named[TOTAL], outputs, microbatch, weight)
         if not weight:
             named = zero_losses(named, outputs)
         if now is not None:
-            self.values.take(*now, named)
+            self.values.take(*now, named, numbers)
         return named[TOTAL]
 
+    def is_compared_whole(self, step: int) -> bool:
+        """Return whether the host waits for a step, to compare its losses."""
+        return self._step_check is not None and self._step_check.is_kept(step)
+
+    def sum_on_device(self, step: int) -> Tensor:
+        """Return the sum of a step's losses to train, which are being copied.
+
+        It is not finite if one of them is not, or if `compare` will refuse them; the
+        host does not wait for it.
+        """
+        total = self.values.sum_on_device(step)
+        if self._step_check is None:
+            return total
+        return total + self._step_check.difference_on_device(step)
+
     def compare(self, step: int) -> None:
-        """Compare a step's losses with their joint loss (`StepLossCheck`)."""
+        """Compare a step's losses, which were read, with their joint loss.
+
+        Raises:
+            ModelError: they are not that of the batch.
+        """
         if self._step_check is not None:
-            self._step_check.compare(step)
+            self._step_check.compare(step, self.values.numbers.pop(step, ()))
 
     def _together(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
         """Return the losses of the model's output and those of other nets."""
@@ -144,11 +169,13 @@ class _Copied:
 
     Args:
         losses: named losses on the device, by step and microbatch.
+        numbers: what was taken with them, by step.
         host: their values, one after the other, once they have arrived.
         event: the event behind the copy.
     """
 
     losses: dict[tuple[int, int], dict[str, Tensor]]
+    numbers: dict[int, list[Tensor]]
     host: Tensor
     event: CopyEvent
 
@@ -168,6 +195,7 @@ class LossValues:
 
     Attributes:
         outcome: what an error says of the step's update.
+        numbers: what was taken with losses that were read, by step.
     """
 
     stage: int
@@ -176,12 +204,26 @@ class LossValues:
     def __post_init__(self) -> None:
         """Begin without losses."""
         self.outcome = "no weights were updated from it"
+        self.numbers: dict[int, list[float]] = {}
         self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._unread_numbers: dict[int, list[Tensor]] = {}
         self._copied: list[_Copied] = []
         self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
 
-    def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
+    def take(
+        self,
+        step: int,
+        index: int,
+        named: Mapping[str, Tensor],
+        numbers: Sequence[Tensor] = (),
+    ) -> None:
         """Keep the losses of one microbatch.
+
+        Args:
+            step: the step.
+            index: the microbatch.
+            named: its losses.
+            numbers: scalars of float64 that come to the host with them; none on a CPU.
 
         Raises:
             NonFiniteError: the loss to train is not finite, and is read at once.
@@ -196,17 +238,19 @@ class LossValues:
             name: value.detach().to(torch.float64, copy=True)
             for name, value in named.items()
         }
+        self._unread_numbers.setdefault(step, []).extend(numbers)
 
     def begin_read(self) -> None:
         """Begin to copy all losses to the host, behind the work queued so far."""
-        copies, unread = self.copies, self._unread
+        copies, unread, numbers = self.copies, self._unread, self._unread_numbers
         if copies is None or not unread:
             return
-        self._unread = {}
-        scalars = torch.stack([x for named in unread.values() for x in named.values()])
+        self._unread, self._unread_numbers = {}, {}
+        of_all = (*(x.values() for x in unread.values()), *numbers.values())
+        scalars = torch.stack([*chain.from_iterable(of_all)])
         host = torch.empty(len(scalars), dtype=scalars.dtype, pin_memory=copies.pins)
         event = copies.to_host((host,), (scalars,))
-        self._copied.append(_Copied(unread, host, event))
+        self._copied.append(_Copied(unread, numbers, host, event))
 
     @property
     def is_read(self) -> bool:
@@ -230,9 +274,11 @@ class LossValues:
         self._copied = [copy for copy in self._copied if not copy.is_of(step)]
         for copy in due:
             copy.event.synchronize()
-            numbers = iter(copy.host.tolist())
+            read = iter(copy.host.tolist())
             for (of_step, index), named in copy.losses.items():
-                self._keep(of_step, index, {name: next(numbers) for name in named})
+                self._keep(of_step, index, {name: next(read) for name in named})
+            for of_step, unread in copy.numbers.items():
+                self.numbers.setdefault(of_step, []).extend(islice(read, len(unread)))
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
@@ -254,7 +300,9 @@ class LossValues:
     def clear(self) -> None:
         """Drop the losses that were kept."""
         self._unread.clear()
+        self._unread_numbers.clear()
         self._copied.clear()
+        self.numbers.clear()
         self._values.clear()
 
     def _keep(self, step: int, index: int, values: dict[str, float]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ModelError
+from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, PerMicrobatch, losses_of
-from hocket.run.stage.loss_checks.divisors import form_of
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from tests.run.support.batch_losses import CLASSES, CPU, NUM, labels, over_words, scores
 from tests.run.support.batch_losses import words_of_uneven_sentences as uneven
@@ -54,10 +54,9 @@ def of_step(
     """Let a step's microbatches come to a check; return its error."""
     try:
         for output, targets in parts:
-            size = len(targets)
-            total = check.named(output, targets)[TOTAL]
-            form = form_of(total, output, float(counts(targets)))
-            check.keep(step, output, targets, size, form)
+            part = Microbatch((), targets, len(targets))
+            total, weight = check.named(output, targets)[TOTAL], float(counts(targets))
+            assert not check.keep(step, total, output, part, weight)  # on a CPU
         check.compare(step)
     except ModelError as error:
         return str(error)

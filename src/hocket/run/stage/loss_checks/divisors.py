@@ -41,12 +41,23 @@ class LossForm(NamedTuple):
         weight: the microbatch's share of the step, to any scale.
         calls: the calls of torch from the loss back to the outputs; none if the effect
             of one is not known.
-        numbers: what they divide and multiply by; on an accelerator, not read yet.
+        numbers: what they divide and multiply by; tensors on an accelerator, of
+            float64, until the host has read them.
     """
 
     weight: float
     calls: tuple[str, ...] = ()
-    numbers: Sequence[Any] = ()
+    numbers: Sequence[float | Tensor] = ()
+
+    @property
+    def unread(self) -> list[Tensor]:
+        """The numbers that are still on an accelerator."""
+        return [x for x in self.numbers if isinstance(x, Tensor)]
+
+    def with_read(self, read: Iterator[float]) -> LossForm:
+        """Return the form with the next of these numbers in place of those unread."""
+        of = [next(read) if isinstance(x, Tensor) else x for x in self.numbers]
+        return self._replace(numbers=of)
 
 
 def form_of(total: Tensor, outputs: Any, weight: float) -> LossForm:
@@ -61,9 +72,16 @@ def form_of(total: Tensor, outputs: Any, weight: float) -> LossForm:
     *_, nodes = graph_behind(total.grad_fn, known)
     try:
         found = [x for node in nodes for x in _numbers(node)]
+        if any(isinstance(x, Tensor) and _is_rough(x) for x in found):
+            return LossForm(weight)
     except (AssertionError, AttributeError, RuntimeError, ValueError):
         return LossForm(weight)  # or nothing was saved, or it has changed since
-    numbers = [x.detach().clone() if isinstance(x, Tensor) else x for x in found]
+    numbers = [
+        x.detach().to(total.device, torch.float64, copy=True)
+        if isinstance(x, Tensor) and x.device.type != "cpu"
+        else float(x)
+        for x in found
+    ]
     return LossForm(weight, tuple(node.name() for node in nodes), numbers)
 
 
@@ -72,27 +90,77 @@ def difference(forms: Sequence[LossForm]) -> str:
 
     They do where one makes other calls; or where a number is neither the same for both
     nor in proportion to their weights, as one number at least must be.
+
+    Args:
+        forms: of all microbatches; all numbers are read.
     """
     counted = [(i, form) for i, form in enumerate(forms) if form.weight]
-    for i, form in counted[1:]:
-        begin, first = counted[0]
-        numbers = [[*map(float, x.numbers)] for x in (first, form)]
-        if form.calls != first.calls or len(numbers[0]) != len(numbers[1]):
+    for i, form in counted:
+        if not _are_alike(counted[0][1], form):
+            begin = counted[0][0]
             return f"microbatches {begin} and {i} are computed by other calls of torch"
-        pairs, ratio = [*zip(*numbers, strict=True)], form.weight / first.weight
-        scaled = [math.isclose(a * ratio, b, rel_tol=_NEAR) for a, b in pairs]
-        far = [
-            (abs(a - b), a, b)
-            for (a, b), is_scaled in zip(pairs, scaled, strict=True)
-            if not (is_scaled or (any(scaled) and math.isclose(a, b, rel_tol=_NEAR)))
-        ]
-        if far:
-            _, a, b = max(far)
+    rows = [
+        torch.tensor([x.weight, *x.numbers], dtype=torch.float64) for _, x in counted
+    ]
+    for (i, _), row, is_far in zip(counted, rows, _far(rows, _NEAR), strict=True):
+        if is_far.any():
+            both = [x[1:][is_far] for x in (rows[0], row)]
+            most = (both[0] - both[1]).abs().argmax()
+            a, b = (float(x[most]) for x in both)
             return (
-                f"a number in the loss of microbatch {begin}, what it divides by, is "
-                f"{a:g}, and in that of microbatch {i} {b:g}"
+                f"a number in the loss of microbatch {counted[0][0]}, what it divides "
+                f"by, is {a:g}, and in that of microbatch {i} {b:g}"
             )
     return ""
+
+
+def difference_on_device(forms: Sequence[LossForm]) -> Tensor | float:
+    """Return NaN where `difference` will find one, else 0; the host does not wait.
+
+    Where numbers hardly differ, it is 0, too: an update must not be left out for what
+    the host does not find.
+
+    Args:
+        forms: of all microbatches; numbers may be unread.
+    """
+    counted = [form for form in forms if form.weight]
+    unread = [x for form in counted for x in form.unread]
+    if not unread or not all(_are_alike(counted[0], form) for form in counted):
+        return math.nan if difference(counted) else 0.0
+
+    def here(x: float | Tensor) -> Tensor:
+        return x if isinstance(x, Tensor) else torch.full_like(unread[0], x)
+
+    rows = [torch.stack([*map(here, (x.weight, *x.numbers))]) for x in counted]
+    return torch.where(_far(rows, 2 * _NEAR).any(), math.nan, 0.0)
+
+
+def _are_alike(a: LossForm, b: LossForm) -> bool:
+    return a.calls == b.calls and len(a.numbers) == len(b.numbers)
+
+
+def _far(rows: Sequence[Tensor], near: float) -> Tensor:
+    """Return which numbers differ from those of the first row by more than they may.
+
+    Args:
+        rows: a weight, and the numbers of its microbatch; float64.
+        near: the relative difference that is rounding.
+    """
+    if not rows:
+        return torch.zeros(0, 0, dtype=torch.bool)
+    all_MN = torch.stack([*rows])
+    first_N, weight_M1 = all_MN[:1, 1:], all_MN[:, :1]
+    scaled_MN = first_N * (weight_M1 / weight_M1[:1])
+    is_scaled, is_same = (
+        torch.isclose(all_MN[:, 1:], x.expand_as(scaled_MN), rtol=near, atol=0.0)
+        for x in (scaled_MN, first_N)
+    )
+    return ~(is_scaled | (is_same & is_scaled.any(1, keepdim=True)))
+
+
+def _is_rough(x: Tensor) -> bool:
+    """Return whether a number has so few bits that equal ones may differ."""
+    return x.is_floating_point() and torch.finfo(x.dtype).eps > _NEAR
 
 
 def _numbers(node: Any) -> Iterator[Any]:

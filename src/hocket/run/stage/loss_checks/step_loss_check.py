@@ -25,7 +25,12 @@ from hocket.run.data.join import joined
 from hocket.run.data.loss import LossFunction, PerMicrobatch
 from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
 from hocket.run.stage.loss_checks.batch_loss_check import check_mean
-from hocket.run.stage.loss_checks.divisors import LossForm, difference
+from hocket.run.stage.loss_checks.divisors import (
+    LossForm,
+    difference,
+    difference_on_device,
+    form_of,
+)
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
@@ -33,6 +38,7 @@ from hocket.run.stage.seed import preserve_generators, seed_generators
 # the outputs have, and in those that they have.
 _LEAST: Final = 1e-5
 _LEAST_IN_OWN: Final = 1e-3
+_FIRST_TYPE: Final = torch.float64  # that is tried
 _FEW: Final = 4  # samples of a microbatch that is too large to be kept
 
 
@@ -52,7 +58,7 @@ class StepLossCheck:
     loss: LossFunction
     named: Callable[[Any, Any], Mapping[str, Tensor]]
     device: torch.device
-    room_bytes: int = 2**27  # for outputs and targets of a step
+    room_bytes: int = 2**27  # for outputs and targets of a step, in the first type
     _first: int | None = None  # the first step
     _forms: dict[int, list[LossForm]] = field(default_factory=dict)
     _kept: dict[int, list[tuple[Any, Any, int]]] = field(default_factory=dict)
@@ -62,24 +68,29 @@ class StepLossCheck:
     _draws: bool = False  # whether it draws random numbers
 
     def keep(
-        self, step: int, output: Any, targets: Any, num_samples: int, form: LossForm
-    ) -> None:
+        self, step: int, total: Tensor, output: Any, part: Microbatch, weight: float
+    ) -> Sequence[Tensor]:
         """Copy what the loss of a microbatch reads; the first microbatches are enough.
 
         Of one that is too large, some samples are.
 
         Args:
             step: the step; one whose loss is known to be a mean is not compared.
+            total: the loss of the microbatch, before its backward.
             output: the model's output.
-            targets: the targets of that microbatch.
-            num_samples: samples of that microbatch.
-            form: how the loss was computed.
+            part: the microbatch.
+            weight: its share of the step, to any scale.
+
+        Returns:
+            Numbers on an accelerator, for `compare`.
 
         Raises:
             ModelError: the first loss of all is no mean over samples.
         """
         if isinstance(self.loss, PerMicrobatch):
-            return
+            return ()
+        targets, num_samples = part.targets, part.num_samples
+        form = form_of(total, output, weight)
         if self._first is None:
             self._first = step
             given = self.loss, self.named, output, targets, num_samples
@@ -91,40 +102,60 @@ class StepLossCheck:
         if len(forms) == 1 and (is_due or (is_new and not self._draws)):
             self._kept[step], self._left_bytes = [], self.room_bytes
         if step not in self._kept:
-            return
-        self._left_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
+            return form.unread
+        size = _FIRST_TYPE.itemsize
+        self._left_bytes -= sum(x.numel() * size for x in tensors_in((output, targets)))
         fits = self._left_bytes >= 0
         if not fits and (len(forms) > 1 or not is_due):
-            return
+            return form.unread
         trial = LossTrial(self.named, output, targets, num_samples, has_blocks=True)
         rows = torch.arange(num_samples if fits else min(num_samples, _FEW))
         with suppress(ValueError), torch.no_grad():
             both = trial.taken(output, rows), trial.taken(targets, rows)
             self._kept[step].append((*both, len(rows)))
+        return form.unread
 
-    def compare(self, step: int) -> None:
+    def is_kept(self, step: int) -> bool:
+        """Return whether a step is compared whole, for which the host waits."""
+        return step in self._kept
+
+    def difference_on_device(self, step: int) -> Tensor | float:
+        """Return NaN where `compare` will refuse a step of which nothing was kept.
+
+        Else 0. The host does not wait.
+        """
+        return 0.0 if self._draws else difference_on_device(self._forms.get(step, []))
+
+    def compare(self, step: int, numbers: Sequence[float] = ()) -> None:
         """Compare what was kept of a step.
+
+        Args:
+            step: the step.
+            numbers: what `keep` has returned of it, read by the host.
 
         Raises:
             ModelError: there is a difference; gives its size and the way out.
         """
-        forms, kept = self._forms.pop(step, []), self._kept.pop(step, None)
-        numbers, text, num_compared = difference(forms), None, 0
+        kept, read = self._kept.pop(step, None), iter(numbers)
+        forms = [form.with_read(read) for form in self._forms.pop(step, [])]
+        differing, text, num_compared = difference(forms), None, 0
         if kept:
+            num, num_samples = len(kept), sum(size for *_, size in kept)
             trial, parts = self._joined(kept)
+            kept.clear()  # they are joined: one copy is enough
             with preserve_generators(self.device), restored_attributes(self.loss):
                 text = self._difference(trial, parts)
-            is_whole = trial.num_samples == sum(size for *_, size in kept)
-            num_compared = len(kept) if is_whole and text is not None else 0
-        if numbers and not text and num_compared < len(forms) and not self._draws:
-            text = f"not that of the batch: {numbers}"
+            is_whole = trial.num_samples == num_samples
+            num_compared = num if is_whole and text is not None else 0
+        if differing and not text and num_compared < len(forms) and not self._draws:
+            text = f"not that of the batch: {differing}"
         if text:
             is_counted = isinstance(self.loss, TokenMean)
             way_out = _WRONG_COUNT if is_counted else _way_out(self.loss)
             raise ModelError(f"the gradient of step {step} is {text}. {way_out}")
         if kept is not None:
             self._compared.update(form.calls for form in forms if form.calls)
-            self._varies = self._varies or bool(numbers)
+            self._varies = self._varies or bool(differing)
 
     def _joined(
         self, kept: Sequence[tuple[Any, Any, int]]
@@ -151,20 +182,23 @@ class StepLossCheck:
         """
         rows = torch.cat(list(parts))
         seed_generators(self.device, 0)
-        tried = trial.in_first_type(rows, (torch.float64, torch.float32, None))
+        tried = trial.in_first_type(rows, (_FIRST_TYPE, torch.float32, None))
         if tried is None:
             return None
-        whole, dtype = tried
+        value, dtype = tried[0].value, tried[1]
+        del tried  # its gradients take as much as the outputs
         seed_generators(self.device, 1)
-        again = trial.with_gradients(rows, dtype)
-        self._draws = again is None or not torch.equal(again.value, whole.value)
-        if self._draws:
+        whole = trial.with_gradients(rows, dtype)
+        self._draws = whole is None or not torch.equal(whole.value, value)
+        if whole is None or self._draws:
             return None
         counts = [
             count_of(self.loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
             for x in parts
         ]
+        size = math.hypot(*map(Tensor.norm, whole.grads))
         mean, left = 0.0, [grad.clone() for grad in whole.grads]
+        del whole
         for own, count in zip(parts, counts, strict=True):
             if not count:
                 continue
@@ -174,14 +208,14 @@ class StepLossCheck:
             mean += share * float(part.value)
             for grad, more in zip(left, part.grads, strict=True):
                 grad[trial.rows_of(len(grad), own).to(grad.device)] -= share * more
-        size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
+        off = math.hypot(*map(Tensor.norm, left))
         if off <= (_LEAST if dtype else _LEAST_IN_OWN) * size:
             return ""
         how = f"{off / size:.1%} off" if size else f"{off:.3g}, and not 0"
         return (
             f"{how}: what is trained is {mean:.6g}, the mean over microbatches of "
             f"their losses, and the loss of these {len(rows)} samples together is "
-            f"{float(whole.value):.6g}"
+            f"{float(value):.6g}"
         )
 
 

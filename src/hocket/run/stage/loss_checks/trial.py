@@ -141,11 +141,12 @@ class LossTrial:
             ]
             with torch.enable_grad():
                 value = self.named(given, targets)[TOTAL]
-            grads: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
             if value.requires_grad and wanted:
                 grads = torch.autograd.grad(
                     value, wanted, allow_unused=True, materialize_grads=True
                 )
+            else:
+                grads = (*map(torch.zeros_like, wanted),)
         except Exception:
             return None
         is_finite = all(bool(x.isfinite().all()) for x in (value, *grads))
