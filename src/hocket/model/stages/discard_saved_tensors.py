@@ -27,20 +27,6 @@ def discard_saved_tensors(*, runs_backward: bool = False) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def keep_saved_tensors() -> Iterator[None]:
-    """Keep what autograd saves within the block, in a forward that discards the rest.
-
-    It is released with its graph.
-    """
-    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
-        yield
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def _drop(_tensor: Tensor) -> None:
     return None
 

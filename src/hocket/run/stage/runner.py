@@ -105,9 +105,7 @@ class StageRunner:
         self.first_microbatch = first_microbatch
         self._computes = partial(precision.computing, device)
         self._module = self._split_module = self._computes(module)
-        self.loss = StageLoss(
-            number, loss, device, precision, checks=checks_loss, recomputes=recomputes
-        )
+        self.loss = StageLoss(number, loss, device, precision, checks=checks_loss)
         self.live: dict[tuple[int, int], SavedForward | Replay] = {}
         self.versions: WeightVersions | None = None
         self.kept: KeptOutputs | None = None
@@ -366,8 +364,7 @@ class StageRunner:
         assert self._replayer is not None
         inputs = ForwardInputs(microbatch, tuple(received), weight)
         replay = self._replayer.keep(inputs)
-        with discard_saved_tensors(runs_backward=self.module.runs_backward):
-            return replay, self._run(*inputs, now)[1]
+        return replay, self._run(*inputs, now)[1]
 
     def _run(
         self,
@@ -383,7 +380,9 @@ class StageRunner:
         The losses are recorded for a step and a microbatch, but not when recomputing.
         """
         inputs = self._inputs(received)
-        out = self._call(inputs, microbatch, splits=splits)
+        # Not around the loss: what it has saved says what it divides by.
+        with _NOTHING if now is None else self._around_call():
+            out = self._call(inputs, microbatch, splits=splits)
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss.function is None:
             return self._saved_outputs(leaves, out)
@@ -397,6 +396,12 @@ class StageRunner:
                 "numbers (.item()), so nothing would be trained"
             )
         return SavedForward(leaves, (total,), (torch.full_like(total, weight),)), ()
+
+    def _around_call(self) -> AbstractContextManager[None]:
+        """Discard what a call saves that is followed by another one."""
+        if self._replayer is None:
+            return _NOTHING
+        return discard_saved_tensors(runs_backward=self.module.runs_backward)
 
     def _saved_outputs(
         self, leaves: tuple[Tensor, ...], out: Any

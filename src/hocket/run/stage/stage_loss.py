@@ -15,16 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hocket.errors import NonFiniteError
-from hocket.model.stages.discard_saved_tensors import keep_saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
@@ -45,7 +42,6 @@ class StageLoss:
         precision: the type that losses compute in.
         checks: whether the loss must be a mean over samples, for each microbatch is
             only a part of the batch.
-        recomputes: whether forwards that keep values save nothing for a backward.
 
     Attributes:
         function: see above.
@@ -63,14 +59,12 @@ class StageLoss:
         precision: Precision,
         *,
         checks: bool,
-        recomputes: bool = False,
     ) -> None:
         self.function = function
         self.batch_function: LossFunction | None = None
         self.others: Sequence[NetOutput] = ()
         self.values = LossValues(stage, copies_of(device))
         self.reads: LossReads | None = None
-        self._recomputes = recomputes
         self._losses_of = precision.computing(device, losses_of)
         self._step_check = (
             StepLossCheck(function, self._together, device)
@@ -115,33 +109,25 @@ class StageLoss:
             ModelError: the loss is no scalar, or no mean over samples.
             NonFiniteError: the loss is not a finite number, and is read at once.
         """
-        check = None if now is None else self._step_check
-        # What the loss has saved says what it divides by.
-        with keep_saved_tensors() if check and self._recomputes else nullcontext():
-            named = self.named(outputs[0], microbatch.targets, *outputs[1:])
-        numbers: Sequence[Tensor] = ()
+        named = self.named(outputs[0], microbatch.targets, *outputs[1:])
+        row, check = None, self._step_check
         if now is not None and check is not None:
-            numbers = check.keep(now[0], named[TOTAL], outputs, microbatch, weight)
+            row = check.keep(now[0], named[TOTAL], outputs, microbatch, weight)
         if not weight:
             named = zero_losses(named, outputs)
         if now is not None:
-            self.values.take(*now, named, numbers)
+            self.values.take(*now, named, row)
         return named[TOTAL]
 
-    def is_compared_whole(self, step: int) -> bool:
-        """Return whether the host waits for a step, to compare its losses."""
-        return self._step_check is not None and self._step_check.is_kept(step)
-
-    def sum_on_device(self, step: int) -> Tensor:
+    def sum_on_device(self, step: int) -> Tensor | None:
         """Return the sum of a step's losses to train, which are being copied.
 
         It is not finite if one of them is not, or if `compare` will refuse them; the
-        host does not wait for it.
+        host does not wait for it. None if it must, for they are compared whole.
         """
-        total = self.values.sum_on_device(step)
-        if self._step_check is None:
-            return total
-        return total + self._step_check.difference_on_device(step)
+        check = self._step_check
+        wrong = 0.0 if check is None else check.difference_on_device(step)
+        return None if wrong is None else self.values.sum_on_device(step) + wrong
 
     def compare(self, step: int) -> None:
         """Compare a step's losses, which were read, with their joint loss.
@@ -149,8 +135,9 @@ class StageLoss:
         Raises:
             ModelError: they are not that of the batch.
         """
+        rows = self.values.rows.pop(step, [])
         if self._step_check is not None:
-            self._step_check.compare(step, self.values.numbers.pop(step, ()))
+            self._step_check.compare(step, rows)
 
     def _together(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
         """Return the losses of the model's output and those of other nets."""
@@ -163,19 +150,29 @@ _NAN_HINT: Final = (
 )
 
 
+class _Taken(NamedTuple):
+    """What was taken of one microbatch, on the device.
+
+    Args:
+        names: of its losses.
+        values: theirs, and the numbers that come with them.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """Losses on their way to the host.
 
     Args:
-        losses: named losses on the device, by step and microbatch.
-        numbers: what was taken with them, by step.
+        losses: on the device, by step and microbatch.
         host: their values, one after the other, once they have arrived.
         event: the event behind the copy.
     """
 
-    losses: dict[tuple[int, int], dict[str, Tensor]]
-    numbers: dict[int, list[Tensor]]
+    losses: dict[tuple[int, int], _Taken]
     host: Tensor
     event: CopyEvent
 
@@ -195,7 +192,7 @@ class LossValues:
 
     Attributes:
         outcome: what an error says of the step's update.
-        numbers: what was taken with losses that were read, by step.
+        rows: the numbers that came with losses, by step, once they are read.
     """
 
     stage: int
@@ -204,9 +201,8 @@ class LossValues:
     def __post_init__(self) -> None:
         """Begin without losses."""
         self.outcome = "no weights were updated from it"
-        self.numbers: dict[int, list[float]] = {}
-        self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
-        self._unread_numbers: dict[int, list[Tensor]] = {}
+        self.rows: dict[int, list[Tensor]] = {}
+        self._unread: dict[tuple[int, int], _Taken] = {}
         self._copied: list[_Copied] = []
         self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
 
@@ -215,7 +211,7 @@ class LossValues:
         step: int,
         index: int,
         named: Mapping[str, Tensor],
-        numbers: Sequence[Tensor] = (),
+        row: Tensor | None = None,
     ) -> None:
         """Keep the losses of one microbatch.
 
@@ -223,34 +219,29 @@ class LossValues:
             step: the step.
             index: the microbatch.
             named: its losses.
-            numbers: scalars of float64 that come to the host with them; none on a CPU.
+            row: numbers that come to the host with them, of float64.
 
         Raises:
             NonFiniteError: the loss to train is not finite, and is read at once.
         """
         if self.copies is None:
-            values = {name: value.item() for name, value in named.items()}
-            self._keep(step, index, values)
+            self._keep(step, index, {name: x.item() for name, x in named.items()}, row)
             return
-        # Copies: some losses share memory with what they are the mean of. Of one type:
-        # they are stacked later.
-        self._unread[step, index] = {
-            name: value.detach().to(torch.float64, copy=True)
-            for name, value in named.items()
-        }
-        self._unread_numbers.setdefault(step, []).extend(numbers)
+        # Copies: some losses share memory with what they are the mean of.
+        values = torch.stack([x.detach().to(torch.float64) for x in named.values()])
+        both = values if row is None else torch.cat([values, row])
+        self._unread[step, index] = _Taken(tuple(named), both)
 
     def begin_read(self) -> None:
         """Begin to copy all losses to the host, behind the work queued so far."""
-        copies, unread, numbers = self.copies, self._unread, self._unread_numbers
+        copies, unread = self.copies, self._unread
         if copies is None or not unread:
             return
-        self._unread, self._unread_numbers = {}, {}
-        of_all = (*(x.values() for x in unread.values()), *numbers.values())
-        scalars = torch.stack([*chain.from_iterable(of_all)])
+        self._unread = {}
+        scalars = torch.cat([taken.values for taken in unread.values()])
         host = torch.empty(len(scalars), dtype=scalars.dtype, pin_memory=copies.pins)
         event = copies.to_host((host,), (scalars,))
-        self._copied.append(_Copied(unread, numbers, host, event))
+        self._copied.append(_Copied(unread, host, event))
 
     @property
     def is_read(self) -> bool:
@@ -274,11 +265,11 @@ class LossValues:
         self._copied = [copy for copy in self._copied if not copy.is_of(step)]
         for copy in due:
             copy.event.synchronize()
-            read = iter(copy.host.tolist())
-            for (of_step, index), named in copy.losses.items():
-                self._keep(of_step, index, {name: next(read) for name in named})
-            for of_step, unread in copy.numbers.items():
-                self.numbers.setdefault(of_step, []).extend(islice(read, len(unread)))
+            parts = copy.host.split([len(x.values) for x in copy.losses.values()])
+            for (now, taken), part in zip(copy.losses.items(), parts, strict=True):
+                num = len(taken.names)
+                values = zip(taken.names, part[:num].tolist(), strict=True)
+                self._keep(*now, dict(values), part[num:])
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
@@ -290,9 +281,9 @@ class LossValues:
         It is not finite if one of them is not; the host does not wait for it.
         """
         totals = [
-            named[TOTAL]
+            taken.values[taken.names.index(TOTAL)]
             for copy in self._copied
-            for (of_step, _), named in copy.losses.items()
+            for (of_step, _), taken in copy.losses.items()
             if of_step == step
         ]
         return torch.stack(totals).sum()
@@ -300,12 +291,13 @@ class LossValues:
     def clear(self) -> None:
         """Drop the losses that were kept."""
         self._unread.clear()
-        self._unread_numbers.clear()
         self._copied.clear()
-        self.numbers.clear()
+        self.rows.clear()
         self._values.clear()
 
-    def _keep(self, step: int, index: int, values: dict[str, float]) -> None:
+    def _keep(
+        self, step: int, index: int, values: dict[str, float], row: Tensor | None
+    ) -> None:
         total = values[TOTAL]
         if not math.isfinite(total):
             raise NonFiniteError(
@@ -314,3 +306,5 @@ class LossValues:
                 f"{_NAN_HINT if math.isnan(total) else ''}"
             )
         self._values.setdefault(step, {})[index] = values
+        if row is not None and len(row):
+            self.rows.setdefault(step, []).append(row)

@@ -235,11 +235,14 @@ class StepSync(NoSync):
         """
         step = self._steps[number]
         step.is_late = True
+        total: LossSum = 0.0
         for stage in list(step.unread):
-            if self.runners[stage].loss.is_compared_whole(number):
+            own = self.runners[stage].loss.sum_on_device(number)
+            if own is None:
                 self._read_losses(stage, number)
-        unread = [self.runners[stage].loss for stage in step.unread]
-        return sum((loss.sum_on_device(number) for loss in unread), 0.0)
+            else:
+                total = total + own
+        return total
 
     def close(self, batches: NetBatches, finish: Finish) -> None:
         """See `NoSync.close`; workers without updates raise what all raise.

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,34 +35,27 @@ _ADDING: Final = frozenset(
 )
 
 
+Calls: TypeAlias = tuple[tuple[str, int], ...]
+
+
 class LossForm(NamedTuple):
     """How the loss of a microbatch was computed.
 
     Args:
         weight: the microbatch's share of the step, to any scale.
-        calls: the calls of torch from the loss back to the outputs; none if the effect
-            of one is not known.
-        numbers: what they divide and multiply by; tensors on an accelerator, of
-            float64, until the host has read them.
+        calls: the calls of torch from the loss back to the outputs, and how many
+            numbers each has; none if the effect of one is not known.
+        row: the weight, and what the calls divide and multiply by; float64, beside
+            the loss until the host has read it.
     """
 
     weight: float
-    calls: tuple[str, ...] = ()
-    numbers: Sequence[float | Tensor] = ()
-
-    @property
-    def unread(self) -> list[Tensor]:
-        """The numbers that are still on an accelerator."""
-        return [x for x in self.numbers if isinstance(x, Tensor)]
-
-    def with_read(self, read: Iterator[float]) -> LossForm:
-        """Return the form with the next of these numbers in place of those unread."""
-        of = [next(read) if isinstance(x, Tensor) else x for x in self.numbers]
-        return self._replace(numbers=of)
+    calls: Calls
+    row: Tensor
 
 
 def form_of(total: Tensor, outputs: Any, weight: float) -> LossForm:
-    """Return how a loss was computed.
+    """Return how a loss was computed; the host waits for no device.
 
     Args:
         total: the loss, before its backward.
@@ -71,18 +65,12 @@ def form_of(total: Tensor, outputs: Any, weight: float) -> LossForm:
     known = {x.grad_fn for x in tensors_in(outputs)}
     *_, nodes = graph_behind(total.grad_fn, known)
     try:
-        found = [x for node in nodes for x in _numbers(node)]
-        if any(isinstance(x, Tensor) and _is_rough(x) for x in found):
-            return LossForm(weight)
-    except (AssertionError, AttributeError, RuntimeError, ValueError):
-        return LossForm(weight)  # or nothing was saved, or it has changed since
-    numbers = [
-        x.detach().to(total.device, torch.float64, copy=True)
-        if isinstance(x, Tensor) and x.device.type != "cpu"
-        else float(x)
-        for x in found
-    ]
-    return LossForm(weight, tuple(node.name() for node in nodes), numbers)
+        numbers = [[_scalar(x, total) for x in _numbers(node)] for node in nodes]
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
+        numbers, nodes = [], []  # or nothing was saved, or it has changed since
+    row = torch.stack([_scalar(weight, total), *chain.from_iterable(numbers)])
+    calls = zip([node.name() for node in nodes], map(len, numbers), strict=True)
+    return LossForm(weight, tuple(calls), row)
 
 
 def difference(forms: Sequence[LossForm]) -> str:
@@ -92,24 +80,21 @@ def difference(forms: Sequence[LossForm]) -> str:
     nor in proportion to their weights, as one number at least must be.
 
     Args:
-        forms: of all microbatches; all numbers are read.
+        forms: of all microbatches; their rows are on the host.
     """
     counted = [(i, form) for i, form in enumerate(forms) if form.weight]
     for i, form in counted:
-        if not _are_alike(counted[0][1], form):
-            begin = counted[0][0]
+        begin, first = counted[0]
+        if form.calls != first.calls:
             return f"microbatches {begin} and {i} are computed by other calls of torch"
-    rows = [
-        torch.tensor([x.weight, *x.numbers], dtype=torch.float64) for _, x in counted
-    ]
-    for (i, _), row, is_far in zip(counted, rows, _far(rows, _NEAR), strict=True):
-        if is_far.any():
-            both = [x[1:][is_far] for x in (rows[0], row)]
-            most = (both[0] - both[1]).abs().argmax()
-            a, b = (float(x[most]) for x in both)
+    all_far = _far([form for _, form in counted], _NEAR)
+    for (i, form), is_far in zip(counted, all_far, strict=True):
+        both = (x.row[1:][is_far].tolist() for x in (first, form))
+        if far := [(abs(a - b), a, b) for a, b in zip(*both, strict=True)]:
+            _, a, b = max(far)
             return (
-                f"a number in the loss of microbatch {counted[0][0]}, what it divides "
-                f"by, is {a:g}, and in that of microbatch {i} {b:g}"
+                f"a number in the loss of microbatch {begin}, what it divides by, is "
+                f"{a:g}, and in that of microbatch {i} {b:g}"
             )
     return ""
 
@@ -121,46 +106,48 @@ def difference_on_device(forms: Sequence[LossForm]) -> Tensor | float:
     the host does not find.
 
     Args:
-        forms: of all microbatches; numbers may be unread.
+        forms: of all microbatches; their rows may be on a device.
     """
     counted = [form for form in forms if form.weight]
-    unread = [x for form in counted for x in form.unread]
-    if not unread or not all(_are_alike(counted[0], form) for form in counted):
-        return math.nan if difference(counted) else 0.0
-
-    def here(x: float | Tensor) -> Tensor:
-        return x if isinstance(x, Tensor) else torch.full_like(unread[0], x)
-
-    rows = [torch.stack([*map(here, (x.weight, *x.numbers))]) for x in counted]
-    return torch.where(_far(rows, 2 * _NEAR).any(), math.nan, 0.0)
+    if len({form.calls for form in counted}) > 1:
+        return math.nan
+    return torch.where(_far(counted, 2 * _NEAR).any(), math.nan, 0.0)
 
 
-def _are_alike(a: LossForm, b: LossForm) -> bool:
-    return a.calls == b.calls and len(a.numbers) == len(b.numbers)
-
-
-def _far(rows: Sequence[Tensor], near: float) -> Tensor:
-    """Return which numbers differ from those of the first row by more than they may.
+def _far(forms: Sequence[LossForm], near: float) -> Tensor:
+    """Return which numbers differ from those of the first form by more than they may.
 
     Args:
-        rows: a weight, and the numbers of its microbatch; float64.
+        forms: with the same calls.
         near: the relative difference that is rounding.
     """
-    if not rows:
+    if not forms:
         return torch.zeros(0, 0, dtype=torch.bool)
-    all_MN = torch.stack([*rows])
-    first_N, weight_M1 = all_MN[:1, 1:], all_MN[:, :1]
-    scaled_MN = first_N * (weight_M1 / weight_M1[:1])
-    is_scaled, is_same = (
-        torch.isclose(all_MN[:, 1:], x.expand_as(scaled_MN), rtol=near, atol=0.0)
-        for x in (scaled_MN, first_N)
+    row_MN = torch.stack([form.row for form in forms])
+    weight_M1, number_MN = row_MN[:, :1], row_MN[:, 1:]
+    same_MN = number_MN[:1].expand_as(number_MN)
+    scaled_MN = same_MN * (weight_M1 / weight_M1[:1])
+    is_same, is_scaled = (
+        torch.isclose(number_MN, x, rtol=near, atol=0.0) for x in (same_MN, scaled_MN)
     )
     return ~(is_scaled | (is_same & is_scaled.any(1, keepdim=True)))
 
 
-def _is_rough(x: Tensor) -> bool:
-    """Return whether a number has so few bits that equal ones may differ."""
-    return x.is_floating_point() and torch.finfo(x.dtype).eps > _NEAR
+def _scalar(x: Any, like: Tensor) -> Tensor:
+    """Return a number as a tensor beside another one; the host waits for no device.
+
+    Raises:
+        ValueError: it has so few bits that equal ones may differ, or is complex.
+    """
+    if isinstance(x, Tensor):
+        x = x.detach()
+        is_rough = x.is_floating_point() and torch.finfo(x.dtype).eps > _NEAR
+        if is_rough or x.is_complex():
+            raise ValueError(x.dtype)
+        if x.device.type != "cpu":
+            return x.to(like.device, torch.float64)
+    # Unlike torch.tensor, this copies nothing to a GPU.
+    return torch.full((), float(x), dtype=torch.float64, device=like.device)
 
 
 def _numbers(node: Any) -> Iterator[Any]:

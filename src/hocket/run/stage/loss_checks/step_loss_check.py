@@ -26,6 +26,7 @@ from hocket.run.data.loss import LossFunction, PerMicrobatch
 from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
 from hocket.run.stage.loss_checks.batch_loss_check import check_mean
 from hocket.run.stage.loss_checks.divisors import (
+    Calls,
     LossForm,
     difference,
     difference_on_device,
@@ -63,13 +64,13 @@ class StepLossCheck:
     _forms: dict[int, list[LossForm]] = field(default_factory=dict)
     _kept: dict[int, list[tuple[Any, Any, int]]] = field(default_factory=dict)
     _left_bytes: int = 0
-    _compared: set[tuple[str, ...]] = field(default_factory=set)  # calls
+    _compared: set[Calls] = field(default_factory=set)
     _varies: bool = False  # whether it is right although it divides by other numbers
     _draws: bool = False  # whether it draws random numbers
 
     def keep(
         self, step: int, total: Tensor, output: Any, part: Microbatch, weight: float
-    ) -> Sequence[Tensor]:
+    ) -> Tensor | None:
         """Copy what the loss of a microbatch reads; the first microbatches are enough.
 
         Of one that is too large, some samples are.
@@ -82,13 +83,13 @@ class StepLossCheck:
             weight: its share of the step, to any scale.
 
         Returns:
-            Numbers on an accelerator, for `compare`.
+            The row of its `LossForm`, which comes to `compare` by way of the host.
 
         Raises:
             ModelError: the first loss of all is no mean over samples.
         """
         if isinstance(self.loss, PerMicrobatch):
-            return ()
+            return None
         targets, num_samples = part.targets, part.num_samples
         form = form_of(total, output, weight)
         if self._first is None:
@@ -101,48 +102,48 @@ class StepLossCheck:
         is_new = self._varies or form.calls not in self._compared
         if len(forms) == 1 and (is_due or (is_new and not self._draws)):
             self._kept[step], self._left_bytes = [], self.room_bytes
-        if step not in self._kept:
-            return form.unread
-        size = _FIRST_TYPE.itemsize
-        self._left_bytes -= sum(x.numel() * size for x in tensors_in((output, targets)))
-        fits = self._left_bytes >= 0
-        if not fits and (len(forms) > 1 or not is_due):
-            return form.unread
-        trial = LossTrial(self.named, output, targets, num_samples, has_blocks=True)
-        rows = torch.arange(num_samples if fits else min(num_samples, _FEW))
+        if step in self._kept:
+            few = min(num_samples, _FEW) if is_due and len(forms) == 1 else 0
+            self._copy(step, output, part, few)
+        return form.row
+
+    def _copy(self, step: int, output: Any, part: Microbatch, few: int) -> None:
+        """Copy a microbatch; of one that does not fit, so few samples."""
+        numbers = sum(x.numel() for x in tensors_in((output, part.targets)))
+        self._left_bytes -= numbers * _FIRST_TYPE.itemsize
+        rows = torch.arange(part.num_samples if self._left_bytes >= 0 else few)
+        given = self.named, output, part.targets, part.num_samples
+        trial = LossTrial(*given, has_blocks=True)
         with suppress(ValueError), torch.no_grad():
-            both = trial.taken(output, rows), trial.taken(targets, rows)
-            self._kept[step].append((*both, len(rows)))
-        return form.unread
+            if len(rows):
+                both = trial.taken(output, rows), trial.taken(part.targets, rows)
+                self._kept[step].append((*both, len(rows)))
 
-    def is_kept(self, step: int) -> bool:
-        """Return whether a step is compared whole, for which the host waits."""
-        return step in self._kept
+    def difference_on_device(self, step: int) -> Tensor | float | None:
+        """Return NaN where `compare` will refuse a step, else 0.
 
-    def difference_on_device(self, step: int) -> Tensor | float:
-        """Return NaN where `compare` will refuse a step of which nothing was kept.
-
-        Else 0. The host does not wait.
+        None if the host must wait for it, as it is compared whole.
         """
+        if step in self._kept:
+            return None
         return 0.0 if self._draws else difference_on_device(self._forms.get(step, []))
 
-    def compare(self, step: int, numbers: Sequence[float] = ()) -> None:
+    def compare(self, step: int, rows: Sequence[Tensor]) -> None:
         """Compare what was kept of a step.
 
         Args:
             step: the step.
-            numbers: what `keep` has returned of it, read by the host.
+            rows: what `keep` has returned of it, on the host.
 
         Raises:
             ModelError: there is a difference; gives its size and the way out.
         """
-        kept, read = self._kept.pop(step, None), iter(numbers)
-        forms = [form.with_read(read) for form in self._forms.pop(step, [])]
+        kept, early = self._kept.pop(step, None), self._forms.pop(step, [])
+        forms = [form._replace(row=x) for form, x in zip(early, rows, strict=True)]
         differing, text, num_compared = difference(forms), None, 0
         if kept:
             num, num_samples = len(kept), sum(size for *_, size in kept)
             trial, parts = self._joined(kept)
-            kept.clear()  # they are joined: one copy is enough
             with preserve_generators(self.device), restored_attributes(self.loss):
                 text = self._difference(trial, parts)
             is_whole = trial.num_samples == num_samples
@@ -158,13 +159,14 @@ class StepLossCheck:
             self._varies = self._varies or bool(differing)
 
     def _joined(
-        self, kept: Sequence[tuple[Any, Any, int]]
+        self, kept: list[tuple[Any, Any, int]]
     ) -> tuple[LossTrial, Sequence[Tensor]]:
-        """Return all microbatches together, and the rows of each.
+        """Return all microbatches together, and the rows of each; keep no others.
 
         Where shapes differ between microbatches, it is the first one, cut in two.
         """
         outputs, targets, sizes = zip(*kept, strict=True)
+        kept.clear()
         try:
             both = joined(outputs), joined(targets)
         except (ModelError, RuntimeError):
@@ -185,8 +187,7 @@ class StepLossCheck:
         tried = trial.in_first_type(rows, (_FIRST_TYPE, torch.float32, None))
         if tried is None:
             return None
-        value, dtype = tried[0].value, tried[1]
-        del tried  # its gradients take as much as the outputs
+        value, dtype = tried
         seed_generators(self.device, 1)
         whole = trial.with_gradients(rows, dtype)
         self._draws = whole is None or not torch.equal(whole.value, value)

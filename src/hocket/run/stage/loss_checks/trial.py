@@ -154,12 +154,11 @@ class LossTrial:
 
     def in_first_type(
         self, rows: Tensor, types: Sequence[torch.dtype | None]
-    ) -> tuple[LossOfRows, torch.dtype | None] | None:
-        """Do what `with_gradients` does, in the first type in which it runs."""
+    ) -> tuple[Tensor, torch.dtype | None] | None:
+        """Return the loss in the first type in which `with_gradients` runs."""
         for dtype in types:
-            found = self.with_gradients(rows, dtype)
-            if found is not None:
-                return found, dtype
+            if (found := self.with_gradients(rows, dtype)) is not None:
+                return found.value, dtype
         return None
 
     def rows_of(self, num: int, samples: Tensor) -> Tensor:
