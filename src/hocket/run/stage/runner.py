@@ -381,7 +381,8 @@ class StageRunner:
         """
         inputs = self._inputs(received)
         # Not around the loss: what it has saved says what it divides by.
-        with _NOTHING if now is None else self._around_call():
+        keeps = now is None or self._replayer is None or self.module.runs_backward
+        with discard_saved_tensors(keeps=keeps):
             out = self._call(inputs, microbatch, splits=splits)
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss.function is None:
@@ -396,12 +397,6 @@ class StageRunner:
                 "numbers (.item()), so nothing would be trained"
             )
         return SavedForward(leaves, (total,), (torch.full_like(total, weight),)), ()
-
-    def _around_call(self) -> AbstractContextManager[None]:
-        """Discard what a call saves that is followed by another one."""
-        if self._replayer is None:
-            return _NOTHING
-        return discard_saved_tensors(runs_backward=self.module.runs_backward)
 
     def _saved_outputs(
         self, leaves: tuple[Tensor, ...], out: Any

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,14 +24,8 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import LossFunction, PerMicrobatch
 from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
+from hocket.run.stage.loss_checks import divisors
 from hocket.run.stage.loss_checks.batch_loss_check import check_mean
-from hocket.run.stage.loss_checks.divisors import (
-    Calls,
-    LossForm,
-    difference,
-    difference_on_device,
-    form_of,
-)
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
@@ -40,6 +34,7 @@ from hocket.run.stage.seed import preserve_generators, seed_generators
 _LEAST: Final = 1e-5
 _LEAST_IN_OWN: Final = 1e-3
 _FIRST_TYPE: Final = torch.float64  # that is tried
+_Kept: TypeAlias = list[tuple[Any, Any, int]]  # outputs, targets, samples
 _FEW: Final = 4  # samples of a microbatch that is too large to be kept
 
 
@@ -61,10 +56,10 @@ class StepLossCheck:
     device: torch.device
     room_bytes: int = 2**27  # for outputs and targets of a step, in the first type
     _first: int | None = None  # the first step
-    _forms: dict[int, list[LossForm]] = field(default_factory=dict)
-    _kept: dict[int, list[tuple[Any, Any, int]]] = field(default_factory=dict)
+    _forms: dict[int, list[divisors.LossForm]] = field(default_factory=dict)
+    _kept: dict[int, _Kept] = field(default_factory=dict)
     _left_bytes: int = 0
-    _compared: set[Calls] = field(default_factory=set)
+    _compared: set[divisors.Calls] = field(default_factory=set)
     _varies: bool = False  # whether it is right although it divides by other numbers
     _draws: bool = False  # whether it draws random numbers
 
@@ -90,12 +85,10 @@ class StepLossCheck:
         """
         if isinstance(self.loss, PerMicrobatch):
             return None
-        targets, num_samples = part.targets, part.num_samples
-        form = form_of(total, output, weight)
+        form = divisors.form_of(total, output, weight)
         if self._first is None:
-            self._first = step
-            given = self.loss, self.named, output, targets, num_samples
-            check_mean(*given, device=self.device)
+            self._first, given = step, (output, part.targets, part.num_samples)
+            check_mean(self.loss, self.named, *given, device=self.device)
         forms = self._forms.setdefault(step, [])
         forms.append(form)
         is_due = str(step - self._first + 1).rstrip("0") == "1"
@@ -103,21 +96,21 @@ class StepLossCheck:
         if len(forms) == 1 and (is_due or (is_new and not self._draws)):
             self._kept[step], self._left_bytes = [], self.room_bytes
         if step in self._kept:
-            few = min(num_samples, _FEW) if is_due and len(forms) == 1 else 0
-            self._copy(step, output, part, few)
+            few = _FEW if is_due and len(forms) == 1 else 0
+            self._copy(self._kept[step], output, part, few)
         return form.row
 
-    def _copy(self, step: int, output: Any, part: Microbatch, few: int) -> None:
+    def _copy(self, kept: _Kept, output: Any, part: Microbatch, few: int) -> None:
         """Copy a microbatch; of one that does not fit, so few samples."""
-        numbers = sum(x.numel() for x in tensors_in((output, part.targets)))
-        self._left_bytes -= numbers * _FIRST_TYPE.itemsize
-        rows = torch.arange(part.num_samples if self._left_bytes >= 0 else few)
-        given = self.named, output, part.targets, part.num_samples
-        trial = LossTrial(*given, has_blocks=True)
+        targets, num = part.targets, part.num_samples
+        size = sum(x.numel() for x in tensors_in((output, targets)))
+        self._left_bytes -= size * _FIRST_TYPE.itemsize
+        rows = torch.arange(num if self._left_bytes >= 0 else min(few, num))
+        trial = LossTrial(self.named, output, targets, num, has_blocks=True)
         with suppress(ValueError), torch.no_grad():
             if len(rows):
-                both = trial.taken(output, rows), trial.taken(part.targets, rows)
-                self._kept[step].append((*both, len(rows)))
+                both = trial.taken(output, rows), trial.taken(targets, rows)
+                kept.append((*both, len(rows)))
 
     def difference_on_device(self, step: int) -> Tensor | float | None:
         """Return NaN where `compare` will refuse a step, else 0.
@@ -126,7 +119,8 @@ class StepLossCheck:
         """
         if step in self._kept:
             return None
-        return 0.0 if self._draws else difference_on_device(self._forms.get(step, []))
+        forms = () if self._draws else self._forms.get(step, ())
+        return divisors.difference_on_device(forms)
 
     def compare(self, step: int, rows: Sequence[Tensor]) -> None:
         """Compare what was kept of a step.
@@ -140,7 +134,7 @@ class StepLossCheck:
         """
         kept, early = self._kept.pop(step, None), self._forms.pop(step, [])
         forms = [form._replace(row=x) for form, x in zip(early, rows, strict=True)]
-        differing, text, num_compared = difference(forms), None, 0
+        differing, text, num_compared = divisors.difference(forms), None, 0
         if kept:
             num, num_samples = len(kept), sum(size for *_, size in kept)
             trial, parts = self._joined(kept)
@@ -158,9 +152,7 @@ class StepLossCheck:
             self._compared.update(form.calls for form in forms if form.calls)
             self._varies = self._varies or bool(differing)
 
-    def _joined(
-        self, kept: list[tuple[Any, Any, int]]
-    ) -> tuple[LossTrial, Sequence[Tensor]]:
+    def _joined(self, kept: _Kept) -> tuple[LossTrial, Sequence[Tensor]]:
         """Return all microbatches together, and the rows of each; keep no others.
 
         Where shapes differ between microbatches, it is the first one, cut in two.
