@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ModelError
+from hocket.model.profile.allocations import allocations
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, PerMicrobatch, losses_of
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
@@ -99,6 +100,45 @@ def test_a_step_whose_counts_begin_to_differ_is_refused() -> None:
             trained.step(full)
         with pytest.raises(ModelError, match=r"step 3 is not .* is 10, and in"):
             trained.step(uneven_batch)
+
+
+def test_a_stage_that_runs_again_is_compared_by_its_numbers() -> None:
+    """Past bug: nothing said what it divides by, so each step was compared whole."""
+    loss = OverWords(ignore_index=PADDING)
+    uneven_batch = data()[0]
+    full = uneven_batch[0], uneven_batch[1].clamp(min=PADDING + 1)
+    with pipeline(loss, recompute="all") as trained:
+        trained.step(full)
+        with pytest.raises(ModelError, match="step 1 is not that of the batch"):
+            trained.step(uneven_batch)
+
+
+def test_a_count_of_few_bits_is_no_reason_to_refuse() -> None:
+    """Past bug: 515 and 1031 words are 516 and 1032 in half precision."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def count(targets: Tensor) -> Tensor:
+        return (targets >= 0).sum()
+
+    output, targets = torch.randn(4, 600, 2).bfloat16(), torch.ones(4, 600).long()
+    even = cut(output.requires_grad_(), targets, 2, 2)
+    targets = targets.clone()
+    targets.flatten()[515:1200] = targets.flatten()[1200 + 1031 :] = -1
+    counted = hocket.TokenMean(loss, count=count)
+    check = StepLossCheck(counted, partial(losses_of, counted), CPU)
+    assert of_step(check, 0, even, counts=count) == ""
+    assert of_step(check, 1, cut(output, targets, 2, 2), counts=count) == ""
+
+
+def test_a_comparison_holds_few_times_the_outputs() -> None:
+    """In float64, that is: what was tried is dropped before the next."""
+    parts = cut(torch.randn(32, 4096).requires_grad_(), torch.arange(32), 8, 8, 8, 8)
+    size = sum(output.nbytes for output, _ in parts)
+    with allocations(CPU) as log, log.span():
+        assert compare(F.cross_entropy, parts) == ""
+    assert log.peaks[0] < 10 * size
 
 
 def pearson(output: Tensor, targets: Tensor) -> Tensor:
