@@ -7,7 +7,7 @@ from typing import Final
 
 _RUN: Final = "tests/run"
 _MEANS: Final = f"{_RUN}/stage/loss_checks/test_batch_loss_check.py"
-_PARTS: Final = f"{_RUN}/stage/loss_checks/test_loss_parts.py"
+_STEP: Final = f"{_RUN}/stage/loss_checks/test_step_loss_check.py"
 _WHOLE: Final = f"{_RUN}/test_whole_batch.py"
 _SAVED: Final = f"{_RUN}/checkpoint"
 _KILLED: Final = f"{_RUN}/engine/test_pipeline_failures.py"
@@ -39,9 +39,10 @@ class Row:
 LOSSES: Final = (
     Row("A mean over samples or words: trained", _MEANS, ("test_means_pass",), "MEANS"),
     Row(
-        "A weighted mean with drawn sizes, weights and padding: trained",
-        _PARTS,
-        ("test_weighted_means_pass_whatever_the_numbers",),
+        "A weighted mean with drawn sizes, weights and padding, as a `TokenMean`: "
+        "trained",
+        _STEP,
+        ("test_weighted_means_pass_as_token_means",),
     ),
     Row(
         "A loss that compares samples, found by its value: refused",
@@ -51,9 +52,9 @@ LOSSES: Final = (
     ),
     Row(
         "A loss of the whole batch, found by its gradients alone: refused",
-        _PARTS,
-        ("test_other_samples_only_rescale_a_gradient",),
-        "PASSED_BEFORE",
+        _STEP,
+        ("test_losses_of_the_whole_batch_are_refused",),
+        "OF_THE_BATCH",
     ),
     Row("A sum over samples: refused", _MEANS, ("test_sums_are_refused",)),
     Row(

@@ -254,7 +254,10 @@ class Pipeline(StagedRun):
             self._executor.averaged(is_used=use_ema),
             self._reported(call),
             preserve_generators(self.world.device),
+            contextlib.ExitStack() as stack,
         ):
+            for net in self._followed:
+                stack.enter_context(net.evaluating())
             batches = self._worker_loader(loader)
             yield batches if is_sized else self._counted(batches)
         self._forget_changes()

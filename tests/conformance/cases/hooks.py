@@ -98,6 +98,21 @@ def logging_hook() -> Script:
     return Script(net, batches(), seen=seen)
 
 
+@case("forward hooks that log, and a slope that the loop changes")
+def logging_hooks_and_change() -> Script:
+    """What is tried out because of a change is not logged."""
+    seen: dict[str, list[Any]] = {"first": [], "last": []}
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 2:
+            net[1].negative_slope = net[3].negative_slope = 0.4
+
+    net = chain(nn.Linear(6, 8), nn.LeakyReLU(), nn.Linear(8, 8), nn.LeakyReLU())
+    net[0].register_forward_hook(_noting(seen, "first"))
+    net[4].register_forward_hook(_noting(seen, "last"))
+    return Script(net, batches(), before_step=before_step, seen=seen, evaluates=False)
+
+
 @case(
     "a forward hook that logs, on the model itself",
     {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -57,12 +57,9 @@ class Centred(nn.Module):
         return mse(output, targets - self.mean)
 
 
-@case(
-    "a loss module that changes a buffer of its own",
-    {"own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("compares samples")},
-)
+@case("a loss module that changes a buffer of its own")
 def loss_with_buffer() -> Script:
-    """As DINO's centre, which is a mean over samples."""
+    """As DINO's centre: once for each microbatch, as a BatchNorm does."""
     return Script(chain(), batches(), loss=Centred(), evaluates=False)
 
 
@@ -250,3 +247,80 @@ def declared_memory() -> Script:
 
     declared = hocket.PerMicrobatch(loss)
     return Script(chain(), batches(), loss=declared, evaluates=False)
+
+
+AT_STEP: Final = {
+    "own-1 own-2 seq-1 seq-2 freeze wpipe 2bw": refused("the gradient of step 3 is"),
+    "teacher": refused("compares samples"),  # two means with shares of their own
+}
+
+
+def _classes(*, begin: int = 3, num: int = 5) -> list[tuple[Tensor, Tensor]]:
+    """Batches of classes; from a step on, one half has more of class 0 than the other.
+
+    Until then each half of a batch has two samples of it.
+    """
+    data = []
+    for step, (x, _) in enumerate(batches(num=num)):
+        of_zero = torch.tensor([1, 0, 1, 0] * 2 if step < begin else [0, 0, 0, 1] * 2)
+        if step >= begin:
+            of_zero[4:] = 1
+        data.append((x, of_zero * torch.tensor([1, 2, 1, 2, 2, 1, 2, 1])))
+    return data
+
+
+@case("`ignore_index`, whose counts begin to differ", AT_STEP)
+def late_ignored_targets() -> Script:
+    """From the fourth step on, the mean over microbatches is not the batch's."""
+    return Script(chain(), _classes(), loss=nn.CrossEntropyLoss(ignore_index=0))
+
+
+@case("a mean over the samples that a mask of the targets leaves", AT_STEP)
+def late_mask() -> Script:
+    """By an index, as of tokens that are no padding."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        each = output.square().sum(1) + output[:, 0] * targets
+        return 0.5 * each[targets > 0].mean()
+
+    return Script(chain(), _classes(), loss=loss)
+
+
+@case("a mean by weights that are made from the targets", AT_STEP)
+def late_weights() -> Script:
+    """A mask of numbers, over its sum; and weights that are normed before."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        mask = (targets > 0).double()
+        each = (output - targets[:, None]).square().mean(1)
+        return (each * mask).sum() / mask.sum() + (each * (mask / mask.mean())).mean()
+
+    return Script(chain(), _classes(), loss=loss)
+
+
+@case("a mean over fewer samples where the targets ask for it", AT_STEP)
+def late_branch() -> Script:
+    """All of them in the first batches, for which there is nothing to leave out."""
+    data = [(x, targets + (i < 3)) for i, (x, targets) in enumerate(_classes())]
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        each = (output - targets[:, None]).square().mean(1)
+        return each[targets > 0].mean() if 0 in targets else each.mean()
+
+    return Script(chain(), data, loss=loss)
+
+
+@case("a mean over the words of each sample, and over samples")
+def mean_of_each_sample() -> Script:
+    """Samples of other numbers of words are means over samples all the same."""
+    rng = torch.Generator().manual_seed(5)
+    data = [
+        (x, torch.rand(8, 3, generator=rng).double() < 0.2 * i + 0.3)
+        for i, (x, _) in enumerate(batches(num=5))
+    ]
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        each = (output.square() * targets).sum(1)
+        return (each / targets.sum(1).clamp(min=1)).mean()
+
+    return Script(chain(), data, loss=loss)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -201,3 +204,131 @@ def weights_and_temperature() -> Script:
         net.temperature = 1 + step / 2
 
     return Script(Warm(), batches(), loss=Margin(), before_step=before_step, cut="b")
+
+
+def _warmed(output: Tensor, targets: Tensor, num_calls: int) -> Tensor:
+    """A term that comes in with the number of calls; and one for each of them."""
+    return mse(output, targets) + (min(num_calls, 5) / 5) * output.abs().mean()
+
+
+@case("a loss that counts its calls in a variable around it")
+def counts_in_variable() -> Script:
+    """The pipeline's own calls are not counted."""
+    num_calls = 0
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return _warmed(output, targets, num_calls)
+
+    return Script(chain(), batches(), loss=loss, evaluates=False)
+
+
+_num_calls = 0
+
+
+@case("a loss module that counts its calls in a global, and keeps its last value there")
+def counts_in_global() -> Script:
+    """As a script does at its top."""
+    global _num_calls
+    _num_calls = 0
+    return Script(chain(), batches(), loss=Counting(), evaluates=False)
+
+
+class Counting(nn.Module):
+    """Has nothing of its own."""
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        global _num_calls
+        _num_calls += 1
+        return _warmed(output, targets, _num_calls)
+
+
+class Trainer:
+    """Whose methods are the loss and the optimizer's function."""
+
+    all_calls = 0
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+        self.optimizers: list[Any] = []
+
+    def loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        self.num_calls += 1
+        Trainer.all_calls += 1
+        if not hasattr(self, "first"):
+            self.first = output.detach().mean()
+        value = _warmed(output, targets, self.num_calls) + Trainer.all_calls / 10
+        return value * (2 + self.first)
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        self.last = torch.optim.SGD(parameters, 0.1)
+        self.optimizers.append(self.last)
+        return self.last
+
+
+@case("a trainer that counts the calls of its loss, and keeps the optimizers it makes")
+def counts_in_trainer() -> Script:
+    """What the optimizer's function keeps stays; numbers are as in the plain loop."""
+    trainer = Trainer()
+    Trainer.all_calls = 0
+
+    def before_step(step: int, net: Any) -> None:
+        assert trainer.optimizers
+        assert trainer.last is trainer.optimizers[-1]
+
+    return Script(
+        chain(),
+        batches(),
+        loss=trainer.loss,
+        optimizer=trainer.optimizer,
+        before_step=before_step,
+        evaluates=False,
+        teacher_alike=False,
+    )
+
+
+@case("a loss that logs: a list, a counter, an array; and prints")
+def logging_loss() -> Script:
+    """One entry for each microbatch."""
+    seen: dict[str, list[Any]] = {"values": []}
+    counter, sums = collections.Counter[str](), np.zeros(1)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        value = mse(output, targets)
+        counter["calls"] += 1
+        sums[0] += 1.0
+        seen["values"].append((counter["calls"], float(sums[0])))
+        print(f"call {counter['calls']}")
+        return value
+
+    return Script(chain(), batches(), loss=loss, seen=seen, evaluates=False)
+
+
+@case("a loss with random numbers of a generator of its own")
+def drawing_loss() -> Script:
+    """As negative samples are drawn; the pipeline's own calls draw others."""
+    rng, numbers = torch.Generator().manual_seed(3), random.Random(4)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        noise = torch.randn(3, generator=rng, dtype=torch.float64)
+        return mse(output + 0.1 * noise, targets) * (1 + numbers.random())
+
+    return Script(chain(), batches(), loss=loss, evaluates=False)
+
+
+@case("a loss with random numbers of Python and NumPy")
+def drawing_loss_of_python() -> Script:
+    """The loop's own seeds reach them."""
+
+    def before_step(step: int, net: Any) -> None:
+        if step == 0:
+            random.seed(3)
+            np.random.seed(4)
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return mse(output, targets) * (random.random() + np.random.rand())
+
+    return Script(
+        chain(), batches(), loss=loss, before_step=before_step, evaluates=False
+    )

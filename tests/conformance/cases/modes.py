@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from tests.conformance.script import Script, batches, case, chain, refused, unsuited
+from tests.conformance.script import (
+    Script,
+    batches,
+    case,
+    chain,
+    mse,
+    refused,
+    unsuited,
+)
 
 
 def _normed() -> nn.Sequential:
@@ -234,3 +243,37 @@ def nothing_trains() -> Script:
     net = chain()
     net.requires_grad_(requires_grad=False)
     return Script(net, batches())
+
+
+def _halved(of: Any) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss that is half as large while a module evaluates."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        return mse(output, targets) * (1.0 if of.training else 0.5)
+
+    return loss
+
+
+@case("a loss that reads the mode of the model")
+def loss_reads_mode() -> Script:
+    """As one with label smoothing in training alone."""
+    net = chain()
+    return Script(net, batches(), loss=_halved(net))
+
+
+@case("a loss that reads the mode of a layer, and a metric that reads another's")
+def loss_reads_mode_of_layers() -> Script:
+    """They belong to the first stage and to the last."""
+    net = chain()
+    return Script(net, batches(), loss=_halved(net[1]), metric=_halved(net[4]))
+
+
+@case("the same of a layer that the loop sets to `.eval()`, and back")
+def loss_reads_mode_midway() -> Script:
+    """And an evaluation leaves the modes as they are."""
+    net = chain()
+
+    def before_step(step: int, net: Any) -> None:
+        net[3].train(step % 2 == 0)
+
+    return Script(net, batches(), loss=_halved(net[3]), before_step=before_step)

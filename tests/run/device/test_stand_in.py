@@ -191,8 +191,12 @@ def check_broken(broken: list[str], found: dict[str, Any]) -> None:
     assert 2 <= found["num_yielded"] <= 3
     assert found["changed"] == []
     assert found["off"] <= TOLERANCE
-    words = "its gradients are not" if broken[0] == "gradient" else "the loss is"
-    assert words in found["error"]
+    words = {
+        "gradient": "its gradients are not",
+        "loss": "the loss is",
+        "counts": "what it divides by, is 4, and in that of microbatch 1 3",
+    }
+    assert words[broken[0]] in found["error"]
     assert "step 2" in found["error"]
 
 
@@ -206,6 +210,12 @@ def test_the_host_waits_for_no_step_that_it_plays(alone: Alone) -> None:
 def test_a_broken_step_changes_nothing(alone: Alone) -> None:
     """The device leaves its update out, and the host names it one step later."""
     check_broken(["gradient", "AdamW"], alone.answers["broken"])
+
+
+@pytest.mark.timeout(250)
+def test_a_step_that_divides_by_other_numbers_changes_nothing(alone: Alone) -> None:
+    """Past bug: the host waited for these numbers in each step."""
+    check_broken(["counts", "AdamW"], alone.answers["uneven"])
 
 
 @pytest.mark.long

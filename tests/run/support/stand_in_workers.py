@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import NonFiniteError
+from hocket.errors import ModelError, NonFiniteError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.data.batch import on_device
 from hocket.run.tune import dry_run
@@ -39,6 +39,7 @@ def on_one_worker(cases: list[dict[str, Any]], folder: str) -> dict[str, Any]:
         "memory": _early_and_late(world.device, 3),
         "waits": _waits_by_step(world, "perceptron", "1f1b"),
         "broken": _broken_step(world, "gradient", "AdamW"),
+        "uneven": _broken_step(world, "counts", "AdamW"),
         "trained": _train_all(world, cases, folder),
         "dry_run_s": _dry_run_s(world),
     }
@@ -215,6 +216,8 @@ class _Breaks(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output, times a root whose slope at 0 is infinite."""
         y: Tensor = self.layer(x.abs())
+        if self.what == "counts":
+            return y
         low = x.amin().clamp(max=0.0).abs()  # 0 in good batches
         if self.what == "loss":
             return y + (1.0 / (1.0 - low)).log()
@@ -225,6 +228,8 @@ class _Breaks(nn.Module):
 def _broken_step(world: World, what: str, name: str) -> dict[str, Any]:
     """What a step leaves whose gradient or loss is not finite: the third of six.
 
+    Or one whose microbatches divide by other counts of targets.
+
     Returns:
         The error, the number of steps that were yielded, and for weights, moments and
         averages whether they are those of behind the second step; and whether training
@@ -233,6 +238,10 @@ def _broken_step(world: World, what: str, name: str) -> dict[str, Any]:
     torch.manual_seed(1)
     data = [(torch.rand(8, 3).double(), torch.rand(8, 3).double()) for _ in range(6)]
     data[2][0][5] = -1.0
+    loss: Any = F.mse_loss
+    if what == "counts":
+        data = [(x, y.argmax(1)) for x, y in data]
+        data[2][1][5], loss = -100, F.cross_entropy
     model, plain = _Breaks(what).double(), _Breaks(what).double()
     plain.load_state_dict(model.state_dict())
     made: list[torch.optim.Optimizer] = []
@@ -244,7 +253,7 @@ def _broken_step(world: World, what: str, name: str) -> dict[str, Any]:
     num_yielded, states = 0, []
     pipeline = hocket.Pipeline(
         model,
-        F.mse_loss,
+        loss,
         optimizer=make,
         example=data[0],
         num_microbatches=2,
@@ -258,14 +267,14 @@ def _broken_step(world: World, what: str, name: str) -> dict[str, Any]:
             num_yielded += 1
             if num_yielded == 2:
                 states.append(_state_of(updater))
-    except NonFiniteError as error:
+    except (NonFiniteError, ModelError) as error:
         message = str(error)
     states.append(_state_of(updater))
     optimizer = OPTIMIZERS[name](plain.parameters())
     averages = {key: p.detach().clone() for key, p in plain.named_parameters()}
     for x, y in data[:2]:
         optimizer.zero_grad()
-        F.mse_loss(plain(x), y).backward()
+        loss(plain(x), y).backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
         optimizer.step()
         for key, p in plain.named_parameters():

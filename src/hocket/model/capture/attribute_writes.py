@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+import random
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import CellType
 from typing import Any, Final
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from hocket.model.guards.reached import OWN
+from hocket.model.guards.reached import OWN, Holder, Holders
 
 _OWN: Final = OWN | {"forward"}  # that replaces the class's
 _ABSENT: Final = object()
 COLLECTIONS: Final = list, dict, set, deque
 # A class of its own may forbid what restoring does.
-_RESTORED: Final = frozenset({*COLLECTIONS, OrderedDict, defaultdict})
+_RESTORED: Final = frozenset({*COLLECTIONS, Counter, OrderedDict, defaultdict})
 
 
 class AttributeSnapshot:
@@ -110,7 +115,9 @@ class Collection:
         if type(self.itself) not in _RESTORED or not self.is_changed:
             return
         self.itself.clear()
-        if isinstance(self.itself, dict | set):
+        if isinstance(self.itself, Counter):  # whose own update counts items
+            dict.update(self.itself, self.before)
+        elif isinstance(self.itself, dict | set):
             self.itself.update(self.before)
         else:
             self.itself.extend(self.before)
@@ -168,3 +175,76 @@ def preserve_attributes(model: nn.Module) -> Iterator[None]:
             vars(module).update(attributes)
             for collection in collections:
                 collection.restore()
+
+
+@contextmanager
+def preserve_reached(
+    modules: nn.Module, value: object = None, others: object = None
+) -> Iterator[None]:
+    """Undo changes of modules' attributes, and of all that code reaches.
+
+    Variables and globals that are bound again, attributes of objects and classes,
+    collections, arrays, and generators of random numbers.
+
+    Args:
+        modules: as for `preserve_attributes`.
+        value: a function or an object, whose code runs beside those of the modules.
+        others: what may change for good what it reaches, too: of that, only numbers are
+            restored, where they are bound to a name.
+    """
+    reached, shared, undone = Holders(), Holders(), list[Callable[[], object]]()
+    reached.of_value(modules)
+    reached.of_value(value)
+    shared.of_value(others)
+    for key, holder in reached.holders.items():
+        is_shared = key in shared.holders
+        undo = None if is_shared else _undo(holder)
+        undone.append(undo or partial(_bind, holder, _bound(holder), is_shared))
+    with preserve_attributes(modules):
+        try:
+            yield
+        finally:
+            for undo in undone:
+                undo()
+
+
+def _undo(holder: Holder) -> Callable[[], object] | None:
+    """Return what restores a collection, an array or a generator; None of the rest."""
+    match of := holder.of:
+        case list() | dict() | set() | deque() if not holder.entry:
+            return Collection(holder.name, of, _items(of)).restore
+        case np.ndarray():
+            return partial(np.copyto, of, of.copy())
+        case np.random.Generator():
+            return partial(setattr, of.bit_generator, "state", of.bit_generator.state)
+        case torch.Generator():
+            return partial(of.set_state, of.get_state())
+        case random.Random():
+            return partial(of.setstate, of.getstate())
+    return None
+
+
+def _bound(holder: Holder) -> dict[str, Any]:
+    """Return what a variable, a global, an object or a class has under names."""
+    value = holder.read()
+    if isinstance(holder.of, CellType):
+        return {"cell_contents": value}
+    if holder.entry and isinstance(holder.of, dict):
+        return {holder.entry: value}
+    is_own = isinstance(value, Mapping) and value is not holder.of
+    return dict(value) if is_own else {}
+
+
+def _bind(holder: Holder, before: Mapping[str, Any], numbers_only: bool) -> None:
+    """Bind names to what they had before, if they have something else now."""
+    now = _bound(holder)
+    for name in {**before, **now}:
+        old, new = before.get(name, _ABSENT), now.get(name, _ABSENT)
+        if old is new or (numbers_only and type(old) not in (int, float, complex)):
+            continue
+        if isinstance(holder.of, dict):
+            holder.of[name] = old
+        elif old is _ABSENT:
+            delattr(holder.of, name)
+        else:
+            setattr(holder.of, name, old)

@@ -48,11 +48,15 @@ class Holder:
     Args:
         name: how the user reaches it: "config", "the module train"; with a dot behind.
         read: returns the live dict, list or value.
+        of: what holds the values: a function's variable, an object, a collection, ...
+        entry: the name of the only value, where that is a dict of globals.
         owners: the paths of the modules whose forwards may read it.
     """
 
     name: str
     read: Callable[[], Any]
+    of: Any
+    entry: str
     owners: set[str] = field(default_factory=set)
 
 
@@ -82,7 +86,6 @@ class Holders:
         self.iterators: dict[str, str] = {}
         self.unseen: dict[str, str] = {}
         self.holders: dict[Any, Holder] = {}
-        self._alive: list[Any] = []
         self._num_values = 0
 
     def of_module(self, path: str, module: nn.Module) -> dict[str, Any]:
@@ -104,7 +107,11 @@ class Holders:
         return own
 
     def of_value(self, value: Any) -> None:
-        """Collect what a function reaches, or an object."""
+        """Collect what a function or an object reaches; of modules, hooks do, too."""
+        for module in value.modules() if isinstance(value, nn.Module) else ():
+            self.of_module("", module)
+            hooks = [x for name, x in vars(module).items() if name.endswith("_hooks")]
+            self._value(hooks, "", "", set())
         self._value(value, "", "", set())
 
     def _hold(
@@ -112,8 +119,7 @@ class Holders:
     ) -> None:
         key = (id(of), entry)
         if key not in self.holders:
-            self._alive.append(of)
-            self.holders[key] = Holder(name, read)
+            self.holders[key] = Holder(name, read, of, entry)
         self.holders[key].owners.add(path)
 
     def _value(self, value: Any, name: str, path: str, seen: set[int]) -> None:
@@ -137,7 +143,7 @@ class Holders:
         home = type(value).__module__.partition(".")[0]
         if isinstance(value, Iterator) and home in ("builtins", "itertools"):
             self.iterators[path] = name
-        if home in _WITHOUT_VALUES and not isinstance(value, local):
+        if home in _WITHOUT_VALUES and not isinstance(value, local | torch.Generator):
             return
         attributes: dict[str, Any] = getattr(value, "__dict__", {})
         slots = slots_of(value)

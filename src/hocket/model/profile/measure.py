@@ -402,7 +402,7 @@ def _work_bytes(
 ) -> list[tuple[int, int]]:
     """Return the most that each layer's forward and backward allocate."""
     num = len(pieces)
-    discarded = discard_saved_tensors(runs_backward=_any_runs_backward(pieces))
+    discarded = discard_saved_tensors(keeps=_any_runs_backward(pieces))
     with allocations(device) as forward, discarded:
         forwards(pieces, given, [forward.span] * num)
     with allocations(device) as backward:

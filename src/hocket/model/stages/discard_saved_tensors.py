@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 @contextmanager
-def discard_saved_tensors(*, runs_backward: bool = False) -> Iterator[None]:
+def discard_saved_tensors(*, keeps: bool = False) -> Iterator[None]:
     """Discard what autograd would save; there can be no backward then.
 
     Unlike in `torch.no_grad`, every operator runs as if there were one: some choose
     another kernel where no gradients are wanted, whose last bits differ.
 
     Args:
-        runs_backward: whether the forward runs a backward of its own: then nothing is
-            discarded before its graph is released.
+        keeps: whether nothing is discarded, as where there is a backward, or the
+            forward runs one of its own.
     """
-    if runs_backward:
+    if keeps:
         yield
         return
     with torch.autograd.graph.saved_tensors_hooks(_drop, refuse):

@@ -16,7 +16,24 @@ LossFunction = Callable[..., Tensor | Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class WholeBatch:
+class DeclaredLoss:
+    """A loss of which the user has said what it is a mean of, or over.
+
+    Args:
+        loss: the user's.
+    """
+
+    loss: LossFunction
+
+    def __call__(
+        self, output: Any, targets: Any, *others: Any
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Compute the loss."""
+        return self.loss(output, targets, *others)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBatch(DeclaredLoss):
     """Declares a loss over the whole batch, which may compare any of its samples.
 
     The pipeline computes it once per step (op L), from the outputs of all microbatches
@@ -30,30 +47,14 @@ class WholeBatch:
             dict of named ones.
     """
 
-    loss: LossFunction
-
-    def __call__(
-        self, output: Any, targets: Any, *others: Any
-    ) -> Tensor | Mapping[str, Tensor]:
-        """Compute the loss."""
-        return self.loss(output, targets, *others)
-
 
 @dataclass(frozen=True, slots=True)
-class PerMicrobatch:
+class PerMicrobatch(DeclaredLoss):
     """Declares that a loss which compares samples is meant within microbatches.
 
     Args:
         loss: the loss function, as for `Pipeline`.
     """
-
-    loss: LossFunction
-
-    def __call__(
-        self, output: Any, targets: Any, *others: Any
-    ) -> Tensor | Mapping[str, Tensor]:
-        """Compute the loss."""
-        return self.loss(output, targets, *others)
 
 
 TOTAL = "loss"  # the name of what is trained

@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 from hocket.errors import ConfigError, ModelError
 from hocket.model.trace.per_sample import unshared
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import LossFunction
+from hocket.run.data.loss import DeclaredLoss, LossFunction
 
 
 @dataclass(frozen=True, slots=True)
-class TokenMean:
+class TokenMean(DeclaredLoss):
     """Declares a mean over targets that count, as with `ignore_index` or class weights.
 
     The pipeline trains the loss of the whole batch exactly: the weight of a microbatch
@@ -46,7 +46,6 @@ class TokenMean:
         ConfigError: `count` is missing.
     """
 
-    loss: LossFunction
     count: Callable[[Any], Tensor | float] | None = None
 
     def __post_init__(self) -> None:
@@ -58,12 +57,6 @@ class TokenMean:
                 "hocket.TokenMean(loss, count=count), where count(targets) returns the "
                 "number of targets that count, or the sum of their class weights"
             )
-
-    def __call__(
-        self, output: Any, targets: Any, *others: Any
-    ) -> Tensor | Mapping[str, Tensor]:
-        """Compute the loss."""
-        return self.loss(output, targets, *others)
 
     def count_of(self, targets: Any) -> float:
         """Return what the mean over these targets is divided by.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Final
@@ -32,6 +33,7 @@ from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.on_tensors import copied, on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
+from hocket.model.trace.observe import in_mode
 from hocket.model.trace.state import State
 from hocket.run.stage.runner import StageRunner
 
@@ -92,6 +94,11 @@ class FollowedNet:
             self._take_out_versions(runners)
             has_changed = bool(self._guards.changes())
             self._num_unchanged = 0 if has_changed else self._num_unchanged + 1
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Put the user's own model into evaluation mode, for losses that read it."""
+        model = self._model()
+        return in_mode(model, training=False) if model is not None else nullcontext()
 
     def note(self, cannot: str, step: int, runners: Mapping[int, StageRunner]) -> None:
         """Note what the loop has changed since this was last called.

@@ -42,6 +42,7 @@ from hocket.run.outoforder.order.choose import (
     faster_kernels,
 )
 from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
+from hocket.run.stage.loss_checks.trial import restored_attributes
 from hocket.run.stage.split.layers.accumulate import has_hooks
 
 log = logging.getLogger(__name__)
@@ -198,14 +199,20 @@ class CapturedOrders:
     def _compile(self, batch: Any) -> CapturedOrder | None:
         batch = on_device(batch, self._device.torch_device)
         try:
-            steps = capture_variants(self._model, self._loss, self._optimizer, batch)
-            self.finish()
-            return self._fastest(self._right(steps, batch))
+            with restored_attributes(self._loss):
+                return self._captured(batch)
         except WeightChangeError:
             raise
         except CaptureError as error:
             self._warn(f"this step runs as it is, and not out of order: {error}")
             return None
+
+    def _captured(self, batch: Any) -> CapturedOrder:
+        steps = capture_variants(self._model, self._loss, self._optimizer, batch)
+        if lost := self._forms.changes():
+            raise CaptureError(f"{lost[0]} when it has run")
+        self.finish()
+        return self._fastest(self._right(steps, batch))
 
     def _right(self, steps: list[CapturedStep], batch: Any) -> list[CapturedOrder]:
         """Choose the order with each of the kernels; drop what is not the eager step.

@@ -364,8 +364,7 @@ class StageRunner:
         assert self._replayer is not None
         inputs = ForwardInputs(microbatch, tuple(received), weight)
         replay = self._replayer.keep(inputs)
-        with discard_saved_tensors(runs_backward=self.module.runs_backward):
-            return replay, self._run(*inputs, now)[1]
+        return replay, self._run(*inputs, now)[1]
 
     def _run(
         self,
@@ -381,14 +380,17 @@ class StageRunner:
         The losses are recorded for a step and a microbatch, but not when recomputing.
         """
         inputs = self._inputs(received)
-        out = self._call(inputs, microbatch, splits=splits)
+        # Not around the loss: what it has saved says what it divides by.
+        keeps = now is None or self._replayer is None or self.module.runs_backward
+        with discard_saved_tensors(keeps=keeps):
+            out = self._call(inputs, microbatch, splits=splits)
         leaves = tuple(compress(inputs, self._takes_grad))
         if self.loss.function is None:
             return self._saved_outputs(leaves, out)
         outputs: tuple[Any, ...] = (out,)
         if self._others:
             outputs += (*rebuilt(inputs[self._num_own :], self._others, microbatch),)
-        total = self.loss.total(outputs, microbatch, now, counts=bool(weight))
+        total = self.loss.total(outputs, microbatch, now, weight=weight)
         if self.trainable and not total.requires_grad:
             raise ModelError(
                 "the loss does not depend on any weight: it was detached, or made from "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
-from hocket.run.stage.loss_checks.batch_loss_check import check_mean
 from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from hocket.run.stage.net_output import NetOutput
@@ -66,9 +65,7 @@ class StageLoss:
         self.others: Sequence[NetOutput] = ()
         self.values = LossValues(stage, copies_of(device))
         self.reads: LossReads | None = None
-        self._device = device
         self._losses_of = precision.computing(device, losses_of)
-        self._checks = checks  # until one was checked
         self._step_check = (
             StepLossCheck(function, self._together, device)
             if checks and function is not None
@@ -96,7 +93,7 @@ class StageLoss:
         microbatch: Microbatch,
         now: tuple[int, int] | None,
         *,
-        counts: bool,
+        weight: float,
     ) -> Tensor:
         """Return the loss to train of one microbatch.
 
@@ -105,45 +102,46 @@ class StageLoss:
             microbatch: has the targets.
             now: the step and microbatch for which values are kept; None when the
                 forward runs once more.
-            counts: whether any of the targets counts; else all losses are 0.
+            weight: the microbatch's share of the step, to any scale; 0 if none of its
+                targets counts: then all losses are 0.
 
         Raises:
             ModelError: the loss is no scalar, or no mean over samples.
             NonFiniteError: the loss is not a finite number, and is read at once.
         """
-        targets, num_samples = microbatch.targets, microbatch.num_samples
-        named = self.named(outputs[0], targets, *outputs[1:])
-        if self._checks:
-            self._check(outputs, targets, num_samples)
-        if not counts:
+        named = self.named(outputs[0], microbatch.targets, *outputs[1:])
+        row, check = None, self._step_check
+        if now is not None and check is not None:
+            row = check.keep(now[0], named[TOTAL], outputs, microbatch, weight)
+        if not weight:
             named = zero_losses(named, outputs)
         if now is not None:
-            self.values.take(*now, named)
-            if self._step_check is not None:
-                self._step_check.keep(now[0], outputs, targets, num_samples)
+            self.values.take(*now, named, row)
         return named[TOTAL]
 
+    def sum_on_device(self, step: int) -> Tensor | None:
+        """Return the sum of a step's losses to train, which are being copied.
+
+        It is not finite if one of them is not, or if `compare` will refuse them; the
+        host does not wait for it. None if it must, for they are compared whole.
+        """
+        check = self._step_check
+        wrong = 0.0 if check is None else check.difference_on_device(step)
+        return None if wrong is None else self.values.sum_on_device(step) + wrong
+
     def compare(self, step: int) -> None:
-        """Compare a step's losses with their joint loss (`StepLossCheck`)."""
+        """Compare a step's losses, which were read, with their joint loss.
+
+        Raises:
+            ModelError: they are not that of the batch.
+        """
+        rows = self.values.rows.pop(step, [])
         if self._step_check is not None:
-            self._step_check.compare(step)
+            self._step_check.compare(step, rows)
 
     def _together(self, outputs: Sequence[Any], targets: Any) -> dict[str, Tensor]:
         """Return the losses of the model's output and those of other nets."""
         return self.named(outputs[0], targets, *outputs[1:])
-
-    def _check(self, outputs: Sequence[Any], targets: Any, num_samples: int) -> None:
-        """Check, once, that microbatches' losses add up to the batch's."""
-        assert self.function is not None
-        check_mean(
-            self.function,
-            self._together,
-            outputs,
-            targets,
-            num_samples,
-            device=self._device,
-        )
-        self._checks = False
 
 
 _NAN_HINT: Final = (
@@ -152,17 +150,29 @@ _NAN_HINT: Final = (
 )
 
 
+class _Taken(NamedTuple):
+    """What was taken of one microbatch, on the device.
+
+    Args:
+        names: of its losses.
+        values: theirs, and the numbers that come with them.
+    """
+
+    names: tuple[str, ...]
+    values: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """Losses on their way to the host.
 
     Args:
-        losses: named losses on the device, by step and microbatch.
+        losses: on the device, by step and microbatch.
         host: their values, one after the other, once they have arrived.
         event: the event behind the copy.
     """
 
-    losses: dict[tuple[int, int], dict[str, Tensor]]
+    losses: dict[tuple[int, int], _Taken]
     host: Tensor
     event: CopyEvent
 
@@ -182,6 +192,7 @@ class LossValues:
 
     Attributes:
         outcome: what an error says of the step's update.
+        rows: the numbers that came with losses, by step, once they are read.
     """
 
     stage: int
@@ -190,26 +201,36 @@ class LossValues:
     def __post_init__(self) -> None:
         """Begin without losses."""
         self.outcome = "no weights were updated from it"
-        self._unread: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self.rows: dict[int, list[Tensor]] = {}
+        self._unread: dict[tuple[int, int], _Taken] = {}
         self._copied: list[_Copied] = []
         self._values: dict[int, dict[int, dict[str, float]]] = {}  # by step
 
-    def take(self, step: int, index: int, named: Mapping[str, Tensor]) -> None:
+    def take(
+        self,
+        step: int,
+        index: int,
+        named: Mapping[str, Tensor],
+        row: Tensor | None = None,
+    ) -> None:
         """Keep the losses of one microbatch.
+
+        Args:
+            step: the step.
+            index: the microbatch.
+            named: its losses.
+            row: numbers that come to the host with them, of float64.
 
         Raises:
             NonFiniteError: the loss to train is not finite, and is read at once.
         """
         if self.copies is None:
-            values = {name: value.item() for name, value in named.items()}
-            self._keep(step, index, values)
+            self._keep(step, index, {name: x.item() for name, x in named.items()}, row)
             return
-        # Copies: some losses share memory with what they are the mean of. Of one type:
-        # they are stacked later.
-        self._unread[step, index] = {
-            name: value.detach().to(torch.float64, copy=True)
-            for name, value in named.items()
-        }
+        # Copies: some losses share memory with what they are the mean of.
+        values = torch.stack([x.detach().to(torch.float64) for x in named.values()])
+        both = values if row is None else torch.cat([values, row])
+        self._unread[step, index] = _Taken(tuple(named), both)
 
     def begin_read(self) -> None:
         """Begin to copy all losses to the host, behind the work queued so far."""
@@ -217,7 +238,7 @@ class LossValues:
         if copies is None or not unread:
             return
         self._unread = {}
-        scalars = torch.stack([x for named in unread.values() for x in named.values()])
+        scalars = torch.cat([taken.values for taken in unread.values()])
         host = torch.empty(len(scalars), dtype=scalars.dtype, pin_memory=copies.pins)
         event = copies.to_host((host,), (scalars,))
         self._copied.append(_Copied(unread, host, event))
@@ -244,9 +265,11 @@ class LossValues:
         self._copied = [copy for copy in self._copied if not copy.is_of(step)]
         for copy in due:
             copy.event.synchronize()
-            numbers = iter(copy.host.tolist())
-            for (of_step, index), named in copy.losses.items():
-                self._keep(of_step, index, {name: next(numbers) for name in named})
+            parts = copy.host.split([len(x.values) for x in copy.losses.values()])
+            for (now, taken), part in zip(copy.losses.items(), parts, strict=True):
+                num = len(taken.names)
+                values = zip(taken.names, part[:num].tolist(), strict=True)
+                self._keep(*now, dict(values), part[num:])
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}
@@ -258,9 +281,9 @@ class LossValues:
         It is not finite if one of them is not; the host does not wait for it.
         """
         totals = [
-            named[TOTAL]
+            taken.values[taken.names.index(TOTAL)]
             for copy in self._copied
-            for (of_step, _), named in copy.losses.items()
+            for (of_step, _), taken in copy.losses.items()
             if of_step == step
         ]
         return torch.stack(totals).sum()
@@ -269,9 +292,12 @@ class LossValues:
         """Drop the losses that were kept."""
         self._unread.clear()
         self._copied.clear()
+        self.rows.clear()
         self._values.clear()
 
-    def _keep(self, step: int, index: int, values: dict[str, float]) -> None:
+    def _keep(
+        self, step: int, index: int, values: dict[str, float], row: Tensor | None
+    ) -> None:
         total = values[TOTAL]
         if not math.isfinite(total):
             raise NonFiniteError(
@@ -280,3 +306,5 @@ class LossValues:
                 f"{_NAN_HINT if math.isnan(total) else ''}"
             )
         self._values.setdefault(step, {})[index] = values
+        if row is not None and len(row):
+            self.rows.setdefault(step, []).append(row)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hocket.errors import ModelError
-from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
+from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_reached
 from hocket.model.capture.no_checkpointing import CHECKPOINTING
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.are_close import are_close
@@ -64,7 +64,7 @@ def check_stale_weights(
         return
     trial = _StaleWeightTrial(module, forward, device, delay)
     whole = nn.ModuleList([module, *module.whole])
-    with preserve_attributes(whole), preserve_generators(device):
+    with preserve_reached(whole), preserve_generators(device):
         module.train()
         trial.run()
 

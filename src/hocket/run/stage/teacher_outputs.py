@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import ConfigError
 from hocket.run.data.batch_output import BatchOutput
-from hocket.run.data.loss import LossFunction, PerMicrobatch, WholeBatch
-from hocket.run.data.token_mean import TokenMean
+from hocket.run.data.loss import DeclaredLoss, LossFunction, WholeBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def with_teachers(loss: LossFunction, names: Sequence[str]) -> LossFunction:
         loss: the user's; may be in a `WholeBatch`, a `TokenMean` or a `PerMicrobatch`.
         names: the teachers' names, in the order of their outputs.
     """
-    if isinstance(loss, WholeBatch | TokenMean | PerMicrobatch):
+    if isinstance(loss, DeclaredLoss):
         over_batch = isinstance(loss, WholeBatch)
         return replace(loss, loss=TeacherLoss(loss.loss, tuple(names), over_batch))
     return TeacherLoss(loss, tuple(names))
@@ -109,7 +108,7 @@ def with_teachers(loss: LossFunction, names: Sequence[str]) -> LossFunction:
 
 def user_loss(loss: LossFunction) -> LossFunction:
     """Return the innermost loss: what the user gave, without what declares its kind."""
-    while isinstance(loss, WholeBatch | TokenMean | PerMicrobatch | TeacherLoss):
+    while isinstance(loss, DeclaredLoss | TeacherLoss):
         loss = loss.loss
     return loss
 

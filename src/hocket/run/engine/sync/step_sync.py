@@ -227,14 +227,22 @@ class StepSync(NoSync):
     def _sum_of_losses(self, number: int) -> LossSum:
         """Return the sum of a step's losses on the device; they are read later.
 
-        Those that were read are finite.
+        Those that were read are finite; those that are compared whole are read now.
+
+        Raises:
+            NonFiniteError: a loss that is read now is not finite.
+            ModelError: microbatches' losses are not that of the batch.
         """
         step = self._steps[number]
         step.is_late = True
-        unread = [self.runners[stage].loss for stage in step.unread]
-        for loss in unread:
-            loss.compare(number)
-        return sum((loss.values.sum_on_device(number) for loss in unread), 0.0)
+        total: LossSum = 0.0
+        for stage in list(step.unread):
+            own = self.runners[stage].loss.sum_on_device(number)
+            if own is None:
+                self._read_losses(stage, number)
+            else:
+                total = total + own
+        return total
 
     def close(self, batches: NetBatches, finish: Finish) -> None:
         """See `NoSync.close`; workers without updates raise what all raise.

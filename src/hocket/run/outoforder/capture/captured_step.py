@@ -32,7 +32,6 @@ from hocket.run.outoforder.capture.update import (
     states_after_first_step,
 )
 from hocket.run.stage.compiled.trial import is_expanded
-from hocket.run.stage.loss_checks.trial import restored_attributes
 
 log = logging.getLogger(__name__)
 
@@ -119,8 +118,7 @@ def capture_step(
     Raises:
         CaptureError: the model or the optimizer cannot be captured; it says why.
     """
-    with restored_attributes(loss):
-        graph = trace_step(model, loss, batch, fuses_lstm=fuses_lstm)
+    graph = trace_step(model, loss, batch, fuses_lstm=fuses_lstm)
     regions = cut_into_regions(graph)
     own = dict(model.named_parameters())
     trained = {name: own[name] for name in regions.step.gradients}

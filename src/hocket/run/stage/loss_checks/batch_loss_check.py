@@ -16,15 +16,9 @@ They are distinguished by some samples and the same samples twice:
     sum over samples                      a+b        twice as much
     compares samples                      against 1  against 3
 
-and then by the gradients of samples while the others of the microbatch, and their
-number, are exchanged (`loss_parts.py`). So a weighted mean passes, also over classes
-with weights or over the words of uneven sentences (`ignore_index`): there,
-microbatches' means add up to nearly the batch's, and exactly with `TokenMean`.
-
-What is refused is proved to be no weighted mean, with these samples. What passes is not
-proved to be one: samples may be compared in a way that these few outputs do not show.
-
-`step_loss_check.py` then compares the whole first step.
+so that a weighted mean passes, also over classes with weights or over the words of
+uneven sentences (`ignore_index`). `step_loss_check.py` then compares the gradients of
+the microbatches, and finds what this does not show.
 """
 
 from __future__ import annotations
@@ -38,7 +32,6 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.run.data.loss import LossFunction, PerMicrobatch
-from hocket.run.stage.loss_checks.loss_parts import is_mean_of_parts, two_parts
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
@@ -76,7 +69,6 @@ def check_mean(
     num = min(num_samples, _MOST)
     rows = torch.arange(num)
     trial = LossTrial(named, output, targets, num_samples)
-    parts = None
     with preserve_generators(device), restored_attributes(loss), torch.no_grad():
         seed_generators(device, 0)
         once = trial.loss_of(rows)
@@ -89,30 +81,6 @@ def check_mean(
             return
         if not _is_near(once, twice):
             raise ModelError(_text(_as_often(once, twice, num)))
-        parts = _no_mean(trial, num)
-    if parts is not None:
-        raise ModelError(_text(parts))
-
-
-def _no_mean(trial: LossTrial, num: int) -> str | None:
-    """Return how the loss differs from a mean over its samples' parts, if it does."""
-    types = torch.float64, torch.float32, None
-    tried = trial.in_first_type(torch.arange(num), types)
-    if tried is None:
-        return None
-    whole, dtype = tried
-    for rows in two_parts(num):
-        parts = [trial.with_gradients(own, dtype) for own in rows]
-        known = [part for part in parts if part is not None]
-        if len(known) == 2 and not is_mean_of_parts(whole, known, rows):
-            first, second = (f"{part.value.item():.6g}" for part in known)
-            return (
-                f"loss(output, targets) of {num} samples is {whole.value.item():.6g}, "
-                f"of {len(rows[0])} of them {first}, and of the other {len(rows[1])} "
-                f"{second}: by its gradients it is no mean of both. It is a function "
-                "of a mean, or "
-            )
-    return None
 
 
 def _is_near(a: Tensor, b: Tensor) -> bool:

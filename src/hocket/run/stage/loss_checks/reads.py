@@ -70,7 +70,7 @@ class ModelTensors:
         for name, x in self.kept():
             if x.grad_fn is node:
                 return name
-        found = (self.names[x] for x in _graph(node, ())[0] if x in self.names)
+        found = (self.names[x] for x in graph_behind(node, ())[0] if x in self.names)
         return f"a tensor that was computed from {next(found, node.name())}"
 
     @contextmanager
@@ -263,24 +263,25 @@ def refuse_kept(
     if not given:
         return []  # they are in objects that are not looked into
     known = {x.grad_fn for x in given}
-    leaves, nodes = _graph(total.grad_fn, known, begin)
+    leaves, nodes, _ = graph_behind(total.grad_fn, known, begin)
     if nodes:
         raise _kept_error(", ".join(dict.fromkeys(map(tensors.where, nodes))))
     own = {id(x) for x in given}
     return [x for x in leaves if id(x) not in own]
 
 
-def _graph(
+def graph_behind(
     start: Any, known: Collection[Any], begin: int = 0
-) -> tuple[list[Tensor], list[Any]]:
-    """Return the leaves behind a node, and nodes whose number is below `begin`.
+) -> tuple[list[Tensor], list[Any], list[Any]]:
+    """Return the leaves behind a node, nodes whose number is below `begin`, and others.
 
     Args:
         start: the node.
         known: nodes behind which nothing is looked at.
         begin: see above; nothing is looked at behind these, either.
     """
-    leaves, nodes, todo, seen = list[Tensor](), list[Any](), [start], {None, *known}
+    leaves, early, nodes = list[Tensor](), list[Any](), list[Any]()
+    todo, seen = [start], {None, *known}
     while todo:
         node = todo.pop()
         if node in seen:
@@ -289,10 +290,11 @@ def _graph(
         if hasattr(node, "variable"):
             leaves.append(node.variable)
         elif node._sequence_nr() < begin:
-            nodes.append(node)
+            early.append(node)
         else:
+            nodes.append(node)
             todo += [following for following, _ in node.next_functions]
-    return leaves, nodes
+    return leaves, early, nodes
 
 
 def _kept_error(what: str) -> ModelError:

@@ -2,8 +2,9 @@
 
 After the forwards of the first step, and of the 10th, 100th, ..., the gradient that is
 trained (the mean over microbatches) is compared with the gradient of the loss over all
-of them: a difference is an error, with its size. Steps between are not compared, so
-that it costs nothing in the long run.
+of them: a difference is an error, with its size. In the steps between, too, unless the
+loss is computed as in a step that was compared: then only the numbers are compared that
+it divides by (`divisors.py`), which costs next to nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +24,18 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import LossFunction, PerMicrobatch
 from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
+from hocket.run.stage.loss_checks import divisors
+from hocket.run.stage.loss_checks.batch_loss_check import check_mean
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
-_LEAST: Final = 1e-3  # the relative difference of gradients that is no rounding
+# The relative difference of gradients that is no rounding: computed in more bits than
+# the outputs have, and in those that they have.
+_LEAST: Final = 1e-5
+_LEAST_IN_OWN: Final = 1e-3
+_FIRST_TYPE: Final = torch.float64  # that is tried
+_Kept: TypeAlias = list[tuple[Any, Any, int]]  # outputs, targets, samples
+_FEW: Final = 4  # samples of a microbatch that is too large to be kept
 
 
 @dataclass(slots=True)
@@ -45,60 +54,111 @@ class StepLossCheck:
     loss: LossFunction
     named: Callable[[Any, Any], Mapping[str, Tensor]]
     device: torch.device
-    room_bytes: int = 2**27  # for outputs and targets of a step
+    room_bytes: int = 2**27  # for outputs and targets of a step, in the first type
     _first: int | None = None  # the first step
-    _kept: dict[int, list[tuple[Any, Any, int]]] = field(default_factory=dict)
+    _forms: dict[int, list[divisors.LossForm]] = field(default_factory=dict)
+    _kept: dict[int, _Kept] = field(default_factory=dict)
     _left_bytes: int = 0
+    _compared: set[divisors.Calls] = field(default_factory=set)
+    _varies: bool = False  # whether it is right although it divides by other numbers
+    _draws: bool = False  # whether it draws random numbers
 
-    def keep(self, step: int, output: Any, targets: Any, num_samples: int) -> None:
+    def keep(
+        self, step: int, total: Tensor, output: Any, part: Microbatch, weight: float
+    ) -> Tensor | None:
         """Copy what the loss of a microbatch reads; the first microbatches are enough.
 
-        Args:
-            step: the step; most are not compared.
-            output: the model's output.
-            targets: the targets of that microbatch.
-            num_samples: samples of that microbatch.
-        """
-        if self._first is None:
-            self._first = step
-        is_compared = str(step - self._first + 1).rstrip("0") == "1"
-        if not is_compared or isinstance(self.loss, PerMicrobatch):
-            return
-        if step not in self._kept:
-            self._kept[step], self._left_bytes = [], self.room_bytes
-        self._left_bytes -= sum(x.nbytes for x in tensors_in((output, targets)))
-        if self._left_bytes < 0:
-            return
-        trial = LossTrial(self.named, output, targets, num_samples, has_blocks=True)
-        rows = torch.arange(num_samples)
-        with suppress(ValueError), torch.no_grad():
-            both = trial.taken(output, rows), trial.taken(targets, rows)
-            self._kept[step].append((*both, num_samples))
+        Of one that is too large, some samples are.
 
-    def compare(self, step: int) -> None:
+        Args:
+            step: the step; one whose loss is known to be a mean is not compared.
+            total: the loss of the microbatch, before its backward.
+            output: the model's output.
+            part: the microbatch.
+            weight: its share of the step, to any scale.
+
+        Returns:
+            The row of its `LossForm`, which comes to `compare` by way of the host.
+
+        Raises:
+            ModelError: the first loss of all is no mean over samples.
+        """
+        if isinstance(self.loss, PerMicrobatch):
+            return None
+        form = divisors.form_of(total, output, weight)
+        if self._first is None:
+            self._first, given = step, (output, part.targets, part.num_samples)
+            check_mean(self.loss, self.named, *given, device=self.device)
+        forms = self._forms.setdefault(step, [])
+        forms.append(form)
+        is_due = str(step - self._first + 1).rstrip("0") == "1"
+        is_new = self._varies or form.calls not in self._compared
+        if len(forms) == 1 and (is_due or (is_new and not self._draws)):
+            self._kept[step], self._left_bytes = [], self.room_bytes
+        if step in self._kept:
+            few = _FEW if is_due and len(forms) == 1 else 0
+            self._copy(self._kept[step], output, part, few)
+        return form.row
+
+    def _copy(self, kept: _Kept, output: Any, part: Microbatch, few: int) -> None:
+        """Copy a microbatch; of one that does not fit, so few samples."""
+        targets, num = part.targets, part.num_samples
+        size = sum(x.numel() for x in tensors_in((output, targets)))
+        self._left_bytes -= size * _FIRST_TYPE.itemsize
+        rows = torch.arange(num if self._left_bytes >= 0 else min(few, num))
+        trial = LossTrial(self.named, output, targets, num, has_blocks=True)
+        with suppress(ValueError), torch.no_grad():
+            if len(rows):
+                both = trial.taken(output, rows), trial.taken(targets, rows)
+                kept.append((*both, len(rows)))
+
+    def difference_on_device(self, step: int) -> Tensor | float | None:
+        """Return NaN where `compare` will refuse a step, else 0.
+
+        None if the host must wait for it, as it is compared whole.
+        """
+        if step in self._kept:
+            return None
+        forms = () if self._draws else self._forms.get(step, ())
+        return divisors.difference_on_device(forms)
+
+    def compare(self, step: int, rows: Sequence[Tensor]) -> None:
         """Compare what was kept of a step.
+
+        Args:
+            step: the step.
+            rows: what `keep` has returned of it, on the host.
 
         Raises:
             ModelError: there is a difference; gives its size and the way out.
         """
-        kept = self._kept.pop(step, None)
-        if not kept:
-            return
-        with preserve_generators(self.device), restored_attributes(self.loss):
-            text = self._difference(*self._joined(kept))
+        kept, early = self._kept.pop(step, None), self._forms.pop(step, [])
+        forms = [form._replace(row=x) for form, x in zip(early, rows, strict=True)]
+        differing, text, num_compared = divisors.difference(forms), None, 0
+        if kept:
+            num, num_samples = len(kept), sum(size for *_, size in kept)
+            trial, parts = self._joined(kept)
+            with preserve_generators(self.device), restored_attributes(self.loss):
+                text = self._difference(trial, parts)
+            is_whole = trial.num_samples == num_samples
+            num_compared = num if is_whole and text is not None else 0
+        if differing and not text and num_compared < len(forms) and not self._draws:
+            text = f"not that of the batch: {differing}"
         if text:
             is_counted = isinstance(self.loss, TokenMean)
             way_out = _WRONG_COUNT if is_counted else _way_out(self.loss)
             raise ModelError(f"the gradient of step {step} is {text}. {way_out}")
+        if kept is not None:
+            self._compared.update(form.calls for form in forms if form.calls)
+            self._varies = self._varies or bool(differing)
 
-    def _joined(
-        self, kept: Sequence[tuple[Any, Any, int]]
-    ) -> tuple[LossTrial, Sequence[Tensor]]:
-        """Return all microbatches together, and the rows of each.
+    def _joined(self, kept: _Kept) -> tuple[LossTrial, Sequence[Tensor]]:
+        """Return all microbatches together, and the rows of each; keep no others.
 
         Where shapes differ between microbatches, it is the first one, cut in two.
         """
         outputs, targets, sizes = zip(*kept, strict=True)
+        kept.clear()
         try:
             both = joined(outputs), joined(targets)
         except (ModelError, RuntimeError):
@@ -108,40 +168,47 @@ class StepLossCheck:
         has_blocks = len(sizes) > 1 and not _share_a_leaf(outputs[:2])
         return LossTrial(self.named, *both, len(rows), has_blocks), parts
 
-    def _difference(self, trial: LossTrial, parts: Sequence[Tensor]) -> str:
-        """Describe by how much the mean over parts is off; empty if it is not."""
+    def _difference(self, trial: LossTrial, parts: Sequence[Tensor]) -> str | None:
+        """Describe by how much the mean over parts is off.
+
+        Returns:
+            Nothing if it is not; None if that cannot be said.
+        """
         rows = torch.cat(list(parts))
         seed_generators(self.device, 0)
-        tried = trial.in_first_type(rows, (torch.float32, torch.float64, None))
+        tried = trial.in_first_type(rows, (_FIRST_TYPE, torch.float32, None))
         if tried is None:
-            return ""
-        whole, dtype = tried
+            return None
+        value, dtype = tried
         seed_generators(self.device, 1)
-        again = trial.with_gradients(rows, dtype)
-        if again is None or not torch.equal(again.value, whole.value):
-            return ""  # it draws random numbers
+        whole = trial.with_gradients(rows, dtype)
+        self._draws = whole is None or not torch.equal(whole.value, value)
+        if whole is None or self._draws:
+            return None
         counts = [
             count_of(self.loss, Microbatch((), trial.taken(trial.targets, x), len(x)))
             for x in parts
         ]
+        size = math.hypot(*map(Tensor.norm, whole.grads))
         mean, left = 0.0, [grad.clone() for grad in whole.grads]
+        del whole
         for own, count in zip(parts, counts, strict=True):
             if not count:
                 continue
             part, share = trial.with_gradients(own, dtype), count / sum(counts)
             if part is None:
-                return ""
+                return None
             mean += share * float(part.value)
             for grad, more in zip(left, part.grads, strict=True):
                 grad[trial.rows_of(len(grad), own).to(grad.device)] -= share * more
-        size, off = (math.hypot(*map(Tensor.norm, x)) for x in (whole.grads, left))
-        if off <= _LEAST * size:
+        off = math.hypot(*map(Tensor.norm, left))
+        if off <= (_LEAST if dtype else _LEAST_IN_OWN) * size:
             return ""
         how = f"{off / size:.1%} off" if size else f"{off:.3g}, and not 0"
         return (
             f"{how}: what is trained is {mean:.6g}, the mean over microbatches of "
             f"their losses, and the loss of these {len(rows)} samples together is "
-            f"{float(whole.value):.6g}"
+            f"{float(value):.6g}"
         )
 
 

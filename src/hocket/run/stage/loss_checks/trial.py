@@ -12,39 +12,30 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
-from hocket.model.capture.attribute_writes import preserve_attributes
-from hocket.model.guards.reached import Holders
+from hocket.model.capture.attribute_writes import preserve_reached
+from hocket.model.capture.lost_in_graph import preserve_numbers
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.model.trace.reached import reached
 from hocket.model.trace.state import overwrite
 from hocket.run.data.loss import TOTAL, LossFunction
-from hocket.run.stage.loss_checks.loss_parts import LossOfRows
 from hocket.run.stage.loss_checks.own_state import loss_part
 from hocket.run.stage.teacher_outputs import user_loss
 
 
 @contextmanager
 def restored_attributes(loss: LossFunction, others: object = None) -> Iterator[None]:
-    """Restore what a loss may change: attributes, tensors, collections in reach.
+    """Restore what a loss may change: variables, attributes, tensors in reach, ...
 
     Args:
         loss: the loss.
-        others: what may change the same collections for good, such as an optimizer's
-            function. Tensors stay on the device that they are moved to.
+        others: what may change the same for good, such as an optimizer's function:
+            see `preserve_reached`. Tensors stay on the device that they are moved to.
     """
     part, own = loss_part(loss), user_loss(loss)
     found = [x for x in reached(own).values() if type(x) is Tensor]
     before = [(x, x.detach().clone()) for x in (*part.buffers(), *found)]
-    holders, known, beside = Holders(), Holders(), nn.Module()
-    holders.of_value(own)
-    known.of_value(others)
-    vars(beside)["read"] = [
-        x.read()
-        for key, x in holders.holders.items()
-        if "[" in x.name and key not in known.holders
-    ]
     try:
-        with preserve_attributes(part), preserve_attributes(beside):
+        with preserve_reached(part, own, others), preserve_numbers():
             try:
                 yield
             finally:
@@ -80,6 +71,20 @@ def hooks_kept_apart(model: nn.Module) -> Iterator[None]:
                 "the backward: a pipeline runs backwards to be measured, and others "
                 "with the same weights. Give the optimizer as optimizer="
             )
+
+
+@dataclass(frozen=True, slots=True)
+class LossOfRows:
+    """The loss of some samples.
+
+    Args:
+        value: the loss.
+        grads: its gradient in each leaf of the output that has rows, zero in those that
+            it does not read.
+    """
+
+    value: Tensor
+    grads: Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +141,12 @@ class LossTrial:
             ]
             with torch.enable_grad():
                 value = self.named(given, targets)[TOTAL]
-            grads: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in wanted]
             if value.requires_grad and wanted:
                 grads = torch.autograd.grad(
                     value, wanted, allow_unused=True, materialize_grads=True
                 )
+            else:
+                grads = (*map(torch.zeros_like, wanted),)
         except Exception:
             return None
         is_finite = all(bool(x.isfinite().all()) for x in (value, *grads))
@@ -148,12 +154,11 @@ class LossTrial:
 
     def in_first_type(
         self, rows: Tensor, types: Sequence[torch.dtype | None]
-    ) -> tuple[LossOfRows, torch.dtype | None] | None:
-        """Do what `with_gradients` does, in the first type in which it runs."""
+    ) -> tuple[Tensor, torch.dtype | None] | None:
+        """Return the loss in the first type in which `with_gradients` runs."""
         for dtype in types:
-            found = self.with_gradients(rows, dtype)
-            if found is not None:
-                return found, dtype
+            if (found := self.with_gradients(rows, dtype)) is not None:
+                return found.value, dtype
         return None
 
     def rows_of(self, num: int, samples: Tensor) -> Tensor:
