@@ -143,6 +143,9 @@ class Holders:
         home = type(value).__module__.partition(".")[0]
         if isinstance(value, Iterator) and home in ("builtins", "itertools"):
             self.iterators[path] = name
+        # Threads change a pipeline and a job meanwhile; losses and layers are callable.
+        if home == "hocket" and not callable(value):
+            return
         if home in _WITHOUT_VALUES and not isinstance(value, local | torch.Generator):
             return
         attributes: dict[str, Any] = getattr(value, "__dict__", {})

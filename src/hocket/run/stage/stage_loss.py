@@ -154,8 +154,8 @@ class _Taken(NamedTuple):
     """What was taken of one microbatch, on the device.
 
     Args:
-        names: of its losses.
-        values: theirs, and the numbers that come with them.
+        names: what its losses are named.
+        values: the losses, and the numbers that come with them.
     """
 
     names: tuple[str, ...]
@@ -268,8 +268,8 @@ class LossValues:
             parts = copy.host.split([len(x.values) for x in copy.losses.values()])
             for (now, taken), part in zip(copy.losses.items(), parts, strict=True):
                 num = len(taken.names)
-                values = zip(taken.names, part[:num].tolist(), strict=True)
-                self._keep(*now, dict(values), part[num:])
+                named = dict(zip(taken.names, part[:num].tolist(), strict=True))
+                self._keep(*now, named, part[num:])
         if step is not None:
             return self._values.pop(step, {})
         values, self._values = self._values, {}

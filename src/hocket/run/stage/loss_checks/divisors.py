@@ -80,7 +80,7 @@ def difference(forms: Sequence[LossForm]) -> str:
     nor in proportion to their weights, as one number at least must be.
 
     Args:
-        forms: of all microbatches; their rows are on the host.
+        forms: one for each microbatch; their rows are on the host.
     """
     counted = [(i, form) for i, form in enumerate(forms) if form.weight]
     for i, form in counted:
@@ -106,7 +106,7 @@ def difference_on_device(forms: Sequence[LossForm]) -> Tensor | float:
     the host does not find.
 
     Args:
-        forms: of all microbatches; their rows may be on a device.
+        forms: one for each microbatch; their rows may be on a device.
     """
     counted = [form for form in forms if form.weight]
     if len({form.calls for form in counted}) > 1:
@@ -133,7 +133,7 @@ def _far(forms: Sequence[LossForm], near: float) -> Tensor:
     return ~(is_scaled | (is_same & is_scaled.any(1, keepdim=True)))
 
 
-def _scalar(x: Any, like: Tensor) -> Tensor:
+def _scalar(x: float | Tensor, like: Tensor) -> Tensor:
     """Return a number as a tensor beside another one; the host waits for no device.
 
     Raises:
@@ -156,7 +156,7 @@ def _numbers(node: Any) -> Iterator[Any]:
     A mask of booleans leaves out elements, and divides by nothing.
 
     Raises:
-        ValueError: that is not known.
+        ValueError: what it divides by is not known.
     """
     kind = node.name().partition("Backward")[0]
     sources = [source for source, _ in node.next_functions]

@@ -4,7 +4,8 @@ After the forwards of the first step, and of the 10th, 100th, ..., the gradient 
 trained (the mean over microbatches) is compared with the gradient of the loss over all
 of them: a difference is an error, with its size. In the steps between, too, unless the
 loss is computed as in a step that was compared: then only the numbers are compared that
-it divides by (`divisors.py`), which costs next to nothing.
+it divides by (`divisors.py`), which costs next to nothing. On an accelerator these come
+to the host with the losses, and the device itself can leave the update out meanwhile.
 """
 
 from __future__ import annotations
