@@ -252,7 +252,7 @@ def _graph_reads(
 
     Args:
         model: the model.
-        names: of the attributes, with their modules' paths.
+        names: the attributes' names, with their modules' paths.
         closed: the modules that run as they are.
     """
     others = [
