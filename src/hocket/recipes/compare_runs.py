@@ -13,7 +13,12 @@ from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html.content import Chart, Line, Table
 from hocket.draw.quantity import byte_size, seconds, short
 from hocket.errors import ParseError, RecipeError
-from hocket.recipes.run_files import METRICS_NAME, RECIPE_NAME, TIMELINE_NAME
+from hocket.recipes.run_files import (
+    METRICS_NAME,
+    RECIPE_NAME,
+    TIMELINE_NAME,
+    read_metrics,
+)
 
 _NONE: Final = "–"
 Row = tuple[str, str, str, str]
@@ -53,7 +58,7 @@ class RunFolderFiles:
             settings = dict(_flat(read_toml(recipe.read_text("utf-8"))))
         except ValueError as error:
             raise ParseError(f"{recipe}: {error}") from None
-        records = list(_records(metrics))
+        records = list(read_metrics(metrics))
         steps = {int(x["step"]): x for x in records if x["kind"] == "step"}
         ends = [x for x in records if x["kind"] == "summary"]
         return cls(folder.name, settings, steps, ends[-1] if ends else {})
@@ -154,21 +159,6 @@ def _flat(entries: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{before}{name}.")
         else:
             yield before + name, value
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a run's metrics; the last one may be cut short."""
-    lines = path.read_text("utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            if number == len(lines):  # of a run that was killed
-                return
-            raise ParseError(f"{path}:{number}: not JSON") from None
-        if not isinstance(record, dict) or "kind" not in record:
-            raise ParseError(f"{path}:{number}: no record of a run")
-        yield record
 
 
 def _last_loss(run: RunFolderFiles) -> float | None:

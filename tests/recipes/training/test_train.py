@@ -14,10 +14,10 @@ from hocket.model.profile.profile import Profile
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.objectives.losses import class_metrics
+from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training import profiling
-from hocket.recipes.training.metrics_log import JSON_NAME, History
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.records import StepRecord
+from hocket.recipes.training.records import StepRecord, Watcher
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
@@ -49,7 +49,9 @@ def run_folder(folder: Path, name: str, *settings: str) -> tuple[Path, Recipe]:
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
     """What metrics.jsonl holds."""
-    return [json.loads(line) for line in (run_dir / JSON_NAME).read_text().splitlines()]
+    return [
+        json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()
+    ]
 
 
 def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
@@ -143,7 +145,7 @@ def test_a_watcher_that_fails_loses_nothing(tmp_path: Path) -> None:
     assert newest(folder / "checkpoints") is not None
 
 
-class FullDisk(History):
+class FullDisk(Watcher):
     """Fails at its first step."""
 
     num_calls = 0
