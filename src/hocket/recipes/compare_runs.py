@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from hocket.core.formats.documents import read_toml
-from hocket.core.timelines.timeline import Timeline
-from hocket.draw.html.content import Chart, Line, Table
+from hocket.draw.html.content import Table
 from hocket.draw.quantity import byte_size, seconds, short
 from hocket.errors import ParseError, RecipeError
-from hocket.recipes.run_files import (
-    METRICS_NAME,
-    RECIPE_NAME,
-    TIMELINE_NAME,
-    read_metrics,
-)
+from hocket.recipes.run_files import METRICS_NAME, RECIPE_NAME, read_metrics
 
 _NONE: Final = "–"
 Row = tuple[str, str, str, str]
@@ -84,37 +78,6 @@ class RunComparison:
             Table("Settings that differ", ("", *head), tuple(self._settings())),
             Table("Numbers", ("", *head, "difference"), tuple(self._numbers())),
         )
-
-    @staticmethod
-    def timelines(folders: Sequence[Path]) -> list[tuple[str, Timeline]]:
-        """Return the measured step of each run.
-
-        Raises:
-            RecipeError: a run has none: it was stopped, or measured no step.
-            ParseError: it cannot be read.
-        """
-        found = []
-        for folder in folders:
-            path = folder / TIMELINE_NAME
-            if not path.exists():
-                raise RecipeError(
-                    f"{path} does not exist: the page needs a measured step of both "
-                    "runs, which is written when a run ends; leave --html out"
-                )
-            text = path.read_text("utf-8")
-            found.append((folder.name, Timeline.from_json(text, path=str(path))))
-        return found
-
-    @property
-    def chart(self) -> Chart:
-        """The losses of both, over their steps."""
-        lines = []
-        for run in (self.first, self.second):
-            steps = sorted(run.steps)
-            losses = (run.steps[step]["loss"] for step in steps)
-            values = tuple(float("nan") if x is None else float(x) for x in losses)
-            lines.append(Line(run.name, tuple(map(float, steps)), values))
-        return Chart("loss", tuple(lines))
 
     @property
     def sentence(self) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.models.freezing import freezing_options
+from hocket.recipes.training.train import freezing_options
 from tests.recipes.config.test_resolve import SMALL, faults, write
 
 ALPHA = "freeze.policy=alpha"

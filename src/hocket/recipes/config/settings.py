@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from hocket.core.layout import WorkerLayout
+from hocket.errors import PlanError
 from hocket.options import ScheduleOptions, UpdateOptions, faults_of, value_faults
 
 Count = Annotated[int, Field(ge=1)]
@@ -60,6 +62,18 @@ def _is_plain(value: Any) -> bool | int | float | str:
 
 
 Plain = Annotated[Any, AfterValidator(_is_plain)]
+
+
+def layout_of(text: str) -> WorkerLayout:
+    """Read a layout such as "4x2".
+
+    Raises:
+        ValueError: it is none; pydantic takes only this for a fault.
+    """
+    try:
+        return WorkerLayout.parse(text)
+    except PlanError as error:
+        raise ValueError(str(error)) from None
 
 
 class Settings(BaseModel):

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from hocket.core.formats.documents import Key
 from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import dotted
 
 
 def faults_of(
@@ -62,7 +61,7 @@ def _sentences(
             noun = "key" if len(key) > 1 else "section"
             yield f"no such {noun}; {nearest(key[-1], _names_beside(key, sections))}"
         case "missing":
-            yield f"missing: add it to the recipe, or --set {dotted(key)}=VALUE"
+            yield f"missing: add it to the recipe, or --set {'.'.join(key)}=VALUE"
         case "union_tag_not_found" | "union_tag_invalid":
             noun = _discriminator(key[0])
             yield _kind_fault(noun, context.get("tag"), _kinds(key[0]))
@@ -74,7 +73,7 @@ def _sentences(
         case "tuple_type" | "sequence_str":
             yield f"{value!r:.80} should be a list, such as [{value!r:.80}]"
         case "model_type" | "model_attributes_type":
-            yield f"{value!r:.80} should be a section, [{dotted(key)}] and its keys"
+            yield f"{value!r:.80} should be a section, [{'.'.join(key)}] and its keys"
         case _:
             yield details["msg"].replace("Input", f"{value!r:.80}", 1)
 

@@ -15,6 +15,7 @@ from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer
 from hocket.recipes.user_functions import call_function
 from hocket.run.data.samples import Samples
+from hocket.signatures import values_of
 
 
 def make_model(recipe: Recipe, training: Samples) -> nn.Module:
@@ -71,13 +72,7 @@ def _vit(settings: VitSettings, images: Any) -> nn.Module:
         num_classes=images.num_classes,
         patch_size=settings.patch_size,
         pooling=Pooling(settings.pooling),
-        blocks=Blocks(
-            width=settings.width,
-            num_blocks=settings.num_blocks,
-            num_heads=settings.num_heads,
-            mlp_width=settings.mlp_width,
-            dropout=settings.dropout,
-        ),
+        blocks=Blocks(**values_of(Blocks, settings)),
     )
 
 

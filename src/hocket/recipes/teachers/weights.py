@@ -14,7 +14,7 @@ from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.data_settings import DataFunctionSettings, DataSettings
 from hocket.recipes.config.model_settings import ModelFunctionSettings
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.resolve import resolve
+from hocket.recipes.config.resolve import resolved_in
 from hocket.recipes.models.make import make_model
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
 from hocket.recipes.user_functions import is_known
@@ -49,7 +49,7 @@ def load_teacher(recipe: Recipe, training: Samples) -> nn.Module:
         return net
     assert weights is not None, "the recipe is valid"
     run_dir = _run_dir(Path(weights))
-    there = resolve(str(run_dir / RECIPE_NAME), allow_outside=True).recipe
+    there = resolved_in(run_dir).recipe
     net = make_model(_with_model_of(there, recipe, run_dir), training)
     averaged = there.training.ema_decay is not None
     _load(net, _weights_in(Path(weights), averaged=averaged), weights)

@@ -9,18 +9,27 @@ Both see the same batches in the same order; worker 0 alone reports and prints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
+from hocket.core.layout import WorkerLayout
+from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
+from hocket.freeze.cache.settings import Cache
+from hocket.model.profile.profile import path_of
 from hocket.options import ScheduleOptions, UpdateOptions
+from hocket.recipes.config.freeze_settings import (
+    AnyFreezing,
+    CacheSettings,
+    FreezeSettings,
+    PlasticitySettings,
+)
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.resolve import Resolved, resolve
-from hocket.recipes.models.freezing import freezing_options
-from hocket.recipes.run_files import RECIPE_NAME
+from hocket.recipes.config.resolve import Resolved, resolved_in
+from hocket.recipes.run_files import CACHE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.progress import RunProgress, plan_line, print_plain
@@ -38,6 +47,13 @@ from hocket.run.elastic.cache.cache_refusals import refuse_random
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
+POLICIES: Final[Mapping[str, type[Any]]] = {
+    "alpha": Alpha,
+    "argmin-gradient": ArgminGradient,
+    "percentile": Percentile,
+    "plasticity": Plasticity,
+    "listed": Listed,
+}
 _DRAW_ONCE: Final = (
     "--set cache.draws_once=true draws them once for each sample; or leave out the "
     "section [cache]"
@@ -53,9 +69,48 @@ def main(run_dir: str) -> dict[str, float]:
     Returns:
         The last evaluation's loss and metrics.
     """
-    recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
-    evaluation = train_recipe(recipe, Path(run_dir))
+    evaluation = train_recipe(resolved_in(run_dir).recipe, Path(run_dir))
     return {"loss": evaluation.loss, **evaluation.metrics}
+
+
+def profile(run_dir: str, is_again: bool) -> dict[str, Any]:
+    """Profile, cut and predict the recipe that a folder holds; each worker's entry.
+
+    Workers share caches and memory, so that a layer measured alone is faster than one
+    measured beside the others. `hocket train` uses the saved profile.
+
+    Args:
+        run_dir: the folder, with its `recipe.toml`.
+        is_again: measure even if there is a saved profile, and replace it.
+
+    Returns:
+        As JSON: the profile, its path if it is kept, whether it was there before, the
+        number of each stage's first layer, and the predicted step.
+    """
+    recipe = resolved_in(run_dir).recipe
+    task = make_task(recipe)
+    layout = StepLayout.of(recipe, task.training)
+    folder = Path(recipe.run.profile_folder)
+    kept = {path.name for path in folder.glob("*.json")}
+    profile_dir = None if is_again else folder
+    with make_pipeline(
+        task, layout, Path(run_dir), profile_dir=profile_dir
+    ) as pipeline:
+        plan = pipeline.plan
+        conditions = plan.profile.conditions
+        path = path_of(folder, conditions) if conditions["code"] else None
+        if is_again and pipeline.is_main and path is not None:
+            plan.profile.save(path)
+        predicted = plan.predicted
+        return {
+            "recipe": recipe.run.name,
+            "profile": plan.profile.to_json(),
+            "path": path and str(path),
+            "was_kept": path is not None and path.name in kept and not is_again,
+            "stages": [0, *plan.boundaries],
+            "step_s": predicted.step_s,
+            "bubble_fraction": predicted.bubble_fraction,
+        }
 
 
 def train_in_job(resolved: Resolved, run_dir: Path | None) -> EvaluationRecord:
@@ -223,6 +278,44 @@ def make_pipeline(
         progress=_print_start,
         **options,
     )
+
+
+def freezing_options(
+    freezing: AnyFreezing | None,
+    cache: CacheSettings | None,
+    steps_per_epoch: int,
+    run_dir: Path,
+) -> dict[str, Any]:
+    """Return the arguments of `hocket.Pipeline` that say what freezes; none if nothing.
+
+    Args:
+        freezing: the recipe's section [freeze].
+        cache: the recipe's section [cache].
+        steps_per_epoch: the steps between decisions where the recipe does not say.
+        run_dir: the run's folder, for a cache without one.
+    """
+    if not isinstance(freezing, FreezeSettings):
+        return {}
+    kind = POLICIES[freezing.policy]
+    given = values_of(kind, freezing)
+    given["every_steps"] = freezing.every_steps or steps_per_epoch
+    if isinstance(freezing, PlasticitySettings):
+        given["unfreeze_at"] = freezing.unfreeze_at or None
+    shapes = freezing.shapes
+    if shapes is not None:
+        layouts = {number: WorkerLayout.parse(x) for number, x in shapes.items()}
+        shapes = {n: (x.num_devices, x.num_replicas) for n, x in layouts.items()}
+    kept = None
+    if cache is not None:
+        folder = cache.folder or run_dir / CACHE_NAME
+        kept = Cache(**values_of(Cache, cache) | {"folder": Path(folder)})
+    return {
+        "freeze": kind(**given),
+        "shapes": shapes,
+        "balance": freezing.balance,
+        "recut": freezing.recut,
+        "cache": kept,
+    }
 
 
 def _print_start(progress: StartupProgress) -> None:
