@@ -27,25 +27,12 @@ from hocket.recipes.training.records import (
 )
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
-from hocket.run.checkpoint.format.folder import step_of
+from hocket.run.checkpoint.format.folder import LATEST, step_of
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
 
 NEWEST: Final = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """The checkpoint that a run resumes from.
-
-    Args:
-        folder: the folder of checkpoints.
-        step: the number of steps before it; "latest" for the newest.
-    """
-
-    folder: Path
-    step: int | str = "latest"
 
 
 @dataclass
@@ -240,8 +227,10 @@ class RecipeRun:
 
 def resume_point(
     run_dir: Path, settings: CheckpointSettings, *, is_restart: bool
-) -> ResumePoint | None:
+) -> tuple[Path, int | str] | None:
     """Return the checkpoint that a run resumes from; None to begin at step 0.
+
+    It is a folder of checkpoints, and the number of steps before it, or "latest".
 
     A run that is restarted after a failure resumes from its own newest checkpoint.
 
@@ -255,16 +244,16 @@ def resume_point(
     """
     own = run_dir / CHECKPOINTS_NAME
     if (is_restart or settings.resume == NEWEST) and newest(own) is not None:
-        return ResumePoint(own)
+        return own, LATEST
     if settings.resume is None or settings.resume == NEWEST:
         return None
     return _named(Path(settings.resume))
 
 
-def _named(path: Path) -> ResumePoint:
+def _named(path: Path) -> tuple[Path, int | str]:
     """Take a checkpoint, a folder of some, or the folder of a run that has some."""
     if step_of(path) >= 0 and path.is_dir():
-        return ResumePoint(path.parent, step_of(path))
+        return path.parent, step_of(path)
     folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
     if newest(folder) is None:
         raise CheckpointError(
@@ -272,4 +261,4 @@ def _named(path: Path) -> ResumePoint:
             f"or a run's folder with some in {CHECKPOINTS_NAME}/; or leave it out, and "
             "training begins at step 0"
         )
-    return ResumePoint(folder)
+    return folder, LATEST

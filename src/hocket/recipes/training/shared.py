@@ -131,9 +131,7 @@ class _Run(RecipeRun):
         start = resume_point(run_dir, recipe.checkpoint, is_restart=False)
         if start is not None:
             previous = recipe.checkpoint.allow_previous
-            loaded = self.checkpoints.load(
-                start.folder, start.step, allow_previous=previous
-            )
+            loaded = self.checkpoints.load(*start, allow_previous=previous)
             self.load_state_dict(loaded.data)
 
     def batches(self) -> Iterator[Any]:

@@ -217,7 +217,7 @@ def _go_on(loop: Loop, pipeline: Pipeline, console: Console) -> None:
         # Torchrun's own count differs between hosts.
         is_restart = pipeline.world.attempt > 0
         start = resume_point(run_dir, settings, is_restart=is_restart)
-        return None if start is None else [str(start.folder), start.step]
+        return None if start is None else [str(start[0]), start[1]]
 
     found = decide_on_rank_0(pipeline.world, find, "checkpoint to begin with")
     if found is None:
