@@ -8,9 +8,9 @@ shapes = {5 = "2x4", 8 = "1x8"}  # stages x replicas from so many frozen layers 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hocket.freeze.greedy import Balance
 from hocket.recipes.config.settings import (
@@ -158,17 +158,10 @@ class CacheSettings(Settings):
             in each epoch; without it, data that change them are refused.
     """
 
+    NOT_ALL_0: ClassVar = ("ram_bytes", "disk_bytes")
+
     folder: str | None = None
     ram_bytes: NaturalNumber = 0
     disk_bytes: NaturalNumber = 0
     dtype: Literal["bfloat16"] | None = None
     draws_once: bool = False
-
-    @model_validator(mode="after")
-    def _has_room(self) -> CacheSettings:
-        if not self.ram_bytes and not self.disk_bytes:
-            raise ValueError(
-                "ram_bytes and disk_bytes are both 0: give one of them, such as "
-                "--set cache.ram_bytes=8589934592"
-            )
-        return self

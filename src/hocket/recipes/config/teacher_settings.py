@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -96,16 +96,12 @@ class DistillationSettings(TeacherSettings):
         hard_weight: the weight of the loss to the targets.
     """
 
+    NOT_ALL_0: ClassVar = ("soft_weight", "hard_weight")
+
     kind: Literal["distillation"]
     temperature: Positive = 4.0
     soft_weight: NotNegative = 0.1
     hard_weight: NotNegative = 1.0
-
-    @model_validator(mode="after")
-    def _has_a_loss(self) -> DistillationSettings:
-        if not self.soft_weight and not self.hard_weight:
-            raise ValueError("soft_weight and hard_weight are 0: there is no loss")
-        return self
 
 
 class DistilbertSettings(TeacherSettings):
@@ -118,19 +114,13 @@ class DistilbertSettings(TeacherSettings):
         cosine_weight: the weight of the loss to the teacher's last hidden states.
     """
 
+    NOT_ALL_0: ClassVar = ("soft_weight", "mlm_weight", "cosine_weight")
+
     kind: Literal["distilbert"]
     temperature: Positive = 2.0
     soft_weight: NotNegative = 5.0
     mlm_weight: NotNegative = 2.0
     cosine_weight: NotNegative = 1.0
-
-    @model_validator(mode="after")
-    def _has_a_loss(self) -> DistilbertSettings:
-        if not self.soft_weight and not self.mlm_weight and not self.cosine_weight:
-            raise ValueError(
-                "soft_weight, mlm_weight and cosine_weight are 0: there is no loss"
-            )
-        return self
 
 
 class TwoViewSettings(TeacherSettings):
