@@ -16,6 +16,7 @@ import typer
 
 from hocket.cli.shared.output import write_output
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
+from hocket.errors import PlanError
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig, Progress
@@ -169,22 +170,11 @@ def plan_command(
         write_output(html, shown.page)
         typer.echo(f"{html} written", err=True)
     if costs_out is not None:
-        _write_costs(costs_out, shown)
+        if not shown.costs:
+            raise PlanError("no pipeline fits, so there are no costs to write")
+        write_output(costs_out, shown.costs + "\n")
+        typer.echo(f"{costs_out} written: {shown.simulation} {costs_out}", err=True)
     typer.echo(json.dumps(shown.document, indent=2) if as_json else shown.text)
-
-
-def _write_costs(path: Path, shown: Shown) -> None:
-    """Write the costs of the best pipeline, and print what simulates it.
-
-    Raises:
-        PlanError: no pipeline fits.
-    """
-    from hocket.errors import PlanError
-
-    if not shown.costs:
-        raise PlanError("no pipeline fits, so there are no costs to write")
-    write_output(path, shown.costs + "\n")
-    typer.echo(f"{path} written: {shown.simulation} {path}", err=True)
 
 
 def _devices(
@@ -226,7 +216,9 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
 
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
-        return _measured(resolved, config, paper)
+        num, values = config.num_devices, (asdict(config), asdict(paper))
+        typer.echo(f"measuring on {num} workers of this machine", err=True)
+        return Shown(**run_workers(ENTRY, resolved, num, *values))
     with status_line("capturing and measuring the model") as status:
         with no_collections():
             from hocket.recipes.training.planning import plan_recipe
@@ -241,16 +233,6 @@ def _has(num_devices: int) -> bool:
 
     num_gpus = cuda.num_devices()
     return 1 < num_devices <= (num_gpus or len(os.sched_getaffinity(0)))
-
-
-def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
-    from hocket.planner.ranking.shown import Shown
-
-    typer.echo(f"measuring on {config.num_devices} workers of this machine", err=True)
-    shown = run_workers(
-        ENTRY, resolved, config.num_devices, asdict(config), asdict(paper)
-    )
-    return Shown(**shown)
 
 
 def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from hocket.errors import CheckpointError, DataError
+from hocket.errors import DataError
 from hocket.recipes.config.recipe import CheckpointSettings, TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.metrics_log import recipe_watchers
@@ -28,7 +28,7 @@ from hocket.recipes.training.records import (
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.checkpoint.format.folder import LATEST, step_of
-from hocket.run.checkpoint.format.newest import newest
+from hocket.run.checkpoint.format.newest import find, newest
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
 
@@ -255,10 +255,5 @@ def _named(path: Path) -> tuple[Path, int | str]:
     if step_of(path) >= 0 and path.is_dir():
         return path.parent, step_of(path)
     folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
-    if newest(folder) is None:
-        raise CheckpointError(
-            f"checkpoint.resume: there is no checkpoint in {path}: name a checkpoint, "
-            f"or a run's folder with some in {CHECKPOINTS_NAME}/; or leave it out, and "
-            "training begins at step 0"
-        )
+    find(folder, LATEST)
     return folder, LATEST

@@ -207,23 +207,13 @@ def make_teachers(
 
 
 def _update(settings: AnyTeacher, num_steps: int) -> FollowerUpdate | None:
-    match settings.update:
-        case "frozen":
-            return None
-        case "momentum":
-            assert settings.momentum is not None, "the recipe is valid"
-            final = settings.final_momentum
-            return Momentum(
-                settings.momentum,
-                final,
-                None if final is None else num_steps,
-                buffers=settings.buffers,
-            )
-        case "copy":
-            assert settings.copy_every_steps is not None, "the recipe is valid"
-            return CopyEvery(settings.copy_every_steps, buffers=settings.buffers)
-        case _:
-            assert_never(settings.update)
+    if settings.momentum is not None:  # the recipe is valid
+        final = settings.final_momentum
+        over = None if final is None else num_steps
+        return Momentum(settings.momentum, final, over, buffers=settings.buffers)
+    if settings.copy_every_steps is not None:
+        return CopyEvery(settings.copy_every_steps, buffers=settings.buffers)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
