@@ -98,7 +98,6 @@ class MetricsLog(Watcher):
             _truncate(path, first_step)
         mode = "x" if first_step is None else "a"
         self._lines = path.open(mode, encoding="utf-8")
-        self.close = self._lines.close
 
     def step(self, record: StepRecord) -> None:
         """Write a step's numbers."""
@@ -111,6 +110,10 @@ class MetricsLog(Watcher):
         self._lines.flush()
 
     evaluation = epoch = summary = _write
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from textwrap import fill
 from time import monotonic
 from typing import Final
@@ -68,7 +69,6 @@ class RunProgress(Watcher):
             "training", total=num_steps, completed=first_step, numbers=""
         )
         self._bar.start()
-        self.close = self._bar.stop
 
     def step(self, record: StepRecord) -> None:
         """Update the bar, at its next refresh; or print a line if the last is old."""
@@ -97,8 +97,12 @@ class RunProgress(Watcher):
 
     def summary(self, record: SummaryRecord) -> None:
         """Print the last lines, in place of the bar."""
-        self._bar.stop()
+        self.close()
         print_plain(self._console, summary_lines(record))
+
+    def close(self) -> None:
+        """End the bar."""
+        self._bar.stop()
 
     @property
     def numbers(self) -> str:
@@ -129,9 +133,10 @@ class RunProgress(Watcher):
 def print_plain(console: Console, text: str) -> None:
     """Print text without colours or markup; on a terminal, broken between words."""
     if console.is_terminal:
-        whole = {"break_long_words": False, "break_on_hyphens": False}  # paths
-        lines = (fill(line, console.width, **whole) for line in text.split("\n"))
-        text = "\n".join(lines)
+        fit = partial(
+            fill, width=console.width, break_long_words=False, break_on_hyphens=False
+        )
+        text = "\n".join(map(fit, text.split("\n")))
     console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 

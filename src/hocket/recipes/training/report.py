@@ -106,7 +106,7 @@ def charts(
 
     Args:
         steps: as `metrics.jsonl` has them, with null for what is not finite.
-        evaluations: likewise; beside their own names, they have those of the metrics.
+        evaluations: of the same form, with the metrics under their names.
     """
 
     def trained(name: str) -> Line:

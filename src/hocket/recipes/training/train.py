@@ -301,9 +301,9 @@ def freezing_options(
     given["every_steps"] = freezing.every_steps or steps_per_epoch
     if isinstance(freezing, PlasticitySettings):
         given["unfreeze_at"] = freezing.unfreeze_at or None
-    shapes = freezing.shapes
-    if shapes is not None:
-        layouts = {number: WorkerLayout.parse(x) for number, x in shapes.items()}
+    shapes: dict[int, tuple[int, int]] | None = None
+    if freezing.shapes is not None:
+        layouts = {n: WorkerLayout.parse(x) for n, x in freezing.shapes.items()}
         shapes = {n: (x.num_devices, x.num_replicas) for n, x in layouts.items()}
     kept = None
     if cache is not None:
