@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         measure_shortly(patch)
         export_once(patch)
         train(folder / "whole", resolved())
-        train(folder / "begun", resolved(), 3)
+        train(folder / "begun", resolved("checkpoint.background=false"), 3)
     return folder
 
 

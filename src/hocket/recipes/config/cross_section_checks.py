@@ -37,23 +37,18 @@ if TYPE_CHECKING:
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each fault, with the numbers of both sections."""
     yield from teacher_faults(recipe)
-    if recipe.task.loss is None and not isinstance(recipe.teacher, TwoViewSettings):
-        yield from _without_loss(recipe)
+    has_loss = recipe.task.loss is not None or recipe.teacher is not None
+    if isinstance(recipe.data, DataFunctionSettings) and not has_loss:
+        yield (
+            "task.loss: missing: data of kind 'function' bring no loss along; name "
+            "one, as 'module:function'"
+        )
     yield from _too_small(recipe)
     if recipe.pipeline.schedule == CAPTURED_STEP:
         yield from _not_captured(recipe)
     elif recipe.pipeline.schedule != "auto":
         yield from _misfits(recipe.pipeline)
     yield from _freezing_faults(recipe)
-
-
-def _without_loss(recipe: Recipe) -> Iterator[str]:
-    """Check that there is a loss for the data, where the recipe names none."""
-    if isinstance(recipe.data, DataFunctionSettings) and recipe.teacher is None:
-        yield (
-            "task.loss: missing: data of kind 'function' bring no loss along; name "
-            "one, as 'module:function'"
-        )
 
 
 def _too_small(recipe: Recipe) -> Iterator[str]:

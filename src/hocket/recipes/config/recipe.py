@@ -59,15 +59,11 @@ class TaskSettings(Settings):
             of named numbers.
     """
 
+    ONE_OF: ClassVar = ("metrics", "evaluate")
+
     loss: FunctionName | None = None
     metrics: FunctionName | None = None
     evaluate: FunctionName | None = None
-
-    @model_validator(mode="after")
-    def _measures_in_one_way(self) -> TaskSettings:
-        if self.metrics is not None and self.evaluate is not None:
-            raise ValueError("metrics has no effect beside evaluate: say one of them")
-        return self
 
 
 class TrainingSettings(Settings, UpdateOptions):

@@ -82,7 +82,7 @@ class Settings(BaseModel):
 
     Attributes:
         NEEDS: keys that have an effect only where one of others is said.
-        ONE_OF: keys that say the same in different units.
+        ONE_OF: keys of which one may be said.
         NOT_ALL_0: keys of which at least one is above 0.
     """
 
@@ -116,7 +116,7 @@ class Settings(BaseModel):
                 yield f"{name} {value!r} has no effect without {' or '.join(others)}"
         said = [x for x in self.ONE_OF if getattr(self, x)]
         if len(said) > 1:
-            values = (f"{name} {getattr(self, name):g}" for name in said)
+            values = (f"{name} {getattr(self, name)!r}" for name in said)
             yield f"{' and '.join(values)}: say one of them (--set KEY= takes one away)"
         if self.NOT_ALL_0 and not any(getattr(self, x) for x in self.NOT_ALL_0):
             yield f"{' and '.join(self.NOT_ALL_0)} are 0: give one of them"

@@ -247,11 +247,7 @@ def resume_point(
         return own, LATEST
     if settings.resume is None or settings.resume == NEWEST:
         return None
-    return _named(Path(settings.resume))
-
-
-def _named(path: Path) -> tuple[Path, int | str]:
-    """Take a checkpoint, a folder of some, or the folder of a run that has some."""
+    path = Path(settings.resume)
     if step_of(path) >= 0 and path.is_dir():
         return path.parent, step_of(path)
     folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path

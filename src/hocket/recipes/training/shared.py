@@ -68,16 +68,14 @@ def refuse_unshared(recipe: Recipe) -> None:
     Raises:
         RecipeError: says what.
     """
+    own = "or write the loop as a hocket.Job"
     if recipe.freeze is not None and recipe.freeze.policy != "none":
         raise RecipeError(
             "hocket share trains recipes by a plain loop, which freezes no layers: "
-            "give --set freeze.policy=none, or write the loop as a hocket.Job"
+            f"give --set freeze.policy=none, {own}"
         )
     if recipe.teacher is not None:
-        raise RecipeError(
-            "hocket share trains recipes without a [teacher]; write the loop as a "
-            "hocket.Job"
-        )
+        raise RecipeError(f"hocket share trains recipes without a [teacher]; {own}")
 
 
 def train_recipe(
