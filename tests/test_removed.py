@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
+from typer.testing import CliRunner
 
 import hocket
+from hocket.cli.main import app
 from hocket.errors import RecipeError
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.user_functions import load_function
@@ -134,6 +136,20 @@ def test_a_picture_is_an_svg() -> None:
     svg = hocket.draw.to_svg(hocket.simulate(order, hocket.Costs.uniform()))
     assert svg.startswith("<svg")
     assert all(shutil.which(name) for name in ("nproc", "uptime"))
+
+
+def test_two_runs_are_drawn_above_each_other(tmp_path: Path) -> None:
+    """In place of the page that `hocket compare` wrote: what each run has measured."""
+    costs, paths = hocket.Costs.uniform(), [tmp_path / x for x in ("a.json", "b.json")]
+    for path, name in zip(paths, ("gpipe", "1f1b"), strict=True):
+        order = hocket.make_schedule(name, num_devices=2, num_microbatches=4)
+        path.write_text(hocket.simulate(order, costs).to_json())
+    page = tmp_path / "both.html"
+    files = [*map(str, paths)]
+    assert CliRunner().invoke(app, ["draw", *files, "-o", str(page)]).exit_code == 0
+    assert all(f">{path.stem}<" in page.read_text() for path in paths)
+    refused = CliRunner().invoke(app, ["compare", *files, "--html", str(page)])
+    assert "No such option" in refused.output
 
 
 def kinds(section: str) -> set[str]:

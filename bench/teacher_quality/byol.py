@@ -15,10 +15,9 @@ import hocket
 from bench.staleness.train import curve
 from bench.teacher_quality.variants import BYOL, Byol
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.teachers.losses import NAME
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.step_layout import StepLayout
-from hocket.recipes.training.task import Task, make_task
+from hocket.recipes.training.task import NAME, Task, make_task
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import Samples

@@ -7,8 +7,8 @@ from io import StringIO
 
 import pytest
 
-from hocket.cli import plan
-from hocket.cli.plan import StatusLine
+from hocket.cli.plan import status_line
+from tests.run.support.processes import eventually
 
 
 class Terminal(StringIO):
@@ -19,26 +19,24 @@ class Terminal(StringIO):
         return True
 
 
-def test_says_what_is_done_before_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its first moment on, here; and leaves nothing behind."""
-    monkeypatch.setattr(plan, "_AFTER_S", 0.0)
-    monkeypatch.setattr(plan, "_EVERY_S", 0.0)
+def test_says_what_is_done_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """First without a number; the last characters erase the line."""
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with StatusLine("planning", "candidates", "measuring") as status:
-        status._begin.join()
-        assert terminal.getvalue().endswith("planning: measuring")
+    with status_line("measuring") as status:
+        assert eventually(lambda: "planning: measuring" in terminal.getvalue(), 10.0)
         status(3, 1200)
-        assert terminal.getvalue().endswith("planning: 3 of 1,200 candidates")
-    assert terminal.getvalue().endswith("\r\x1b[K")
+        assert eventually(lambda: "3 of 1,200 candidates" in terminal.getvalue(), 10.0)
+    assert terminal.getvalue().endswith("\x1b[2K")
 
 
 def test_files_stay_clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """A status line writes nothing to a file, which is no terminal."""
-    monkeypatch.setattr(plan, "_AFTER_S", 0.0)
     file = StringIO()
     monkeypatch.setattr(sys, "stderr", file)
-    with StatusLine("planning", "candidates", "measuring") as status:
-        status._begin.join()
+    with status_line("measuring") as status:
         status(3, 1200)
     assert not file.getvalue()

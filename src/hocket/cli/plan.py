@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
-from threading import Timer
-from time import monotonic
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hocket.cli.shared.output import write_output
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
+from hocket.errors import PlanError
 
 if TYPE_CHECKING:
-    from hocket.planner.rank import PlanConfig
+    from hocket.planner.rank import PlanConfig, Progress
     from hocket.planner.ranking.shown import Paper, Shown
     from hocket.recipes.config.resolve import Resolved
 
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
 ENTRY: Final = "hocket.recipes.training.planning:main"
 
 _MOST_COLUMNS: Final = 160
-_STATUS: Final = ("planning", "candidates")
 _FILE_COLUMNS: Final = 100  # of what is no terminal, unless COLUMNS says them
-_AFTER_S: Final = 1.0  # shorter commands show nothing
-_EVERY_S: Final = 0.1
 
 
 def plan_command(
@@ -162,7 +160,7 @@ def plan_command(
     if recipe in NETWORKS:
         if settings:
             raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
-        with StatusLine(*_STATUS) as status:
+        with status_line("reading the network") as status:
             ranking = plan_network(recipe, config, status)
         shown = Shown.of(ranking, paper)
     else:
@@ -172,22 +170,11 @@ def plan_command(
         write_output(html, shown.page)
         typer.echo(f"{html} written", err=True)
     if costs_out is not None:
-        _write_costs(costs_out, shown)
+        if not shown.costs:
+            raise PlanError("no pipeline fits, so there are no costs to write")
+        write_output(costs_out, shown.costs + "\n")
+        typer.echo(f"{costs_out} written: {shown.simulation} {costs_out}", err=True)
     typer.echo(json.dumps(shown.document, indent=2) if as_json else shown.text)
-
-
-def _write_costs(path: Path, shown: Shown) -> None:
-    """Write the costs of the best pipeline, and print what simulates it.
-
-    Raises:
-        PlanError: no pipeline fits.
-    """
-    from hocket.errors import PlanError
-
-    if not shown.costs:
-        raise PlanError("no pipeline fits, so there are no costs to write")
-    write_output(path, shown.costs + "\n")
-    typer.echo(f"{path} written: {shown.simulation} {path}", err=True)
 
 
 def _devices(
@@ -229,8 +216,10 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
 
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
-        return _measured(resolved, config, paper)
-    with StatusLine(*_STATUS, "capturing and measuring the model") as status:
+        num, values = config.num_devices, (asdict(config), asdict(paper))
+        typer.echo(f"measuring on {num} workers of this machine", err=True)
+        return Shown(**run_workers(ENTRY, resolved, num, *values))
+    with status_line("capturing and measuring the model") as status:
         with no_collections():
             from hocket.recipes.training.planning import plan_recipe
 
@@ -240,27 +229,13 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
 
 def _has(num_devices: int) -> bool:
     """Return whether this machine has several devices, and as many."""
-    import os
-
     from hocket import cuda
 
     num_gpus = cuda.num_devices()
     return 1 < num_devices <= (num_gpus or len(os.sched_getaffinity(0)))
 
 
-def _measured(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:
-    from hocket.planner.ranking.shown import Shown
-
-    typer.echo(f"measuring on {config.num_devices} workers of this machine", err=True)
-    shown = run_workers(
-        ENTRY, resolved, config.num_devices, asdict(config), asdict(paper)
-    )
-    return Shown(**shown)
-
-
 def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
-    import sys
-
     from hocket.planner.ranking.shown import Paper
 
     width = min(_MOST_COLUMNS, get_terminal_size((_FILE_COLUMNS, 24)).columns)
@@ -268,56 +243,18 @@ def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
     return Paper(num_rows, width, is_terminal, has_page, has_all)
 
 
-# A line on the terminal that says how far a long command has come.
-class StatusLine:
-    """Writes `planning: 120 of 1,212 candidates` over itself, from one second on.
+@contextmanager
+def status_line(first: str) -> Iterator[Progress]:
+    """Show on a terminal how far planning has come, and erase the line at the end.
 
-    Only if standard error is a terminal, so that files and pipes stay clean. The line
-    is erased at the end.
+    Only if standard error is a terminal, so that files and pipes stay clean.
 
     Args:
-        what: what the command does.
-        noun: what it counts.
-        first: what it does before it counts.
+        first: what is done before candidates are counted.
     """
+    from rich.console import Console
 
-    def __init__(self, what: str, noun: str, first: str = "") -> None:
-        self._what = what
-        self._noun = noun
-        self._next_s = monotonic() + _AFTER_S
-        self._is_shown = False
-        self._begin = Timer(_AFTER_S, self._show, (first,))
-        self._begin.daemon = True
-
-    def __call__(self, num_done: int, num_all: int) -> None:
-        """Write the line, if it is time."""
-        now_s = monotonic()
-        if now_s < self._next_s or not sys.stderr.isatty():
-            return
-        self._next_s = now_s + _EVERY_S
-        self._end_first()
-        self._show(f"{num_done:,} of {num_all:,} {self._noun}")
-
-    def _show(self, text: str) -> None:
-        if text and sys.stderr.isatty():
-            self._is_shown = True
-            print(f"\r\x1b[K{self._what}: {text}", end="", file=sys.stderr, flush=True)
-
-    def _end_first(self) -> None:
-        self._begin.cancel()
-        if self._begin.is_alive():
-            self._begin.join()
-
-    def __enter__(self) -> Self:
-        self._begin.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end_first()
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    with Console(stderr=True).status(f"planning: {first}") as status:
+        yield lambda num_done, num_all: status.update(
+            f"planning: {num_done:,} of {num_all:,} candidates"
+        )

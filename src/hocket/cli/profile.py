@@ -23,7 +23,7 @@ from hocket.cli.train import (
 if TYPE_CHECKING:
     from hocket.model.profile.profile import LayerProfile, Profile
 
-ENTRY: Final = "hocket.recipes.training.profiling:main"
+ENTRY: Final = "hocket.recipes.training.train:profile"
 
 
 def profile_command(

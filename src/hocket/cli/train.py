@@ -91,7 +91,11 @@ def train_command(
     elif env.RANK.is_set:
         from hocket.recipes.training.train import train_in_job
 
-        refuse_restarts(max_restarts)
+        if max_restarts is not None:  # a worker cannot start the others again
+            raise ConfigError(
+                f"--max-restarts {max_restarts}: these workers were started by "
+                "torchrun, and it starts them again: give it its own --max-restarts"
+            )
         train_in_job(resolved, run_dir)
     else:
         start_workers(resolved, run_dir, max_restarts or 0)
@@ -191,19 +195,6 @@ def with_workers(
     if workers is not None:
         found.append(f"pipeline.num_workers={workers}")
     return found
-
-
-def refuse_restarts(max_restarts: int | None) -> None:
-    """Refuse restarts under torchrun, where a worker cannot start the others again.
-
-    Raises:
-        ConfigError: restarts were asked for.
-    """
-    if max_restarts is not None:
-        raise ConfigError(
-            f"--max-restarts {max_restarts}: these workers were started by torchrun, "
-            "and it starts them again: give it its own --max-restarts"
-        )
 
 
 def start_workers(

@@ -9,7 +9,7 @@ import pytest
 
 from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.models.freezing import freezing_options
+from hocket.recipes.training.train import freezing_options
 from tests.recipes.config.test_resolve import SMALL, faults, write
 
 ALPHA = "freeze.policy=alpha"
@@ -112,7 +112,7 @@ def test_shapes_and_cache_go_to_the_pipeline(free_dir: Path) -> None:
             "cut names the stages of one shape: leave it out, or take recut=False",
         ),
         (["cache.ram_bytes=1"], "cache: has no effect without layers that freeze"),
-        ([ALPHA, "cache.draws_once=true"], "ram_bytes and disk_bytes are both 0"),
+        ([ALPHA, "cache.draws_once=true"], "ram_bytes and disk_bytes are 0: give one"),
         ([ALPHA, 'freeze.shapes={a = "1x2"}'], "'a' should be a whole number"),
         ([ALPHA, 'freeze.shapes={4 = "12"}'], "freeze.shapes.4: '12' is no layout"),
         (

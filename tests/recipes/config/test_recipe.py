@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from types import NoneType
 from typing import Final, get_args
@@ -12,7 +13,10 @@ from typing import Final, get_args
 from pydantic import BaseModel
 
 import hocket
+from hocket.freeze.cache.settings import Cache
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.models.transformer import Blocks
+from hocket.recipes.training.train import POLICIES
 
 SOURCE: Final = Path(inspect.getfile(hocket)).parent
 FILES: Final = [
@@ -60,10 +64,13 @@ def attributes_read(path: Path) -> set[str]:
 def test_every_key_has_an_effect() -> None:
     """A setting that no code reads would be accepted and do nothing.
 
-    `kind` and `policy` are read by the choice of their class.
+    `kind` and `policy` are read by the choice of their class; a policy of freezing, a
+    cache and a stack of blocks are made of all keys that are their arguments.
     """
     readers = [path for path in FILES if path.stem not in WRITTEN]
     read = set().union(*map(attributes_read, readers))
+    for made in (*POLICIES.values(), Cache, Blocks):
+        read |= {field.name for field in fields(made)}
     assert {key for _, key in keys()} - read <= {"kind", "policy"}
 
 

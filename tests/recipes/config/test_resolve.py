@@ -135,7 +135,7 @@ def test_a_setting_without_a_value_takes_the_key_away() -> None:
     assert taken.recipe.training.evaluate_every_epochs is None
     assert "evaluate_every_epochs" not in taken.to_toml()
     message = faults("digits-vit", "training.evaluate_every_steps=5")
-    assert "--set training.evaluate_every_epochs= takes the other away" in message
+    assert "5: say one of them (--set KEY= takes one away)" in message
     message = faults("digits-vit", "model.kind=")
     assert "model.kind: missing" in message
 
@@ -205,6 +205,24 @@ def test_what_no_section_sees_alone(
     golden("recipes/cross_section_faults.txt", message)
     message = faults("mine.toml", "pipeline.stages_per_device=2")
     golden("recipes/schedule_refuses.txt", message)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("training.stop_metric=f1", "stop_metric 'f1' has no effect without stop_pat"),
+        ("training.stop_goal=highest", "without stop_patience"),
+        ("checkpoint.keep=2", "keep 2 has no effect without every_steps or every_epo"),
+        ("checkpoint.background=false", "without every_steps or every_epochs"),
+        ("checkpoint.allow_previous=true", "every_steps or every_epochs or resume"),
+        ("optimizer.weight_decay_on=matrices", "no effect without weight_decay"),
+    ],
+)
+def test_what_needs_another_key_is_refused_without_it(
+    free_dir: Path, setting: str, words: str
+) -> None:
+    """It would be accepted and do nothing."""
+    assert words in faults(write(free_dir, SMALL), setting)
 
 
 def test_missing_kinds_are_listed(free_dir: Path) -> None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from hocket.errors import RunError
-from hocket.recipes.run_files import CHECKPOINTS_NAME
-from hocket.recipes.training.metrics_log import JSON_NAME, History
-from hocket.recipes.training.records import StepRecord
+from hocket.recipes.run_files import CHECKPOINTS_NAME, METRICS_NAME
+from hocket.recipes.training.records import StepRecord, Watcher
 from hocket.run.checkpoint.format.folder import saved
 
 SMALL: Final = (
@@ -43,18 +42,13 @@ class InterruptedRunError(RunError):
 
 
 @dataclass
-class Interrupter(History):
+class Interrupter(Watcher):
     """Ends a run after a step, as a person or a failure would."""
 
     last_step: int
 
-    def __post_init__(self) -> None:
-        """Nothing has happened yet."""
-        super().__init__()
-
     def step(self, record: StepRecord) -> None:
         """Go on, or not."""
-        super().step(record)
         if record.step == self.last_step:
             raise InterruptedRunError
 
@@ -66,7 +60,7 @@ def ends_after_step_3(run_dir: Path) -> Interrupter:
 
 def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
     """What a run has written down of one kind, without what the clock has a part in."""
-    lines = map(json.loads, (run_dir / JSON_NAME).read_text().splitlines())
+    lines = map(json.loads, (run_dir / METRICS_NAME).read_text().splitlines())
     timed = ("seconds", "samples_per_s", "bubble_fraction", "peak_bytes")
     return [
         {key: value for key, value in line.items() if key not in timed}

@@ -11,10 +11,10 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
     EventAccumulator,
 )
 
+from hocket.errors import ParseError
+from hocket.recipes.run_files import METRICS_NAME, read_metrics
 from hocket.recipes.training.metrics_log import (
-    JSON_NAME,
     TENSORBOARD_NAME,
-    History,
     LoggerWatcher,
     MetricsLog,
     make_logger,
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 def lines(run_dir: Path) -> list[dict[str, object]]:
     """What the file of JSON lines holds."""
-    text = (run_dir / JSON_NAME).read_text()
+    text = (run_dir / METRICS_NAME).read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -110,29 +110,28 @@ def test_a_number_that_is_none_is_null(tmp_path: Path) -> None:
 
 def test_no_log_is_written_over(tmp_path: Path) -> None:
     """The file of another run stays as it is."""
-    (tmp_path / JSON_NAME).write_text("precious")
+    (tmp_path / METRICS_NAME).write_text("precious")
     with pytest.raises(FileExistsError):
         MetricsLog(tmp_path)
-    assert (tmp_path / JSON_NAME).read_text() == "precious"
+    assert (tmp_path / METRICS_NAME).read_text() == "precious"
 
 
-def test_what_was_written_can_be_remembered(tmp_path: Path) -> None:
-    """The report of a run that was interrupted shows the whole of it."""
-    log, history = MetricsLog(tmp_path), History()
-    for step in range(3):
-        log.step(step_record(step))
-        history.step(step_record(step))
-    log.evaluation(evaluation_record(2))
-    history.evaluation(evaluation_record(2))
+def test_what_was_written_can_be_read(tmp_path: Path) -> None:
+    """Up to a torn last line; a torn line before others is named."""
+    log = MetricsLog(tmp_path)
+    log.step(step_record(0))
     log.epoch(epoch_record(2))
-    log.summary(summary_record())
     log.close()
-    again = History()
-    again.read(tmp_path / JSON_NAME)
-
-    assert again.steps == history.steps
-    assert again.evaluations == history.evaluations
-    assert again.epochs == [epoch_record(2)]
+    path = tmp_path / METRICS_NAME
+    whole = lines(tmp_path)
+    assert [line["kind"] for line in whole] == ["step", "epoch"]
+    with path.open("a") as file:
+        file.write('{"kind": "step", "st')
+    assert [*read_metrics(path)] == whole
+    with path.open("a") as file:
+        file.write("\n{}\n")
+    with pytest.raises(ParseError, match=r"metrics\.jsonl:3: not JSON"):
+        [*read_metrics(path)]
 
 
 def test_a_run_that_goes_on_takes_back_what_it_will_do_again(tmp_path: Path) -> None:
@@ -142,7 +141,7 @@ def test_a_run_that_goes_on_takes_back_what_it_will_do_again(tmp_path: Path) -> 
         first.step(step_record(step))
         first.evaluation(evaluation_record(step + 1))
     first.close()
-    with (tmp_path / JSON_NAME).open("a") as file:
+    with (tmp_path / METRICS_NAME).open("a") as file:
         file.write('{"kind": "step", "st')
     second = MetricsLog(tmp_path, first_step=3)
     second.step(step_record(3))

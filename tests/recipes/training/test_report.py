@@ -8,9 +8,14 @@ from typing import Any
 from hocket.core.costs import Costs
 from hocket.core.simulate import simulate
 from hocket.recipes.training.epochs import epoch_table
-from hocket.recipes.training.report import predicted_beside, stage_rows
+from hocket.recipes.training.records import numbers_of
+from hocket.recipes.training.report import charts, predicted_beside, stage_rows
 from hocket.schedules import make_schedule
-from tests.recipes.support.run_records import epoch_record
+from tests.recipes.support.run_records import (
+    epoch_record,
+    evaluation_record,
+    step_record,
+)
 
 
 def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> None:
@@ -30,13 +35,13 @@ def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> Non
 
 def test_epochs_have_their_rates() -> None:
     """Samples, reductions and bytes per second of the epoch; layouts and parameters."""
-    table = epoch_table([epoch_record()])
+    table = epoch_table([{**numbers_of(epoch_record()), "ring_bytes_per_s": None}])
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert row["devices x replicas"] == "2x1"
     assert (row["active parameters"], row["frozen parameters"]) == ("600", "400")
     assert (row["samples/s"], row["reductions/s"]) == ("8.0", "2.0")
     assert (row["MB reduced/s"], row["MB sent/s"]) == ("4.0", "1.0")
-    assert (row["link MB/s"], row["ring MB/s"]) == ("1,000", "500")
+    assert (row["link MB/s"], row["ring MB/s"]) == ("1,000", "–")
     assert (row["cache s"], row["transition s"]) == ("0.12", "0.50")
 
 
@@ -50,3 +55,19 @@ def test_a_delayed_stage_is_named() -> None:
         "device 0, from c",
         "device 1, from d",
     ]
+
+
+def test_curves_are_those_of_the_metrics_file() -> None:
+    """Loss, metrics, speed and bubble; what was not finite leaves a gap."""
+    steps = [numbers_of(step_record(i, seconds=i + 0.5)) for i in range(3)]
+    steps[1]["loss"] = None
+    loss, *others = charts(steps, [numbers_of(evaluation_record(2))])
+    training, evaluation = loss.lines
+    assert training.finite_values() == [1.0, None, 1.0]
+    assert (evaluation.steps, evaluation.values) == ((2.0,), (0.75,))
+    assert evaluation.is_evaluation
+    titles = ["accuracy", "bits_per_byte", "samples/s"]
+    assert [chart.title for chart in others][:3] == titles
+    assert others[0].lines[0].values == (0.5,)
+    assert others[2].lines[0].values == (16.0, 8 / 1.5, 3.2)
+    assert len(charts([], [])) == 3

@@ -13,7 +13,7 @@ from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.run_folder import enter_folder
-from hocket.recipes.training.saving import ResumePoint, resume_point
+from hocket.recipes.training.saving import resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.folder import LATEST, saved
@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         measure_shortly(patch)
         export_once(patch)
         train(folder / "whole", resolved())
-        train(folder / "begun", resolved(), 3)
+        train(folder / "begun", resolved("checkpoint.background=false"), 3)
     return folder
 
 
@@ -188,16 +188,16 @@ def test_what_was_asked_for_must_be_there(free_dir: Path) -> None:
 def test_a_restarted_run_prefers_its_own_checkpoints(runs_dir: Path) -> None:
     """To the one that it began with, which is older."""
     recipe = resolved("checkpoint.resume=begun")
-    first = ResumePoint(runs_dir / "begun" / CHECKPOINTS_NAME)
+    first = runs_dir / "begun" / CHECKPOINTS_NAME, "latest"
     run_dir = runs_dir / "second"
 
-    def start(*, is_restart: bool) -> ResumePoint | None:
+    def start(*, is_restart: bool) -> tuple[Path, int | str] | None:
         return resume_point(run_dir, recipe.recipe.checkpoint, is_restart=is_restart)
 
     assert start(is_restart=True) == start(is_restart=False) == first
     train(run_dir, recipe)
     assert start(is_restart=False) == first
-    assert start(is_restart=True) == ResumePoint(run_dir / CHECKPOINTS_NAME)
+    assert start(is_restart=True) == (run_dir / CHECKPOINTS_NAME, "latest")
 
 
 def test_two_runs_never_share_a_folder(runs_dir: Path) -> None:

@@ -14,14 +14,13 @@ from hocket.model.profile.profile import Profile
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.objectives.losses import class_metrics
-from hocket.recipes.training import profiling
-from hocket.recipes.training.metrics_log import JSON_NAME, History
+from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.records import StepRecord
+from hocket.recipes.training.records import StepRecord, Watcher
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.recipes.training.train import main, train_recipe
+from hocket.recipes.training.train import main, profile, train_recipe
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
@@ -49,7 +48,9 @@ def run_folder(folder: Path, name: str, *settings: str) -> tuple[Path, Recipe]:
 
 def records(run_dir: Path) -> list[dict[str, Any]]:
     """What metrics.jsonl holds."""
-    return [json.loads(line) for line in (run_dir / JSON_NAME).read_text().splitlines()]
+    return [
+        json.loads(line) for line in (run_dir / METRICS_NAME).read_text().splitlines()
+    ]
 
 
 def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
@@ -116,7 +117,7 @@ def test_text_gpt_says_its_bits_per_byte(
 def test_a_profile_is_measured_once(tmp_path: Path) -> None:
     """Kept and found again, by profiling and by training; measured anew when asked."""
     run_dir, recipe = run_folder(tmp_path, "digits-vit")
-    fresh, kept = (profiling.main(str(run_dir), is_again=False) for _ in range(2))
+    fresh, kept = (profile(str(run_dir), is_again=False) for _ in range(2))
     path = Path(fresh["path"])
     written_ns = path.stat().st_mtime_ns
     train_recipe(recipe, run_dir)
@@ -124,7 +125,7 @@ def test_a_profile_is_measured_once(tmp_path: Path) -> None:
     assert (fresh["was_kept"], kept["was_kept"]) == (False, True)
     assert fresh["profile"] == kept["profile"] == Profile.load(path).to_json()
     assert path.stat().st_mtime_ns == written_ns
-    again = profiling.main(str(run_dir), is_again=True)
+    again = profile(str(run_dir), is_again=True)
     assert not again["was_kept"]
     assert again["path"] == fresh["path"]
     assert Profile.load(path).to_json() == again["profile"]
@@ -143,7 +144,7 @@ def test_a_watcher_that_fails_loses_nothing(tmp_path: Path) -> None:
     assert newest(folder / "checkpoints") is not None
 
 
-class FullDisk(History):
+class FullDisk(Watcher):
     """Fails at its first step."""
 
     num_calls = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
@@ -20,9 +20,8 @@ from hocket.options import (
     fixed_cut_faults,
     freezing_faults,
 )
-from hocket.recipes.config.data_settings import DataFunctionSettings, DigitsSettings
+from hocket.recipes.config.data_settings import DataFunctionSettings
 from hocket.recipes.config.freeze_settings import FreezeSettings
-from hocket.recipes.config.model_settings import VitSettings
 from hocket.recipes.config.teacher_settings import (
     AnyTeacher,
     DistilbertSettings,
@@ -34,40 +33,22 @@ if TYPE_CHECKING:
     from hocket.recipes.config.pipeline_settings import PipelineSettings
     from hocket.recipes.config.recipe import Recipe
 
-DIGITS_SIDE: Final = 8  # pixels
-
 
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each fault, with the numbers of both sections."""
-    yield from _strangers(recipe)
     yield from teacher_faults(recipe)
-    if recipe.task.loss is None and not isinstance(recipe.teacher, TwoViewSettings):
-        yield from _without_loss(recipe)
+    has_loss = recipe.task.loss is not None or recipe.teacher is not None
+    if isinstance(recipe.data, DataFunctionSettings) and not has_loss:
+        yield (
+            "task.loss: missing: data of kind 'function' bring no loss along; name "
+            "one, as 'module:function'"
+        )
     yield from _too_small(recipe)
     if recipe.pipeline.schedule == CAPTURED_STEP:
         yield from _not_captured(recipe)
     elif recipe.pipeline.schedule != "auto":
         yield from _misfits(recipe.pipeline)
     yield from _freezing_faults(recipe)
-
-
-def _strangers(recipe: Recipe) -> Iterator[str]:
-    """Check that patches fill the digits."""
-    match recipe.model, recipe.data:
-        case VitSettings(patch_size=patch), DigitsSettings() if DIGITS_SIDE % patch:
-            yield (
-                f"model.patch_size {patch} does not divide the images' side of "
-                f"{DIGITS_SIDE} pixels"
-            )
-
-
-def _without_loss(recipe: Recipe) -> Iterator[str]:
-    """Check that there is a loss for the data, where the recipe names none."""
-    if isinstance(recipe.data, DataFunctionSettings) and recipe.teacher is None:
-        yield (
-            "task.loss: missing: data of kind 'function' bring no loss along; name "
-            "one, as 'module:function'"
-        )
 
 
 def _too_small(recipe: Recipe) -> Iterator[str]:
@@ -177,7 +158,11 @@ def teacher_faults(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each fault of a recipe's teacher."""
     if recipe.teacher is not None:
         yield from _model_faults(recipe, recipe.teacher)
-        yield from _pipeline_faults(recipe)
+        if recipe.task.loss is not None:
+            yield (
+                "task.loss: has no effect with a section [teacher], whose kind is a "
+                "loss"
+            )
     elif recipe.teacher_model is not None:
         yield "teacher_model: has no effect without a section [teacher]"
     if isinstance(recipe.teacher, DistilbertSettings) and not isinstance(
@@ -202,12 +187,6 @@ def _model_faults(recipe: Recipe, teacher: AnyTeacher) -> Iterator[str]:
             f"teacher_model: has no effect with teacher.update {teacher.update!r}: the "
             "teacher begins as a copy of the student"
         )
-
-
-def _pipeline_faults(recipe: Recipe) -> Iterator[str]:
-    """Check what would be a second loss."""
-    if recipe.task.loss is not None:
-        yield "task.loss: has no effect with a section [teacher], whose kind is a loss"
 
 
 def _two_view_faults(recipe: Recipe, teacher: TwoViewSettings) -> Iterator[str]:

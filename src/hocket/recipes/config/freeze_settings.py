@@ -8,12 +8,10 @@ shapes = {5 = "2x4", 8 = "1x8"}  # stages x replicas from so many frozen layers 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from hocket.core.layout import WorkerLayout
-from hocket.errors import PlanError
 from hocket.freeze.greedy import Balance
 from hocket.recipes.config.settings import (
     Count,
@@ -21,28 +19,22 @@ from hocket.recipes.config.settings import (
     Positive,
     Settings,
     Share,
+    layout_of,
 )
 
 
-def _is_layout(text: str) -> str:
-    try:
-        WorkerLayout.parse(text)
-    except PlanError as error:  # pydantic takes only a ValueError for a fault
-        raise ValueError(str(error)) from None
-    return text
-
-
-def _are_numbers(table: dict[str, Any]) -> dict[str, Any]:
-    wrong = [key for key in table if not (key.isascii() and key.isdecimal())]
+def _by_number(table: Any) -> Any:
+    """Return a table of TOML, whose keys are strings, by whole numbers."""
+    keys = [*table] if isinstance(table, dict) else []
+    wrong = [x for x in map(str, keys) if not (x.isascii() and x.isdecimal())]
     if wrong:
         raise ValueError(f"{wrong[0]!r:.80} should be a whole number, such as 4")
-    return table
+    return {int(key): table[key] for key in keys} if keys else table
 
 
-Shapes = Annotated[
-    dict[str, Annotated[str, AfterValidator(_is_layout)]], AfterValidator(_are_numbers)
-]
-LayersByDecision = Annotated[dict[str, NaturalNumber], AfterValidator(_are_numbers)]
+Layout = Annotated[str, AfterValidator(lambda text: str(layout_of(text)))]
+Shapes = Annotated[dict[int, Layout], BeforeValidator(_by_number)]
+LayersByDecision = Annotated[dict[int, NaturalNumber], BeforeValidator(_by_number)]
 
 
 class FreezeSettings(Settings):
@@ -62,6 +54,7 @@ class FreezeSettings(Settings):
             stays where it is, and the first layout stays.
     """
 
+    policy: str
     every_steps: Count | None = None
     layers: str | None = None
     shapes: Shapes | None = None
@@ -165,17 +158,10 @@ class CacheSettings(Settings):
             in each epoch; without it, data that change them are refused.
     """
 
+    NOT_ALL_0: ClassVar = ("ram_bytes", "disk_bytes")
+
     folder: str | None = None
     ram_bytes: NaturalNumber = 0
     disk_bytes: NaturalNumber = 0
     dtype: Literal["bfloat16"] | None = None
     draws_once: bool = False
-
-    @model_validator(mode="after")
-    def _has_room(self) -> CacheSettings:
-        if not self.ram_bytes and not self.disk_bytes:
-            raise ValueError(
-                "ram_bytes and disk_bytes are both 0: give one of them, such as "
-                "--set cache.ram_bytes=8589934592"
-            )
-        return self

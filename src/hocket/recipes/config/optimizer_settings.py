@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hocket.recipes.config.settings import (
     Decay,
@@ -29,18 +29,14 @@ class OptimizerSettings(Settings):
             biases and norms.
     """
 
+    NEEDS: ClassVar = {"weight_decay_on": ("weight_decay",)}
+
     learning_rate: Positive = 1e-3
     num_warmup_steps: NaturalNumber = 0
     fall: Literal["cosine", "linear"] = "cosine"
     final_fraction: Probability = 0.0
     weight_decay: NotNegative = 0.0
     weight_decay_on: Literal["all", "matrices"] = "all"
-
-    @model_validator(mode="after")
-    def _has_a_decay_to_place(self) -> OptimizerSettings:
-        if self.weight_decay_on != "all" and not self.weight_decay:
-            raise ValueError("weight_decay_on has no effect where weight_decay is 0")
-        return self
 
 
 class AdamwSettings(OptimizerSettings):
@@ -66,15 +62,11 @@ class SgdSettings(OptimizerSettings):
         nesterov: whether each step looks ahead by the momentum.
     """
 
+    NEEDS: ClassVar = OptimizerSettings.NEEDS | {"nesterov": ("momentum",)}
+
     kind: Literal["sgd"]
     momentum: Decay = 0.0
     nesterov: bool = False
-
-    @model_validator(mode="after")
-    def _looks_ahead_by_something(self) -> SgdSettings:
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov has no effect where momentum is 0")
-        return self
 
 
 class LarsSettings(OptimizerSettings):

@@ -7,11 +7,9 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from hocket.core.formats.given import is_path
-from hocket.core.layout import WorkerLayout
-from hocket.errors import PlanError
 from hocket.nearest import nearest
 from hocket.options import CAPTURED_STEP, ScheduleOptions
-from hocket.recipes.config.settings import Count, Settings
+from hocket.recipes.config.settings import Count, Settings, layout_of
 from hocket.schedules import SCHEDULES
 
 
@@ -40,12 +38,21 @@ class PipelineSettings(Settings, ScheduleOptions):
         """Workers and replicas follow from the layout where they are not said."""
         if not isinstance(given, dict) or not isinstance(given.get("layout"), str):
             return given
-        layout = _layout(given["layout"])
-        return {
+        layout = layout_of(given["layout"])
+        both = {
             "num_workers": layout.num_workers,
             "num_replicas": layout.num_replicas,
-            **given,
         }
+        said = {**both, **given}
+        if any(said[name] != number for name, number in both.items()):
+            raise ValueError(
+                f"layout {layout} is {layout.num_workers} workers in "
+                f"{layout.num_replicas} replicas, but num_workers is "
+                f"{said['num_workers']} and num_replicas {said['num_replicas']}: say "
+                "one or the other (--layout replaces both numbers; "
+                "--set pipeline.layout= takes the layout away)"
+            )
+        return said
 
     @field_validator("schedule")
     @classmethod
@@ -57,22 +64,6 @@ class PipelineSettings(Settings, ScheduleOptions):
         return name
 
     @model_validator(mode="after")
-    def _layout_agrees(self) -> PipelineSettings:
-        if self.layout is None:
-            return self
-        layout = _layout(self.layout)
-        said = self.num_workers, self.num_replicas
-        if said != (layout.num_workers, layout.num_replicas):
-            raise ValueError(
-                f"layout {layout} is {layout.num_workers} workers in "
-                f"{layout.num_replicas} replicas, but num_workers is "
-                f"{self.num_workers} and num_replicas {self.num_replicas}: say one or "
-                "the other (--layout replaces both numbers; --set pipeline.layout= "
-                "takes the layout away)"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _replicas_share_the_workers(self) -> PipelineSettings:
         if self.num_workers % self.num_replicas:
             raise ValueError(
@@ -80,10 +71,3 @@ class PipelineSettings(Settings, ScheduleOptions):
                 f"num_replicas {self.num_replicas}"
             )
         return self
-
-
-def _layout(text: str) -> WorkerLayout:
-    try:
-        return WorkerLayout.parse(text)
-    except PlanError as error:  # pydantic takes only a ValueError for a fault
-        raise ValueError(str(error)) from None

@@ -23,7 +23,7 @@ Here is what they mean; `hocket.recipes.config.resolve` reads them from files an
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -59,15 +59,11 @@ class TaskSettings(Settings):
             of named numbers.
     """
 
+    ONE_OF: ClassVar = ("metrics", "evaluate")
+
     loss: FunctionName | None = None
     metrics: FunctionName | None = None
     evaluate: FunctionName | None = None
-
-    @model_validator(mode="after")
-    def _measures_in_one_way(self) -> TaskSettings:
-        if self.metrics is not None and self.evaluate is not None:
-            raise ValueError("metrics has no effect beside evaluate: say one of them")
-        return self
 
 
 class TrainingSettings(Settings, UpdateOptions):
@@ -90,6 +86,12 @@ class TrainingSettings(Settings, UpdateOptions):
         seed: the seed of the weights, the order of the data, shifts and dropout.
     """
 
+    NEEDS: ClassVar = {
+        "stop_metric": ("stop_patience",),
+        "stop_goal": ("stop_patience",),
+    }
+    ONE_OF: ClassVar = ("evaluate_every_epochs", "evaluate_every_steps")
+
     num_epochs: Count = 10
     max_steps: Count | None = None
     batch_size: Count = 64
@@ -100,24 +102,6 @@ class TrainingSettings(Settings, UpdateOptions):
     stop_metric: str = "loss"
     stop_goal: Literal["lowest", "highest"] = "lowest"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-
-    @model_validator(mode="after")
-    def _says_things_once(self) -> TrainingSettings:
-        if self.evaluate_every_epochs and self.evaluate_every_steps:
-            raise ValueError(
-                f"evaluate_every_epochs {self.evaluate_every_epochs:g} and "
-                f"evaluate_every_steps {self.evaluate_every_steps}: say one of them "
-                "(--set training.evaluate_every_epochs= takes the other away)"
-            )
-        if self.stop_patience is None and (self.stop_metric, self.stop_goal) != (
-            "loss",
-            "lowest",
-        ):
-            raise ValueError(
-                f"stop_metric {self.stop_metric!r} and stop_goal {self.stop_goal!r} "
-                "have no effect without stop_patience"
-            )
-        return self
 
 
 class CheckpointSettings(Settings):
@@ -136,6 +120,13 @@ class CheckpointSettings(Settings):
         allow_previous: where the checkpoint is damaged, takes the one saved before it.
     """
 
+    ONE_OF: ClassVar = ("every_steps", "every_epochs")
+    NEEDS: ClassVar = {
+        "keep": ONE_OF,
+        "background": ONE_OF,
+        "allow_previous": (*ONE_OF, "resume"),
+    }
+
     every_steps: Count | None = None
     every_epochs: Positive | None = None
     final: bool = True
@@ -143,23 +134,6 @@ class CheckpointSettings(Settings):
     background: bool = True
     resume: str | None = None
     allow_previous: bool = False
-
-    @model_validator(mode="after")
-    def _says_when(self) -> CheckpointSettings:
-        if self.every_steps and self.every_epochs:
-            raise ValueError(
-                f"every_steps {self.every_steps} and every_epochs "
-                f"{self.every_epochs:g}: say one of them "
-                "(--set checkpoint.every_epochs= takes the other away)"
-            )
-        if self.is_off and (self.keep, self.background) != (3, True):
-            raise ValueError(
-                "keep and background have no effect without every_steps or "
-                "every_epochs: only the last weights are written"
-            )
-        if self.allow_previous and self.is_off and self.resume is None:
-            raise ValueError("allow_previous has no effect: no checkpoint is read")
-        return self
 
     @property
     def is_off(self) -> bool:

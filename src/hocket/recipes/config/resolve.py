@@ -9,6 +9,7 @@ A later source replaces single keys of an earlier one, never whole sections.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from hocket.core.formats.documents import Key, lines_of_keys, read_toml
 from hocket.errors import RecipeError
 from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import dotted, large_integers, to_toml
 from hocket.recipes.config.validation_errors import faults_of
+from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.user_functions import checkout, is_in_zoo, is_known
 
 SUFFIX: Final = ".toml"
@@ -76,20 +77,17 @@ class Resolved:
     import_folders: tuple[Path, ...] = ()
 
     def to_toml(self) -> str:
-        """The whole recipe as TOML, which reads back as the same recipe."""
-        sections = {
-            section: {
-                name: values[name]
-                for name in sorted(values, key=lambda x: x not in ("kind", "policy"))
-            }
-            for section, values in self.recipe.model_dump(exclude_none=True).items()
-        }
-        origins: dict[Key, str] = {
-            (section, name): self.origins.get((section, name), DEFAULT_ORIGIN)
-            for section, values in sections.items()
-            for name in values
-        }
-        return to_toml(sections, origins)
+        """The whole recipe as TOML, which reads back as the same recipe.
+
+        TOML knows no None: keys without a value are left out.
+        """
+        lines: list[str] = []
+        for section, values in self.recipe.model_dump(exclude_none=True).items():
+            lines += ["", f"[{section}]"]
+            for name in sorted(values, key=lambda x: x not in ("kind", "policy")):
+                origin = self.origins.get((section, name), DEFAULT_ORIGIN)
+                lines.append(f"{name} = {_toml(values[name])}  # {origin}")
+        return "\n".join([*lines[1:], ""])
 
 
 def builtin_names() -> list[str]:
@@ -129,7 +127,7 @@ def resolve(
     if functions_in(sections) & said_here or (import_folders and allow_outside):
         import_folders.append(Path.cwd())
     import_folders += zoo_folders(sections)
-    for key in [*large_integers(sections)]:
+    for key in [*_large_integers(sections)]:
         found.append((key, "an integer of more than 64 bits"))
         (sections if len(key) == 1 else sections[key[0]]).pop(key[-1])
     for section, field in Recipe.model_fields.items():
@@ -145,6 +143,15 @@ def resolve(
     if faults:
         raise RecipeError(_sentence(label, faults))
     return Resolved(recipe, origins, tuple(import_folders))
+
+
+def resolved_in(run_dir: str | Path) -> Resolved:
+    """Return the recipe that a run's folder holds, as it was resolved.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    return resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True)
 
 
 def _read(source: str) -> tuple[str, str, Path]:
@@ -216,8 +223,43 @@ def _value(text: str) -> Any:
         return text
 
 
+def _large_integers(sections: Mapping[str, Any]) -> Iterator[Key]:
+    """Yield each key whose value has an integer of more than 64 bits."""
+    for section, values in sections.items():
+        if not isinstance(values, dict):
+            if _is_large(values):
+                yield (section,)
+            continue
+        for name, value in values.items():
+            if _is_large(value):
+                yield section, name
+
+
+def _is_large(value: Any) -> bool:
+    match value:
+        case int():
+            return not -(2**63) <= value < 2**63
+        case list():
+            return any(map(_is_large, value))
+        case dict():
+            return any(map(_is_large, value.values()))
+        case _:
+            return False
+
+
+def _toml(value: Any) -> str:
+    """A TOML value. JSON's strings, numbers, truths and lists are TOML's as well."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = (f"{_toml(name)} = {_toml(one)}" for name, one in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
 def _name(key: Key) -> str:
-    return f"{dotted(key)}: " if key else ""
+    return f"{'.'.join(key)}: " if key else ""
 
 
 def _where(key: Key, origins: Mapping[Key, str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from hocket.core.layout import WorkerLayout
+from hocket.errors import PlanError
 from hocket.options import ScheduleOptions, UpdateOptions, faults_of, value_faults
 
 Count = Annotated[int, Field(ge=1)]
@@ -62,8 +65,30 @@ def _is_plain(value: Any) -> bool | int | float | str:
 Plain = Annotated[Any, AfterValidator(_is_plain)]
 
 
+def layout_of(text: str) -> WorkerLayout:
+    """Read a layout such as "4x2".
+
+    Raises:
+        ValueError: it is none; pydantic takes only this for a fault.
+    """
+    try:
+        return WorkerLayout.parse(text)
+    except PlanError as error:
+        raise ValueError(str(error)) from None
+
+
 class Settings(BaseModel):
-    """A section: unknown keys are refused, and values are taken as they are written."""
+    """A section: unknown keys are refused, and values are taken as they are written.
+
+    Attributes:
+        NEEDS: keys that have an effect only where one of others is said.
+        ONE_OF: keys of which one may be said.
+        NOT_ALL_0: keys of which at least one is above 0.
+    """
+
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    ONE_OF: ClassVar[tuple[str, ...]] = ()
+    NOT_ALL_0: ClassVar[tuple[str, ...]] = ()
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False
@@ -80,9 +105,21 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _options_are_valid(self) -> Self:
-        if faults := [*faults_of(self)]:
+        if faults := [*faults_of(self), *self._rule_faults()]:
             raise ValueError("\n".join(faults))
         return self
+
+    def _rule_faults(self) -> Iterator[str]:
+        for name, others in self.NEEDS.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and not any(getattr(self, other) for other in others):
+                yield f"{name} {value!r} has no effect without {' or '.join(others)}"
+        said = [x for x in self.ONE_OF if getattr(self, x)]
+        if len(said) > 1:
+            values = (f"{name} {getattr(self, name)!r}" for name in said)
+            yield f"{' and '.join(values)}: say one of them (--set KEY= takes one away)"
+        if self.NOT_ALL_0 and not any(getattr(self, x) for x in self.NOT_ALL_0):
+            yield f"{' and '.join(self.NOT_ALL_0)} are 0: give one of them"
 
 
 class FunctionSettings(Settings):

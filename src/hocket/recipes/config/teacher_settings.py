@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import model_validator
 
@@ -16,6 +15,17 @@ from hocket.recipes.config.settings import (
     Settings,
     Share,
 )
+
+# What an update cannot do without, with an example; and which keys are whose.
+_NEEDED: Final = {"momentum": ("momentum", 0.996), "copy": ("copy_every_steps", 100)}
+_OF_UPDATES: Final = {
+    "momentum": ("momentum",),
+    "final_momentum": ("momentum",),
+    "copy_every_steps": ("copy",),
+    "buffers": ("momentum", "copy"),
+    "delay": ("momentum", "copy"),
+    "weights": ("frozen",),
+}
 
 
 class TeacherSettings(Settings):
@@ -58,7 +68,19 @@ class TeacherSettings(Settings):
 
     @model_validator(mode="after")
     def _update_has_its_keys(self) -> TeacherSettings:
-        if faults := [*self._missing(), *self._without_effect()]:
+        """Refuse keys of another update, and an update without its own."""
+        faults = []
+        needed, example = _NEEDED.get(self.update, ("", 0))
+        if needed and getattr(self, needed) is None:
+            why = f"update {self.update!r} needs it, such as {example}"
+            faults.append(f"{needed} is missing: {why}")
+        for name, updates in _OF_UPDATES.items():
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and self.update not in updates:
+                faults.append(
+                    f"{name} {value!r} has no effect with update {self.update!r}"
+                )
+        if faults:
             raise ValueError("\n".join(faults))
         return self
 
@@ -66,25 +88,6 @@ class TeacherSettings(Settings):
     def moves(self) -> bool:
         """Whether the weights change."""
         return self.update != "frozen"
-
-    def _missing(self) -> Iterator[str]:
-        if self.update == "momentum" and self.momentum is None:
-            yield "momentum is missing: update 'momentum' needs it, such as 0.996"
-        if self.update == "copy" and self.copy_every_steps is None:
-            yield "copy_every_steps is missing: update 'copy' needs it, such as 100"
-
-    def _without_effect(self) -> Iterator[str]:
-        ways = {
-            "momentum": (self.momentum, None, self.update == "momentum"),
-            "final_momentum": (self.final_momentum, None, self.update == "momentum"),
-            "copy_every_steps": (self.copy_every_steps, None, self.update == "copy"),
-            "buffers": (self.buffers, "own", self.moves),
-            "delay": (self.delay, 0, self.moves),
-            "weights": (self.weights, None, not self.moves),
-        }
-        for name, (value, default, has_effect) in ways.items():
-            if value != default and not has_effect:
-                yield f"{name} {value!r} has no effect with update {self.update!r}"
 
 
 class DistillationSettings(TeacherSettings):
@@ -96,16 +99,12 @@ class DistillationSettings(TeacherSettings):
         hard_weight: the weight of the loss to the targets.
     """
 
+    NOT_ALL_0: ClassVar = ("soft_weight", "hard_weight")
+
     kind: Literal["distillation"]
     temperature: Positive = 4.0
     soft_weight: NotNegative = 0.1
     hard_weight: NotNegative = 1.0
-
-    @model_validator(mode="after")
-    def _has_a_loss(self) -> DistillationSettings:
-        if not self.soft_weight and not self.hard_weight:
-            raise ValueError("soft_weight and hard_weight are 0: there is no loss")
-        return self
 
 
 class DistilbertSettings(TeacherSettings):
@@ -118,19 +117,13 @@ class DistilbertSettings(TeacherSettings):
         cosine_weight: the weight of the loss to the teacher's last hidden states.
     """
 
+    NOT_ALL_0: ClassVar = ("soft_weight", "mlm_weight", "cosine_weight")
+
     kind: Literal["distilbert"]
     temperature: Positive = 2.0
     soft_weight: NotNegative = 5.0
     mlm_weight: NotNegative = 2.0
     cosine_weight: NotNegative = 1.0
-
-    @model_validator(mode="after")
-    def _has_a_loss(self) -> DistilbertSettings:
-        if not self.soft_weight and not self.mlm_weight and not self.cosine_weight:
-            raise ValueError(
-                "soft_weight, mlm_weight and cosine_weight are 0: there is no loss"
-            )
-        return self
 
 
 class TwoViewSettings(TeacherSettings):

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ValidationError
 from hocket.core.formats.documents import Key
 from hocket.nearest import nearest
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.toml_text import dotted
 
 
 def faults_of(
@@ -62,10 +61,14 @@ def _sentences(
             noun = "key" if len(key) > 1 else "section"
             yield f"no such {noun}; {nearest(key[-1], _names_beside(key, sections))}"
         case "missing":
-            yield f"missing: add it to the recipe, or --set {dotted(key)}=VALUE"
+            yield f"missing: add it to the recipe, or --set {'.'.join(key)}=VALUE"
         case "union_tag_not_found" | "union_tag_invalid":
-            noun = _discriminator(key[0])
-            yield _kind_fault(noun, context.get("tag"), _kinds(key[0]))
+            kind, kinds = context.get("tag"), [*map(str, _classes(key[0]))]
+            unknown = (
+                f"no {_discriminator(key[0])} {kind!r}; {nearest(f'{kind}', kinds)}"
+            )
+            missing = f"missing; there are {', '.join(map(repr, kinds))}"
+            yield missing if kind is None else unknown
         case "literal_error":
             names = re.findall(r"'([^']+)'", context["expected"])
             yield f"no {value!r:.80}; {nearest(str(value), names)}"
@@ -74,16 +77,9 @@ def _sentences(
         case "tuple_type" | "sequence_str":
             yield f"{value!r:.80} should be a list, such as [{value!r:.80}]"
         case "model_type" | "model_attributes_type":
-            yield f"{value!r:.80} should be a section, [{dotted(key)}] and its keys"
+            yield f"{value!r:.80} should be a section, [{'.'.join(key)}] and its keys"
         case _:
             yield details["msg"].replace("Input", f"{value!r:.80}", 1)
-
-
-def _kind_fault(noun: str, kind: str | None, kinds: list[str]) -> str:
-    """What to say of a section's kind that is missing or not known."""
-    if kind is None:
-        return f"missing; there are {', '.join(map(repr, kinds))}"
-    return f"no {noun} {kind!r}; {nearest(kind, kinds)}"
 
 
 def _names_beside(key: Key, sections: Mapping[str, Any]) -> list[str]:
@@ -91,30 +87,22 @@ def _names_beside(key: Key, sections: Mapping[str, Any]) -> list[str]:
     if len(key) == 1:
         return list(Recipe.model_fields)
     classes = _classes(key[0])
-    if len(classes) == 1:
-        (found,) = classes.values()
-    else:
-        found = classes[sections[key[0]][_discriminator(key[0])]]
-    return list(found.model_fields)
+    kind = None if None in classes else sections[key[0]][_discriminator(key[0])]
+    return list(classes[kind].model_fields)
 
 
-def _kinds(section: str) -> list[str]:
-    return list(_classes(section))
-
-
-def _classes(section: str) -> dict[str, type[BaseModel]]:
+def _classes(section: str) -> dict[str | None, type[BaseModel]]:
     """The classes of a section, by kind; under no kind where there is only one."""
     annotation = Recipe.model_fields[section].annotation
     members = [x for x in get_args(annotation) or (annotation,) if x is not NoneType]
-    name = _discriminator(section)
-    return {kind: member for member in members for kind in _kinds_of(member, name)}
+    fields = [member.model_fields.get(_discriminator(section)) for member in members]
+    return {
+        kind: member
+        for member, field in zip(members, fields, strict=True)
+        for kind in ([None] if field is None else get_args(field.annotation))
+    }
 
 
 def _discriminator(section: str) -> str:
     """The key that says which kind of section it is."""
     return str(Recipe.model_fields[section].discriminator or "kind")
-
-
-def _kinds_of(member: Any, discriminator: str) -> tuple[Any, ...]:
-    field = member.model_fields.get(discriminator)
-    return get_args(field.annotation) if field is not None else (None,)

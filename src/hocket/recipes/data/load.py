@@ -5,13 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, assert_never
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from hocket.errors import DataError, RecipeError
-from hocket.recipes.config.data_settings import DataFunctionSettings, DigitsSettings
+from hocket.recipes.config.data_settings import DigitsSettings
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.data.digits import load_digits
 from hocket.recipes.user_functions import call_function
@@ -76,19 +76,20 @@ class DatasetSamples:
         return sample[0], sample[1]
 
 
-def load_user_data(settings: DataFunctionSettings) -> tuple[Samples, Samples]:
-    """Call a function that returns samples for training and for evaluation.
+def load_samples(recipe: Recipe) -> tuple[Samples, Samples]:
+    """Load the samples for training and for evaluation.
 
-    Args:
-        settings: the function and its arguments. It returns a pair; both are
-            `hocket.run.data.samples.Samples`, or else have a length and return
-            `(inputs, targets)` for an index, as torch's datasets do.
+    A function returns a pair; both are `hocket.run.data.samples.Samples`, or else have
+    a length and return `(inputs, targets)` for an index, as torch's datasets do.
 
     Raises:
-        RecipeError: it cannot be had, or returns something else.
+        DataError: the data are missing, malformed, or too few to be split.
+        RecipeError: the user's function cannot be imported, or returns no data.
     """
-    name = settings.function
-    pair = call_function("data", settings)
+    settings = recipe.data
+    if isinstance(settings, DigitsSettings):
+        return load_digits(settings.test_fraction, settings.shift_probability)
+    name, pair = settings.function, call_function("data", settings)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise RecipeError(
             f"{name} returned {type(pair).__name__}: it must return a pair, the data "
@@ -110,22 +111,6 @@ def _samples(name: str, part: Any) -> Samples:
         "hocket.run.data.samples.Samples, or have a length and give "
         "(inputs, targets) for an index"
     )
-
-
-def load_samples(recipe: Recipe) -> tuple[Samples, Samples]:
-    """Load the samples for training and for evaluation.
-
-    Raises:
-        DataError: the data are missing, malformed, or too few to be split.
-        RecipeError: the user's function cannot be imported, or returns no data.
-    """
-    match recipe.data:
-        case DigitsSettings(test_fraction=fraction, shift_probability=probability):
-            return load_digits(fraction, probability)
-        case DataFunctionSettings() as settings:
-            return load_user_data(settings)
-        case _:
-            assert_never(recipe.data)
 
 
 def whole_of(samples: Samples) -> Any:

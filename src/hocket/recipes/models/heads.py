@@ -11,29 +11,12 @@ Shapes: B images, F features, W inside a head, O outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """The sizes of projector and predictor.
-
-    Args:
-        width: W.
-        output_width: O.
-        num_projector_layers: linear layers of the projector.
-        num_predictor_layers: linear layers of the predictor.
-    """
-
-    width: int
-    output_width: int
-    num_projector_layers: int = 2
-    num_predictor_layers: int = 2
+from hocket.recipes.config.teacher_settings import TwoViewSettings
 
 
 class Projected(nn.Module):
@@ -41,18 +24,21 @@ class Projected(nn.Module):
 
     Args:
         model: a classifier, whose last layer is left out.
-        heads: the heads' sizes.
+        heads: says the heads' sizes.
 
     Raises:
         ModelError: the model does not end in a linear layer.
     """
 
-    def __init__(self, model: nn.Module, heads: Heads) -> None:
+    def __init__(self, model: nn.Module, heads: TwoViewSettings) -> None:
         super().__init__()
         num_features = _remove_head(model)
         self.model = model
         self.projector = _mlp(
-            num_features, heads.width, heads.output_width, heads.num_projector_layers
+            num_features,
+            heads.head_width,
+            heads.output_width,
+            heads.num_projector_layers,
         )
 
     def forward(self, image_BCSS: Tensor) -> Tensor:
@@ -66,16 +52,18 @@ class Predicting(Projected):
 
     Args:
         model: a classifier, whose last layer is left out.
-        heads: the heads' sizes.
+        heads: says the heads' sizes.
 
     Raises:
         ModelError: the model does not end in a linear layer.
     """
 
-    def __init__(self, model: nn.Module, heads: Heads) -> None:
+    def __init__(self, model: nn.Module, heads: TwoViewSettings) -> None:
         super().__init__(model, heads)
         width = heads.output_width
-        self.predictor = _mlp(width, heads.width, width, heads.num_predictor_layers)
+        self.predictor = _mlp(
+            width, heads.head_width, width, heads.num_predictor_layers
+        )
 
     def forward(self, image_BCSS: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         """Predict the teacher's projections of the other views."""

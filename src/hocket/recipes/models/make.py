@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, assert_never, runtime_checkable
+from typing import Any, Final, assert_never
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from hocket.recipes.models.transformer import Blocks
 from hocket.recipes.models.vit import Pooling, VisionTransformer
 from hocket.recipes.user_functions import call_function
 from hocket.run.data.samples import Samples
+from hocket.signatures import values_of
+
+_IMAGES: Final = ("num_channels", "side", "num_classes")  # what a vit asks of data
 
 
 def make_model(recipe: Recipe, training: Samples) -> nn.Module:
@@ -40,22 +43,13 @@ def make_model(recipe: Recipe, training: Samples) -> nn.Module:
             assert_never(recipe.model)
 
 
-@runtime_checkable
-class Images(Protocol):
-    """Images of one size, with classes."""
-
-    num_channels: int
-    side: int
-    num_classes: int
-
-
 def _vit(settings: VitSettings, images: Any) -> nn.Module:
     """Make a vision transformer of the images' sizes.
 
     Raises:
         RecipeError: the data are no images, or patches do not fill them.
     """
-    if not isinstance(images, Images):
+    if not all(hasattr(images, name) for name in _IMAGES):
         raise RecipeError(
             "model.kind 'vit' reads images: the function of [data] must return samples "
             "with num_channels, side (pixels) and num_classes"
@@ -71,13 +65,7 @@ def _vit(settings: VitSettings, images: Any) -> nn.Module:
         num_classes=images.num_classes,
         patch_size=settings.patch_size,
         pooling=Pooling(settings.pooling),
-        blocks=Blocks(
-            width=settings.width,
-            num_blocks=settings.num_blocks,
-            num_heads=settings.num_heads,
-            mlp_width=settings.mlp_width,
-            dropout=settings.dropout,
-        ),
+        blocks=Blocks(**values_of(Blocks, settings)),
     )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -24,26 +23,7 @@ if TYPE_CHECKING:
     from hocket.run.pipeline import Pipeline
 
 
-class Colours(Protocol):
-    """Mean and standard deviation of each channel, of pixels from 0 to 1."""
-
-    @property
-    def mean(self) -> tuple[float, float, float]:
-        """The mean of each channel."""
-
-    @property
-    def std(self) -> tuple[float, float, float]:
-        """The deviation of each channel."""
-
-
-@runtime_checkable
-class Pictures(Protocol):
-    """Samples whose images can be read as they are, to make views of them."""
-
-    labels: Tensor
-    side: int
-    colours: Colours
-    image: Callable[[int], Any]
+_PICTURES: Final = ("image", "labels", "side", "colours")  # that views need
 
 
 def two_view_samples(samples: Samples, settings: TwoViewSettings) -> TwoViewSamples:
@@ -57,7 +37,7 @@ def two_view_samples(samples: Samples, settings: TwoViewSettings) -> TwoViewSamp
         RecipeError: the samples cannot give their images as they are.
     """
     whole = whole_of(samples)
-    if not isinstance(whole, Pictures):
+    if not all(hasattr(whole, name) for name in _PICTURES):
         raise RecipeError(
             f"teacher.kind {settings.kind!r} reads two views of each image: the "
             "function of [data] must return samples with image(row), labels, side "

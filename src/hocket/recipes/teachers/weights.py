@@ -5,22 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from hocket.errors import CheckpointError, DataError, RecipeError
+from hocket.errors import DataError, RecipeError
 from hocket.recipes.config.data_settings import DataFunctionSettings, DataSettings
 from hocket.recipes.config.model_settings import ModelFunctionSettings
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.resolve import resolve
+from hocket.recipes.config.resolve import resolved_in
 from hocket.recipes.models.make import make_model
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
 from hocket.recipes.user_functions import is_known
-from hocket.run.checkpoint.export import read_weights
-from hocket.run.checkpoint.format.manifest import MANIFEST
-from hocket.run.checkpoint.format.newest import newest
+from hocket.run.checkpoint.export import open_one, read_weights
 from hocket.run.data.samples import Samples
 
 # Keys of [data] that a vocabulary depends on which is built from texts.
@@ -49,7 +46,7 @@ def load_teacher(recipe: Recipe, training: Samples) -> nn.Module:
         return net
     assert weights is not None, "the recipe is valid"
     run_dir = _run_dir(Path(weights))
-    there = resolve(str(run_dir / RECIPE_NAME), allow_outside=True).recipe
+    there = resolved_in(run_dir).recipe
     net = make_model(_with_model_of(there, recipe, run_dir), training)
     averaged = there.training.ema_decay is not None
     _load(net, _weights_in(Path(weights), averaged=averaged), weights)
@@ -69,7 +66,7 @@ def check_teacher(recipe: Recipe) -> None:
     if recipe.teacher_model is None:
         _run_dir(path)
     if not path.is_file():
-        _checkpoint(path)
+        open_one(_checkpoints(path))
 
 
 def _run_dir(path: Path) -> Path:
@@ -88,8 +85,8 @@ def _with_model_of(there: Recipe, recipe: Recipe, run_dir: Path) -> Recipe:
     """Return the student's recipe with the model of another one.
 
     Raises:
-        RecipeError: its model does not read the student's data; or it is a function of
-            the user's, which must not run because a folder names it.
+        RecipeError: its model is a function of the user's, which must not run because
+            a folder names it; or the vocabularies are not the same.
     """
     own = there.model
     if isinstance(own, ModelFunctionSettings) and not is_known(own.function):
@@ -98,16 +95,9 @@ def _with_model_of(there: Recipe, recipe: Recipe, run_dir: Path) -> Recipe:
             f"{own.function}: name it in a section [teacher_model] as well"
         )
     _check_words(there, recipe, run_dir)
-    sections = recipe.model_dump(exclude_none=True)
-    model = own.model_dump(exclude_none=True)
-    model.pop("pretrained", None)  # the checkpoint has the weights
-    try:
-        return Recipe.model_validate({**sections, "model": model})
-    except ValidationError as error:
-        reasons = "; ".join(str(fault["msg"]) for fault in error.errors())
-        raise RecipeError(
-            f"teacher.weights: the model of {run_dir} cannot be the teacher: {reasons}"
-        ) from error
+    own_weights = {"pretrained"}  # the checkpoint has them
+    model = type(own).model_validate(own.model_dump(exclude=own_weights))
+    return recipe.model_copy(update={"model": model})
 
 
 def _check_words(there: Recipe, recipe: Recipe, run_dir: Path) -> None:
@@ -138,7 +128,7 @@ def _vocabulary(data: DataSettings) -> str:
 def _weights_in(path: Path, *, averaged: bool) -> dict[str, Tensor]:
     """Read the weights of a run, of one of its checkpoints, or of a file."""
     if not path.is_file():
-        return read_weights(_checkpoint(path), averaged=averaged)
+        return read_weights(_checkpoints(path), averaged=averaged)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
@@ -147,19 +137,10 @@ def _weights_in(path: Path, *, averaged: bool) -> dict[str, Tensor]:
         ) from error
 
 
-def _checkpoint(path: Path) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest one of a run."""
+def _checkpoints(path: Path) -> Path:
+    """Return a run's folder of checkpoints; or the path, which is one, or in one."""
     inside = path / CHECKPOINTS_NAME
-    folder = inside if inside.is_dir() else path
-    if (folder / MANIFEST).is_file():
-        return folder
-    found = newest(folder)
-    if found is None:
-        raise CheckpointError(
-            f"teacher.weights: there is no checkpoint in {path}: train the teacher "
-            "with --set checkpoint.every_epochs=1, which saves some"
-        )
-    return found
+    return inside if inside.is_dir() else path
 
 
 def _load(net: nn.Module, weights: dict[str, Tensor], source: str) -> None:

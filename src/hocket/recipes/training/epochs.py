@@ -9,9 +9,10 @@ replica; a device that waits has neither.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite, nan
+from math import inf, nan
+from typing import Any, Final
 
 from hocket.core.costs import Costs
 from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind
@@ -20,6 +21,18 @@ from hocket.draw.html import Table
 from hocket.recipes.training.records import EpochRecord
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
+
+# The fields of a record: sums of results, and a measured step's times their number.
+_SUMS: Final = (
+    "num_samples",
+    "seconds",
+    "data_s",
+    "transition_s",
+    "cache_s",
+    "cache_hits",
+)
+_STEP_S: Final = ("forward_s", "backward_s", "reduce_s")
+_STEP_COUNTS: Final = ("num_reductions", "reduced_bytes", "message_bytes")
 
 
 @dataclass(slots=True)
@@ -64,7 +77,8 @@ class EpochSums:
         """
         assert self.last is not None, "an epoch has a step"
         num_active, num_frozen = pipeline.num_parameters
-        step = _Step.of(measured)
+        costs = pipeline.plan.costs
+        of_steps = {name: x * self.num_steps for name, x in _parts(measured).items()}
         return EpochRecord(
             epoch=epoch,
             num_steps=self.last.step + 1,
@@ -72,20 +86,10 @@ class EpochSums:
             num_frozen=self.last.num_frozen,
             num_active_parameters=num_active,
             num_frozen_parameters=num_frozen,
-            num_samples=self.num_samples,
-            seconds=self.seconds,
-            data_s=self.data_s,
-            transition_s=self.transition_s,
-            forward_s=step.forward_s * self.num_steps,
-            backward_s=step.backward_s * self.num_steps,
-            reduce_s=step.reduce_s * self.num_steps,
-            cache_s=self.cache_s,
-            cache_hits=self.cache_hits,
-            num_reductions=step.num_reductions * self.num_steps,
-            reduced_bytes=step.reduced_bytes * self.num_steps,
-            message_bytes=step.message_bytes * self.num_steps,
-            link_bytes_per_s=_message_rate(pipeline.plan.costs),
-            ring_bytes_per_s=pipeline.plan.costs.reduce_link.bytes_per_s,
+            link_bytes_per_s=_message_rate(costs),
+            ring_bytes_per_s=costs.reduce_link.bytes_per_s,
+            **{name: getattr(self, name) for name in _SUMS},
+            **of_steps,
         )
 
 
@@ -95,77 +99,74 @@ def _message_rate(costs: Costs) -> float:
     return 1 / seconds if seconds else inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What a measured step consists of."""
+def _parts(timeline: Timeline | None) -> dict[str, Any]:
+    """Return what a measured step consists of; overlapping ones count as one step.
 
-    forward_s: float = nan
-    backward_s: float = nan
-    reduce_s: float = nan
-    num_reductions: int = 0
-    reduced_bytes: int = 0
-    message_bytes: int = 0
+    Seconds are NaN where none was measured, and the rest is 0.
+    """
+    if timeline is None:
+        return dict.fromkeys(_STEP_S, nan) | dict.fromkeys(_STEP_COUNTS, 0)
+    program = timeline.schedule.program
+    num_times = program.num_devices * program.num_steps
 
-    @classmethod
-    def of(cls, timeline: Timeline | None) -> _Step:
-        """Return the parts of a timeline; overlapping steps are counted as one step."""
-        if timeline is None:
-            return cls()
-        program = timeline.schedule.program
-        num_times = program.num_devices * program.num_steps
+    def seconds(*kinds: Kind) -> float:
+        spans = (x for x in timeline.spans if x.op.kind in kinds)
+        return sum(x.end_s - x.start_s for x in spans) / num_times
 
-        def seconds(*kinds: Kind) -> float:
-            spans = (x for x in timeline.spans if x.op.kind in kinds)
-            return sum(x.end_s - x.start_s for x in spans) / num_times
-
-        transfers = [*timeline.transfers]
-        reduced = [x.num_bytes for x in transfers if x.op.kind is Kind.REDUCE]
-        messages = [x.num_bytes for x in transfers if x.from_device != x.to_device]
-        is_reduced = program.num_replicas > 1
-        return cls(
-            seconds(Kind.FORWARD),
-            seconds(*WHOLE_OR_SPLIT_BACKWARD),
-            seconds(Kind.REDUCE),
-            len(reduced) * is_reduced // program.num_steps,
-            sum(reduced) * is_reduced // program.num_steps,
-            sum(messages) // program.num_steps,
-        )
-
-
-HEAD = (
-    *("epoch", "devices x replicas", "frozen layers", "active parameters"),
-    *("frozen parameters", "samples/s", "s", "data s", "forward s", "backward s"),
-    *("all-reduce s", "cache s", "transition s", "reductions/s", "MB reduced/s"),
-    *("MB sent/s", "link MB/s", "ring MB/s", "cache hits"),
-)
-
-
-def epoch_table(epochs: Sequence[EpochRecord]) -> Table:
-    """Return the table of a report; seconds and rates are those of an epoch."""
-    rows = tuple(
-        (
-            str(x.epoch + 1),
-            x.layout,
-            str(x.num_frozen),
-            f"{x.num_active_parameters:,}",
-            f"{x.num_frozen_parameters:,}",
-            f"{x.samples_per_s:,.1f}",
-            *map(_seconds, (x.seconds, x.data_s, x.forward_s, x.backward_s)),
-            *map(_seconds, (x.reduce_s, x.cache_s, x.transition_s)),
-            f"{x.num_reductions / x.seconds:.1f}",
-            f"{x.reduced_bytes / x.seconds / 1e6:.1f}",
-            f"{x.message_bytes_per_s / 1e6:.1f}",
-            *map(_bandwidth, (x.link_bytes_per_s, x.ring_bytes_per_s)),
-            f"{x.cache_hits:,}",
-        )
-        for x in epochs
+    transfers = [*timeline.transfers]
+    reduced = [x.num_bytes for x in transfers if x.op.kind is Kind.REDUCE]
+    messages = [x.num_bytes for x in transfers if x.from_device != x.to_device]
+    if program.num_replicas == 1:
+        reduced = []
+    parts_s = (
+        seconds(Kind.FORWARD),
+        seconds(*WHOLE_OR_SPLIT_BACKWARD),
+        seconds(Kind.REDUCE),
     )
-    return Table("epochs", HEAD, rows)
+    counts = (len(reduced), sum(reduced), sum(messages))
+    each = (count // program.num_steps for count in counts)
+    return dict(zip((*_STEP_S, *_STEP_COUNTS), (*parts_s, *each), strict=True))
 
 
-def _bandwidth(bytes_per_s: float) -> str:
-    return f"{bytes_per_s / 1e6:,.0f}" if isfinite(bytes_per_s) else "–"
+# The columns of a report: an epoch's number, and how it is written.
+_COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
+    "active parameters": ("num_active_parameters", "{:,}".format),
+    "frozen parameters": ("num_frozen_parameters", "{:,}".format),
+    "samples/s": ("samples_per_s", "{:,.1f}".format),
+    "s": ("seconds", "{:.2f}".format),
+    "data s": ("data_s", "{:.2f}".format),
+    "forward s": ("forward_s", "{:.2f}".format),
+    "backward s": ("backward_s", "{:.2f}".format),
+    "all-reduce s": ("reduce_s", "{:.2f}".format),
+    "cache s": ("cache_s", "{:.2f}".format),
+    "transition s": ("transition_s", "{:.2f}".format),
+    "reductions/s": ("reductions_per_s", "{:.1f}".format),
+    "MB reduced/s": ("reduced_bytes_per_s", lambda x: f"{x / 1e6:.1f}"),
+    "MB sent/s": ("message_bytes_per_s", lambda x: f"{x / 1e6:.1f}"),
+    "link MB/s": ("link_bytes_per_s", lambda x: f"{x / 1e6:,.0f}"),
+    "ring MB/s": ("ring_bytes_per_s", lambda x: f"{x / 1e6:,.0f}"),
+    "cache hits": ("cache_hits", "{:,}".format),
+}
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.2f}"
+def epoch_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of a report; seconds and rates are those of an epoch.
+
+    Args:
+        epochs: as `metrics.jsonl` has them, with null for what is not finite.
+    """
+    head = ("epoch", "devices x replicas", "frozen layers", *_COLUMNS)
+    return Table("epochs", head, tuple(map(_row, epochs)))
+
+
+def _row(epoch: Mapping[str, Any]) -> tuple[str, ...]:
+    rates = {
+        "reductions_per_s": epoch["num_reductions"] / epoch["seconds"],
+        "reduced_bytes_per_s": epoch["reduced_bytes"] / epoch["seconds"],
+        **epoch,
+    }
+    cells = (
+        "–" if rates[name] is None else text(rates[name])
+        for name, text in _COLUMNS.values()
+    )
+    return str(epoch["epoch"] + 1), epoch["layout"], str(epoch["num_frozen"]), *cells

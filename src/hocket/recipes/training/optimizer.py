@@ -98,20 +98,10 @@ def learning_rate_share(
         if step < warmup:
             return (step + 1) / (warmup + 1)
         done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-        return final + (1 - final) * _left(settings, done)
+        left = (1 + cos(pi * done)) / 2 if settings.fall == "cosine" else 1 - done
+        return final + (1 - final) * left
 
     return share
-
-
-def _left(settings: OptimizerSettings, done: float) -> float:
-    """Return the decay's factor, from 1 to 0, when a share of the steps is done."""
-    match settings.fall:
-        case "cosine":
-            return (1 + cos(pi * done)) / 2
-        case "linear":
-            return 1 - done
-        case _:
-            assert_never(settings.fall)
 
 
 def make_scheduler(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -12,8 +11,7 @@ from pydantic import TypeAdapter
 from hocket.planner.rank import PlanConfig, Progress, Search
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.shown import Paper, Shown
-from hocket.recipes.config.resolve import Resolved, resolve
-from hocket.recipes.run_files import RECIPE_NAME
+from hocket.recipes.config.resolve import Resolved, resolved_in
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
@@ -35,7 +33,7 @@ def main(
     Returns:
         On rank 0 a `Shown`, else nothing.
     """
-    resolved = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True)
+    resolved = resolved_in(run_dir)
     with closing(join_world()) as world:
         config = TypeAdapter(PlanConfig).validate_python(request)
         ranking = plan_recipe(resolved, config, world)

@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from hocket.draw.quantity import byte_size
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.training.records import (
     EvaluationRecord,
@@ -27,15 +28,8 @@ _MOST_ADVICE: Final = 2  # lines at the end of a run; the report has all
 _SHARES: Final = ("accuracy", "f1", "exact_match")  # how names of such metrics end
 
 
-def make_progress(
-    num_steps: int,
-    num_epochs: int,
-    console: Console,
-    *,
-    first_step: int = 0,
-    seconds_left: Callable[[int], float | None] | None = None,
-) -> Watcher:
-    """Return a live bar if the console is a terminal that can draw one, or plain lines.
+class RunProgress(Watcher):
+    """A bar that is redrawn in place, on a terminal; else a line every few seconds.
 
     Args:
         num_steps: the steps of the whole run.
@@ -45,180 +39,105 @@ def make_progress(
         seconds_left: predicts the seconds of the steps until a number is trained; as
             many as those so far took, when not given.
     """
-    left = TimeLeft(num_steps, first_step, seconds_left)
-    if console.is_terminal and not console.is_dumb_terminal:
-        return LiveProgress(num_steps, num_epochs, console, left)
-    return PlainProgress(num_steps, num_epochs, console, left)
-
-
-class PlainProgress(Watcher):
-    """A line every few seconds: for a file, a pipe or a log."""
 
     def __init__(
-        self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
+        self,
+        num_steps: int,
+        num_epochs: int,
+        console: Console,
+        *,
+        first_step: int = 0,
+        seconds_left: Callable[[int], float | None] | None = None,
     ) -> None:
-        self._recent = RecentSteps(num_epochs)
-        self._left = left
-        self._num_steps = num_steps
-        self._console = console
-        self._printed_s = left.begin_s
-
-    def step(self, record: StepRecord) -> None:
-        """Print a line, if the last one is old enough."""
-        self._recent.add(record)
-        now_s = self._left.add(record)
-        done = record.step + 1
-        if now_s - self._printed_s < PLAIN_INTERVAL_S and done < self._num_steps:
-            return
-        self._printed_s = now_s
-        print_plain(
-            self._console,
-            f"{self._recent.epoch}  step {done}/{self._num_steps}  "
-            f"{self._recent.numbers}  {self._left.text}",
-        )
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Print a line."""
-        print_plain(self._console, evaluation_line(record))
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Print the last lines."""
-        print_plain(self._console, summary_lines(record))
-
-
-class LiveProgress(PlainProgress):
-    """A bar that is redrawn in place; the other lines come above it."""
-
-    def __init__(
-        self, num_steps: int, num_epochs: int, console: Console, left: TimeLeft
-    ) -> None:
-        super().__init__(num_steps, num_epochs, console, left)
+        self._num_steps, self._num_epochs = num_steps, num_epochs
+        self._console, self._first_step = console, first_step
+        self._seconds_left = seconds_left
+        self._recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+        self._steps_s = 0.0
+        self._begin_s = self._printed_s = monotonic()
+        self.is_live = console.is_terminal and not console.is_dumb_terminal
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[numbers]}"),
-            TextColumn("{task.fields[left]}"),
             console=console,
             refresh_per_second=4,
+            disable=not self.is_live,
         )
         self._task = self._bar.add_task(
-            "training", total=num_steps, completed=left.first_step, numbers="", left=""
+            "training", total=num_steps, completed=first_step, numbers=""
         )
         self._bar.start()
 
     def step(self, record: StepRecord) -> None:
-        """Update the bar, at the next refresh."""
-        self._recent.add(record)
-        self._left.add(record)
-        self._bar.update(
-            self._task,
-            advance=1,
-            description=self._recent.epoch,
-            numbers=self._recent.numbers,
-            left=self._left.text,
-        )
+        """Update the bar, at its next refresh; or print a line if the last is old."""
+        self._recent.append(record)
+        self._steps_s += record.seconds
+        done, now_s = record.step + 1, monotonic()
+        epoch = f"epoch {record.epoch + 1}/{self._num_epochs}"
+        is_late = now_s - self._printed_s >= PLAIN_INTERVAL_S
+        if self.is_live:
+            numbers = f"{self.numbers}  {self._time_left(done, now_s)}"
+            self._bar.update(
+                self._task, completed=done, description=epoch, numbers=numbers
+            )
+        elif is_late or done >= self._num_steps:
+            self._printed_s = now_s
+            print_plain(
+                self._console,
+                f"{epoch}  step {done}/{self._num_steps}  {self.numbers}  "
+                f"{self._time_left(done, now_s)}",
+            )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Print a line."""
+        line = f"epoch {record.epoch + 1}  evaluation: loss {record.loss:.4f}  "
+        print_plain(self._console, line + metrics_text(record.metrics))
 
     def summary(self, record: SummaryRecord) -> None:
         """Print the last lines, in place of the bar."""
         self.close()
-        super().summary(record)
+        print_plain(self._console, summary_lines(record))
 
     def close(self) -> None:
-        """Remove the bar."""
+        """End the bar."""
         self._bar.stop()
-
-
-class TimeLeft:
-    """How long the rest of a run takes.
-
-    The seconds of its steps, as much longer as those so far took with all that is
-    between them: data, evaluations, checkpoints.
-
-    Args:
-        num_steps: the steps of the whole run.
-        first_step: the step at which the run begins, or resumes.
-        seconds_left: see `make_progress`.
-    """
-
-    def __init__(
-        self,
-        num_steps: int,
-        first_step: int,
-        seconds_left: Callable[[int], float | None] | None,
-    ) -> None:
-        self.first_step = first_step
-        self.begin_s = self._now_s = monotonic()
-        self._num_steps = num_steps
-        self._seconds_left = seconds_left
-        self._done, self._steps_s = first_step, 0.0
-
-    def add(self, record: StepRecord) -> float:
-        """Add a step; return the time."""
-        self._done, self._now_s = record.step + 1, monotonic()
-        self._steps_s += record.seconds
-        return self._now_s
-
-    @property
-    def text(self) -> str:
-        """What is left, such as "12.0 s left"."""
-        known_s = self._seconds_left and self._seconds_left(self._num_steps)
-        if known_s is None:
-            num_left = self._num_steps - self._done
-            known_s = self._steps_s * num_left / (self._done - self.first_step)
-        share = (self._now_s - self.begin_s) / self._steps_s
-        return f"{duration(known_s * share)} left"
-
-
-class RecentSteps:
-    """The last steps, and the numbers to show of them.
-
-    Args:
-        num_epochs: the epochs of the whole run.
-    """
-
-    def __init__(self, num_epochs: int) -> None:
-        self._num_epochs = num_epochs
-        self._records: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
-
-    def add(self, record: StepRecord) -> None:
-        """Add a step."""
-        self._records.append(record)
-
-    @property
-    def epoch(self) -> str:
-        """The current epoch."""
-        return f"epoch {self._records[-1].epoch + 1}/{self._num_epochs}"
 
     @property
     def numbers(self) -> str:
         """Loss, speed, bubble and memory; means by samples or by seconds."""
-        samples = sum(r.num_samples for r in self._records)
-        seconds = sum(r.seconds for r in self._records)
-        loss = sum(r.loss * r.num_samples for r in self._records) / samples
-        bubble = sum(r.bubble_fraction * r.seconds for r in self._records) / seconds
+        samples = sum(r.num_samples for r in self._recent)
+        seconds = sum(r.seconds for r in self._recent)
+        loss = sum(r.loss * r.num_samples for r in self._recent) / samples
+        bubble = sum(r.bubble_fraction * r.seconds for r in self._recent) / seconds
         return (
             f"loss {loss:.4f}  {samples / seconds:,.0f} samples/s  "
-            f"bubble {bubble:.0%}  memory {megabytes(self._records[-1].peak_bytes)}"
+            f"bubble {bubble:.0%}  memory {byte_size(self._recent[-1].peak_bytes)}"
         )
+
+    def _time_left(self, done: int, now_s: float) -> str:
+        """Return how long the rest of the run takes, such as "12.0 s left".
+
+        The seconds of its steps, as much longer as those so far took with all that is
+        between them: data, evaluations, checkpoints.
+        """
+        known_s = self._seconds_left and self._seconds_left(self._num_steps)
+        if known_s is None:
+            num_left = self._num_steps - done
+            known_s = self._steps_s * num_left / (done - self._first_step)
+        share = (now_s - self._begin_s) / self._steps_s
+        return f"{duration(known_s * share)} left"
 
 
 def print_plain(console: Console, text: str) -> None:
     """Print text without colours or markup; on a terminal, broken between words."""
     if console.is_terminal:
-        text = "\n".join(map(partial(_broken, width=console.width), text.split("\n")))
+        fit = partial(
+            fill, width=console.width, break_long_words=False, break_on_hyphens=False
+        )
+        text = "\n".join(map(fit, text.split("\n")))
     console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _broken(line: str, width: int) -> str:
-    indent = " " * (len(line) - len(line.lstrip()))
-    return fill(
-        line,
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,  # paths
-        break_on_hyphens=False,
-    )
 
 
 def plan_line(plan: Plan, recipe: Recipe) -> str:
@@ -231,14 +150,6 @@ def plan_line(plan: Plan, recipe: Recipe) -> str:
         f"microbatches: {settings.num_microbatches}; "
         f"stages begin with {', '.join(plan.stage_names)}; "
         f"a step should take {plan.predicted.step_s * 1e3:.1f} ms"
-    )
-
-
-def evaluation_line(record: EvaluationRecord) -> str:
-    """Describe an evaluation."""
-    return (
-        f"epoch {record.epoch + 1}  evaluation: loss {record.loss:.4f}  "
-        f"{metrics_text(record.metrics)}"
     )
 
 
@@ -281,11 +192,6 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
         f"{name} {value:.2%}" if name.endswith(_SHARES) else f"{name} {value:.4f}"
         for name, value in metrics.items()
     )
-
-
-def megabytes(num_bytes: int) -> str:
-    """Format bytes as MiB."""
-    return f"{num_bytes / 2**20:,.0f} MiB"
 
 
 def duration(seconds: float) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, fields
+from math import nan
+from typing import Any, ClassVar, Final
 
-from hocket.errors import HocketError, RecipeError
-from hocket.recipes.user_functions import load_function
-from hocket.run.data.metrics import EvaluationResult
+from hocket.errors import CallbackError, HocketError
 
 log = logging.getLogger(__name__)
+
+_RATES: Final = ("samples_per_s", "message_bytes_per_s")  # that some records compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class StepRecord:
         grad_norm: the norm of all gradients together, before clipping.
         peak_bytes: rank 0's peak memory so far.
     """
+
+    kind: ClassVar = "step"
 
     step: int
     epoch: int
@@ -60,6 +63,8 @@ class EvaluationRecord:
         metrics: the means of the metrics, the most important one first.
         num_samples: the samples that these are means of.
     """
+
+    kind: ClassVar = "evaluation"
 
     num_steps: int
     epoch: int
@@ -98,6 +103,8 @@ class EpochRecord:
         ring_bytes_per_s: the bandwidth of each worker in an all-reduce of all, between
             hosts where there are several; infinite where it was not measured.
     """
+
+    kind: ClassVar = "epoch"
 
     epoch: int
     num_steps: int
@@ -142,7 +149,7 @@ class SummaryRecord:
         training_s: the part of these that the steps took.
         evaluation: the last evaluation.
         predicted_bubble_fraction: the bubble of a step, over all lanes; where steps
-            overlap, the steady bubble.
+            overlap, the steady bubble; NaN where nothing predicts it.
         measured_bubble_fraction: the same of a typical step; None if none was measured.
         predicted_step_s: the seconds of a step; where steps overlap, from the end of
             one to the end of the next.
@@ -153,15 +160,17 @@ class SummaryRecord:
         advice: what would shorten a step, the largest saving first.
     """
 
+    kind: ClassVar = "summary"
+
     num_steps: int
     num_samples: int
     seconds: float
     training_s: float
     evaluation: EvaluationRecord
-    predicted_bubble_fraction: float
-    measured_bubble_fraction: float | None
-    predicted_step_s: float
-    measured_step_s: float | None
+    predicted_bubble_fraction: float = nan
+    measured_bubble_fraction: float | None = None
+    predicted_step_s: float = nan
+    measured_step_s: float | None = None
     idle_s: Mapping[str, float] = field(default_factory=dict)
     advice: tuple[str, ...] = ()
 
@@ -171,13 +180,18 @@ class SummaryRecord:
         return self.num_samples / self.training_s
 
 
-def evaluation_record(
-    epoch: int, num_steps: int, result: EvaluationResult
-) -> EvaluationRecord:
-    """Return an evaluation's record; the arguments are its fields."""
-    return EvaluationRecord(
-        num_steps, epoch, result.loss, result.metrics, result.num_samples
-    )
+Record = StepRecord | EvaluationRecord | EpochRecord | SummaryRecord
+
+
+def numbers_of(record: Record) -> dict[str, Any]:
+    """Return a record's numbers, with those that the user names beside the others."""
+    plain = {field.name: getattr(record, field.name) for field in fields(record)}
+    plain |= {name: getattr(record, name) for name in _RATES if hasattr(record, name)}
+    named = plain.pop("losses", None) or plain.pop("metrics", None) or {}
+    if isinstance(record, SummaryRecord):
+        last: EvaluationRecord = plain.pop("evaluation")
+        named = {"loss": last.loss, **last.metrics}
+    return {**named, **plain}
 
 
 class Watcher:
@@ -199,8 +213,8 @@ class Watcher:
         """Called last, whether the run succeeded or failed."""
 
 
-class Watchers(Watcher):
-    """Calls all watchers of a run; one that fails is logged, and not called again.
+class Watchers:
+    """All watchers of a run; one that fails is logged, and not called again.
 
     Attributes:
         failures: what failed, one sentence each.
@@ -215,21 +229,18 @@ class Watchers(Watcher):
         """Add a watcher; it is called after those before it."""
         self._watchers.append(watcher)
 
-    def step(self, record: StepRecord) -> None:
-        """Called when a step has ended."""
-        self._call("step", record, f"step {record.step}")
-
-    def epoch(self, record: EpochRecord) -> None:
-        """Called when an epoch has ended."""
-        self._call("epoch", record, f"epoch {record.epoch}")
-
-    def evaluation(self, record: EvaluationRecord) -> None:
-        """Called when an evaluation has ended."""
-        self._call("evaluation", record, f"the evaluation of step {record.num_steps}")
-
-    def summary(self, record: SummaryRecord) -> None:
-        """Called when the run has ended."""
-        self._call("summary", record, "the end of the run")
+    def tell(self, record: Record) -> None:
+        """Call the method of each watcher that takes such a record."""
+        for place, watcher in enumerate(self._watchers):
+            call = getattr(watcher, record.kind, None)  # not all of users' have epochs
+            if call is None or place in self._failed:
+                continue
+            num_before = len(self.failures)
+            step = record.step if isinstance(record, StepRecord) else record.num_steps
+            with self.guard(f"{type(watcher).__name__}.{record.kind} at step {step}"):
+                call(record)
+            if len(self.failures) > num_before:
+                self._failed.add(place)
 
     def close(self) -> None:
         """Close all, those that failed among them."""
@@ -253,37 +264,15 @@ class Watchers(Watcher):
             self.failures.append(failure)
             log.exception("%s; training goes on without it", failure)
 
-    def _call(self, method: str, record: object, when: str) -> None:
-        for place, watcher in enumerate(self._watchers):
-            call = getattr(watcher, method, None)  # not all of users' have epochs
-            if call is None or place in self._failed:
-                continue
-            num_before = len(self.failures)
-            with self.guard(f"{type(watcher).__name__}.{method} at {when}"):
-                call(record)
-            if len(self.failures) > num_before:
-                self._failed.add(place)
 
-
-def load_watcher(name: str, run_dir: Path) -> Watcher:
-    """Call the user's function that returns a watcher.
-
-    Args:
-        name: `module:function`, called with the run's folder.
-        run_dir: the run's folder.
+def refuse_failures(failures: Sequence[str]) -> None:
+    """Raise what failed while it watched a run, now that all is kept.
 
     Raises:
-        RecipeError: the result lacks a method of `Watcher`.
+        CallbackError: something failed.
     """
-    watcher: Watcher = load_function(name)(run_dir)
-    missing = [
-        method
-        for method in ("step", "evaluation", "summary", "close")
-        if not callable(getattr(watcher, method, None))
-    ]
-    if missing:
-        raise RecipeError(
-            f"{name} returned {type(watcher).__name__} without {', '.join(missing)}: a "
-            "callback needs the methods of hocket.recipes.training.records.Watcher"
+    if failures:
+        raise CallbackError(
+            "training has ended well, and its weights are kept, but: "
+            + "; ".join(failures)
         )
-    return watcher

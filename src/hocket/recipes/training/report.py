@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from math import nan
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
@@ -17,33 +21,43 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
-from hocket.recipes.run_files import COSTS_NAME, RECIPE_NAME, REPORT_NAME, TIMELINE_NAME
+from hocket.recipes.run_files import (
+    COSTS_NAME,
+    METRICS_NAME,
+    RECIPE_NAME,
+    REPORT_NAME,
+    TIMELINE_NAME,
+    read_metrics,
+)
 from hocket.recipes.training.epochs import epoch_table
-from hocket.recipes.training.metrics_log import History
 from hocket.recipes.training.progress import result_line
-from hocket.recipes.training.records import EvaluationRecord, StepRecord, SummaryRecord
+from hocket.recipes.training.records import EvaluationRecord, SummaryRecord
 from hocket.run.engine.plan import Plan
+
+# What every evaluation has beside the user's metrics.
+_NO_METRICS: Final = {"kind", *(x.name for x in fields(EvaluationRecord))}
 
 
 def write_report(
     run_dir: Path,
     plan: Plan,
     measured: Timeline | None,
-    history: History,
     summary: SummaryRecord,
 ) -> Path:
     """Write one HTML page into the run's folder, with its timeline and costs.
 
     Args:
-        run_dir: the folder, with the recipe in it.
+        run_dir: the folder, with the recipe and the metrics in it.
         plan: the plan, with the predicted timeline.
         measured: the timeline of a typical step, if any was trained.
-        history: every step, evaluation and epoch.
         summary: the run's totals.
 
     Returns:
         The page's path.
     """
+    records: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in read_metrics(run_dir / METRICS_NAME):
+        records[record["kind"]].append(record)
     timelines = [("predicted", predicted_beside(plan, measured))]
     if measured is not None:
         timelines.append(("measured", measured))
@@ -52,8 +66,8 @@ def write_report(
         run_dir.name,
         summary=result_line(summary),
         samples_per_step=summary.num_samples / summary.num_steps,
-        charts=charts(history.steps, history.evaluations),
-        tables=(epoch_table(history.epochs),) if history.epochs else (),
+        charts=charts(records["step"], records["evaluation"]),
+        tables=(epoch_table(records["epoch"]),) if records["epoch"] else (),
         facts=(
             Facts("recipe", text=(run_dir / RECIPE_NAME).read_text("utf-8")),
             Facts("schedule", text=str(plan.schedule)),
@@ -86,39 +100,42 @@ def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
 
 
 def charts(
-    steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
+    steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
 ) -> tuple[Chart, ...]:
-    """Return charts of loss, each metric, speed and bubble over the steps."""
-    at = tuple(float(record.step) for record in steps)
-    after = tuple(float(record.num_steps) for record in evaluations)
+    """Return charts of loss, each metric, speed and bubble over the steps.
 
-    def line(name: str, values: Sequence[float]) -> Line:
-        return Line(name, at, tuple(values))
+    Args:
+        steps: as `metrics.jsonl` has them, with null for what is not finite.
+        evaluations: of the same form, with the metrics under their names.
+    """
 
-    def points(name: str, values: Sequence[float]) -> Line:
-        return Line(name, after, tuple(values), is_evaluation=True)
+    def trained(name: str) -> Line:
+        return _line("training", name, "step", steps)
 
-    metrics = evaluations[-1].metrics if evaluations else ()
+    def measured(name: str) -> Line:
+        return _line("evaluation", name, "num_steps", evaluations, is_evaluation=True)
+
+    metrics = [x for x in (*evaluations, {})[0] if x not in _NO_METRICS]
     return (
-        Chart(
-            "loss",
-            (
-                line("training", [record.loss for record in steps]),
-                points("evaluation", [record.loss for record in evaluations]),
-            ),
-        ),
-        *(
-            Chart(name, (points(name, [r.metrics[name] for r in evaluations]),))
-            for name in metrics
-        ),
-        Chart(
-            "samples/s", (line("training", [record.samples_per_s for record in steps]),)
-        ),
-        Chart(
-            "bubble of worker 0, share of a step",
-            (line("training", [record.bubble_fraction for record in steps]),),
-        ),
+        Chart("loss", (trained("loss"), measured("loss"))),
+        *(Chart(name, (measured(name),)) for name in metrics),
+        Chart("samples/s", (trained("samples_per_s"),)),
+        Chart("bubble of worker 0, share of a step", (trained("bubble_fraction"),)),
     )
+
+
+def _line(
+    title: str,
+    name: str,
+    place: str,
+    records: Sequence[Mapping[str, Any]],
+    *,
+    is_evaluation: bool = False,
+) -> Line:
+    """Return the line of one number, with a gap where it is not finite."""
+    values = (nan if x[name] is None else x[name] for x in records)
+    at = tuple(float(x[place]) for x in records)
+    return Line(title, at, tuple(values), is_evaluation=is_evaluation)
 
 
 def stage_rows(plan: Plan) -> tuple[tuple[str, str], ...]:

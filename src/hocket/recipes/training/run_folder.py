@@ -17,7 +17,6 @@ checkpoint uses its folder again.
 from __future__ import annotations
 
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 
 from hocket.errors import RecipeError
@@ -122,17 +121,18 @@ def new_folder(parent: Path, name: str, recipe_text: str, now: datetime) -> Path
     Raises:
         RecipeError: no folder can be made there.
     """
-    for attempt in count(1):
-        suffix = "" if attempt == 1 else f"-{attempt}"
-        folder = parent / f"{name}-{now:%Y%m%d-%H%M%S}{suffix}"
+    named = parent / f"{name}-{now:%Y%m%d-%H%M%S}"
+    folder, number = named, 1
+    while True:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            continue
+            number += 1
+            folder = named.with_name(f"{named.name}-{number}")
         except OSError as error:
             raise _unusable(folder, error) from error
-        return claim_folder(folder, recipe_text)
-    raise AssertionError("count() has no end")
+        else:
+            return claim_folder(folder, recipe_text)
 
 
 def claim_folder(folder: Path, recipe_text: str) -> Path:

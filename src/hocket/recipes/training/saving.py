@@ -1,4 +1,4 @@
-"""Finds the checkpoint to resume from, and defines a run's own part of checkpoints.
+"""How far a run has come: what it counts, reports, saves, and resumes from.
 
     runs/mine/checkpoints/      written and read by hocket.run.checkpoint
 
@@ -15,29 +15,24 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from hocket.errors import CheckpointError, DataError
+from hocket.errors import DataError
 from hocket.recipes.config.recipe import CheckpointSettings, TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
+from hocket.recipes.training.metrics_log import recipe_watchers
+from hocket.recipes.training.records import (
+    EvaluationRecord,
+    StepRecord,
+    SummaryRecord,
+    Watchers,
+)
 from hocket.recipes.training.step_layout import StepLayout
-from hocket.run.checkpoint.format.folder import step_of
-from hocket.run.checkpoint.format.newest import newest
+from hocket.recipes.training.task import Task
+from hocket.run.checkpoint.format.folder import LATEST, step_of
+from hocket.run.checkpoint.format.newest import find, newest
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
 
 NEWEST: Final = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """The checkpoint that a run resumes from.
-
-    Args:
-        folder: the folder of checkpoints.
-        step: the number of steps before it; "latest" for the newest.
-    """
-
-    folder: Path
-    step: int | str = "latest"
 
 
 @dataclass
@@ -97,22 +92,30 @@ class EarlyStop:
         return self.num_worse >= training.stop_patience
 
 
-class Position:
-    """How far a run has come: what its checkpoints hold beside weights and optimizers.
+class RecipeRun:
+    """How far a run of a recipe has come, and what it reports on its way.
 
     Args:
+        task: what is trained.
         layout: the run's steps.
+        run_dir: the run's folder.
 
     Attributes:
+        checkpoints_dir: the folder of the run's checkpoints.
         loader: the batches that are left.
         early_stop: how evaluations have improved.
-        totals: the totals so far.
+        totals: the totals so far, including those before a resume.
+        watchers: called with every record; empty on all ranks but 0.
+        last: the last evaluation.
     """
 
-    def __init__(self, layout: StepLayout) -> None:
+    def __init__(self, task: Task, layout: StepLayout, run_dir: Path) -> None:
+        self.task, self.layout, self.run_dir = task, layout, run_dir
+        self.recipe, self.checkpoints_dir = layout.recipe, run_dir / CHECKPOINTS_NAME
         self.loader = layout.loader()
-        self.early_stop = EarlyStop()
-        self.totals = Totals()
+        self.early_stop, self.totals = EarlyStop(), Totals()
+        self.watchers = Watchers()
+        self.last: EvaluationRecord | None = None
         self._begin_s = monotonic()
 
     def load_state_dict(self, data: dict[str, Any]) -> None:
@@ -126,8 +129,8 @@ class Position:
         self.totals = Totals(**data["totals"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON."""
-        self.totals.seconds = self.seconds
+        """Return what a checkpoint holds beside weights and optimizers, as JSON."""
+        self.totals.seconds = monotonic() - self._begin_s
         return {
             "loader": self.loader.state_dict(),
             "stop": asdict(self.early_stop),
@@ -138,16 +141,96 @@ class Position:
         """Let the time begin, or go on after an interruption."""
         self._begin_s = monotonic() - self.totals.seconds
 
-    @property
-    def seconds(self) -> float:
-        """The seconds since the first step, without interruptions."""
-        return monotonic() - self._begin_s
+    def watch(self, *, goes_on: bool) -> None:
+        """Open the log and the loggers, and make the callbacks.
+
+        Args:
+            goes_on: whether the run's folder may hold what this run has written itself,
+                before it broke off.
+        """
+        first_step = self.totals.num_steps if goes_on else None
+        for watcher in recipe_watchers(self.recipe.run, self.run_dir, first_step):
+            self.watchers.append(watcher)
+
+    def stops_after(self, evaluation: EvaluationResult) -> bool:
+        """Return whether to stop early, after one more evaluation.
+
+        Raises:
+            DataError: the evaluation has not the metric to stop by.
+        """
+        return self.early_stop.stops_after(evaluation, self.recipe.training)
+
+    def saves_after(self, step: int, *, stops: bool) -> bool:
+        """Return whether a checkpoint follows a step, which may be the last one."""
+        return self.layout.saves_after(step) or (stops and self.recipe.checkpoint.final)
+
+    def report_step(
+        self,
+        step: int,
+        *,
+        num_samples: int,
+        seconds: float,
+        is_skipped: bool,
+        **more: Any,
+    ) -> None:
+        """Count and report a step.
+
+        Args:
+            step: its number, from 0.
+            num_samples: the batch's samples.
+            seconds: the step's seconds.
+            is_skipped: whether it has updated nothing (float16).
+            **more: the other fields of its record.
+        """
+        totals = self.totals
+        totals.num_steps = step + 1
+        totals.training_s += seconds
+        totals.num_samples += num_samples
+        record = StepRecord(
+            step=step,
+            epoch=self.layout.epoch(step),
+            num_samples=num_samples,
+            seconds=seconds,
+            learning_rate=self.layout.learning_rate(step - totals.num_skipped),
+            **more,
+        )
+        totals.num_skipped += is_skipped
+        self.watchers.tell(record)
+
+    def report_evaluation(self, result: EvaluationResult) -> None:
+        """Report an evaluation after the steps so far."""
+        num_steps = self.totals.num_steps
+        epoch = self.layout.epoch(num_steps - 1)
+        self.last = EvaluationRecord(
+            num_steps, epoch, result.loss, result.metrics, result.num_samples
+        )
+        self.watchers.tell(self.last)
+
+    def report_summary(self, **steps: Any) -> SummaryRecord:
+        """Report the end of the run.
+
+        Args:
+            **steps: what is predicted and measured of its steps.
+        """
+        assert self.last is not None, "training ends with an evaluation"
+        record = SummaryRecord(
+            num_steps=self.totals.num_steps,
+            num_samples=self.totals.num_samples,
+            seconds=monotonic() - self._begin_s,
+            training_s=self.totals.training_s,
+            evaluation=self.last,
+            **steps,
+        )
+        self.watchers.tell(record)
+        return record
 
 
 def resume_point(
     run_dir: Path, settings: CheckpointSettings, *, is_restart: bool
-) -> ResumePoint | None:
+) -> tuple[Path, int | str] | None:
     """Return the checkpoint that a run resumes from; None to begin at step 0.
+
+    It is a folder of checkpoints, and the number of steps before it, or "latest".
 
     A run that is restarted after a failure resumes from its own newest checkpoint.
 
@@ -161,21 +244,12 @@ def resume_point(
     """
     own = run_dir / CHECKPOINTS_NAME
     if (is_restart or settings.resume == NEWEST) and newest(own) is not None:
-        return ResumePoint(own)
+        return own, LATEST
     if settings.resume is None or settings.resume == NEWEST:
         return None
-    return _named(Path(settings.resume))
-
-
-def _named(path: Path) -> ResumePoint:
-    """Take a checkpoint, a folder of some, or the folder of a run that has some."""
+    path = Path(settings.resume)
     if step_of(path) >= 0 and path.is_dir():
-        return ResumePoint(path.parent, step_of(path))
+        return path.parent, step_of(path)
     folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
-    if newest(folder) is None:
-        raise CheckpointError(
-            f"checkpoint.resume: there is no checkpoint in {path}: name a checkpoint, "
-            f"or a run's folder with some in {CHECKPOINTS_NAME}/; or leave it out, and "
-            "training begins at step 0"
-        )
-    return ResumePoint(folder)
+    find(folder, LATEST)
+    return folder, LATEST

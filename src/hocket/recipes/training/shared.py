@@ -23,23 +23,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hocket.errors import CallbackError, NonFiniteError, RecipeError
+from hocket.errors import NonFiniteError, RecipeError
 from hocket.model.trace.observe import in_mode
 from hocket.options import UpdateOptions
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.objectives.whole import WholeEvaluation
-from hocket.recipes.run_files import CHECKPOINTS_NAME
-from hocket.recipes.training.metrics_log import file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.records import (
-    EvaluationRecord,
-    StepRecord,
-    SummaryRecord,
-    Watchers,
-    evaluation_record,
-    load_watcher,
-)
-from hocket.recipes.training.saving import NEWEST, Position, resume_point
+from hocket.recipes.training.records import refuse_failures
+from hocket.recipes.training.saving import NEWEST, RecipeRun, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.run.checkpoint.manager import CheckpointManager
@@ -77,16 +68,14 @@ def refuse_unshared(recipe: Recipe) -> None:
     Raises:
         RecipeError: says what.
     """
+    own = "or write the loop as a hocket.Job"
     if recipe.freeze is not None and recipe.freeze.policy != "none":
         raise RecipeError(
             "hocket share trains recipes by a plain loop, which freezes no layers: "
-            "give --set freeze.policy=none, or write the loop as a hocket.Job"
+            f"give --set freeze.policy=none, {own}"
         )
     if recipe.teacher is not None:
-        raise RecipeError(
-            "hocket share trains recipes without a [teacher]; write the loop as a "
-            "hocket.Job"
-        )
+        raise RecipeError(f"hocket share trains recipes without a [teacher]; {own}")
 
 
 def train_recipe(
@@ -110,16 +99,14 @@ class _EvaluationBatch:
     batch: Any
 
 
-class _Run:
+class _Run(RecipeRun):
     """Trains a recipe, one batch at a time, and writes the files of the run."""
 
     def __init__(self, recipe: Recipe, run_dir: Path, context: JobContext) -> None:
-        self.recipe, self.training, self.context = recipe, recipe.training, context
-        self.run_dir, self.checkpoints_dir = run_dir, run_dir / CHECKPOINTS_NAME
-        self.task = make_task(recipe)
-        self.layout = StepLayout.of(recipe, self.task.training)
-        self.position = Position(self.layout)
-        self.model = self.task.make_model().to(context.device).train()
+        task = make_task(recipe)
+        super().__init__(task, StepLayout.of(recipe, task.training), run_dir)
+        self.training, self.context = recipe.training, context
+        self.model = task.make_model().to(context.device).train()
         settings = TrainingConfig(
             optimizer=make_optimizer(recipe.optimizer),
             scheduler=make_scheduler(self.layout.learning_rate_share),
@@ -134,34 +121,26 @@ class _Run:
         seed = recipe.training.seed
         saved = WholeModel(self.model, self.updater, scaler, seed, world)
         self.checkpoints = CheckpointManager(saved, None, timeout_s=world.timeout_s)
-        self.watchers = Watchers()
         self.losses: dict[str, float] = {}  # sums over the batches of a step
         self.num_batches = self.num_samples = 0  # of a step
         self.seconds = 0.0
-        self.sums = DeviceSums(self.task.metrics)
+        self.sums = DeviceSums(task.metrics)
         self.outputs: list[Any] = []  # of an evaluation that needs all together
-        self.last: EvaluationRecord | None = None
-        self._resume()
-
-    def _resume(self) -> None:
-        """Load the checkpoint to resume from, if there is one."""
-        settings = self.recipe.checkpoint
-        start = resume_point(self.run_dir, settings, is_restart=False)
+        start = resume_point(run_dir, recipe.checkpoint, is_restart=False)
         if start is not None:
-            loaded = self.checkpoints.load(
-                start.folder, start.step, allow_previous=settings.allow_previous
-            )
-            self.position.load_state_dict(loaded.data)
+            previous = recipe.checkpoint.allow_previous
+            loaded = self.checkpoints.load(*start, allow_previous=previous)
+            self.load_state_dict(loaded.data)
 
     def batches(self) -> Iterator[Any]:
         """Yield what `step` is to train or evaluate on, and save between steps."""
         with ExitStack() as stack:
             stack.callback(self.checkpoints.release)
             stack.callback(self.watchers.close)
-            self._watch()
-            self.position.start_clock()
+            self.watch(goes_on=self.recipe.checkpoint.resume == NEWEST)
+            self.start_clock()
             stops = False
-            for batch in self.position.loader:
+            for batch in self.loader:
                 yield batch
                 if self.num_batches == self.training.accumulate:
                     stops = yield from self._between_steps()
@@ -169,38 +148,41 @@ class _Run:
                     break
             if self.last is None:  # a run that resumed after its last step
                 yield from self._evaluation_batches()
-                self._report_evaluation()
-            self._report_summary()
+                self.report_evaluation(self._evaluated())
+            self.report_summary()
             self.checkpoints.finish()
-        if failures := self.watchers.failures:
-            raise CallbackError(
-                "training has ended well, and its weights are kept, but: "
-                + "; ".join(failures)
-            )
-
-    def _watch(self) -> None:
-        """Open the metrics and loggers, and call the recipe's callbacks."""
-        settings, goes_on = self.recipe.run, self.recipe.checkpoint.resume == NEWEST
-        first_step = self.position.totals.num_steps if goes_on else None
-        for watcher in file_watchers(settings, self.run_dir, first_step):
-            self.watchers.append(watcher)
-        for name in settings.callbacks:
-            self.watchers.append(load_watcher(name, self.run_dir))
+        refuse_failures(self.watchers.failures)
 
     def _between_steps(self) -> Generator[_EvaluationBatch, None, bool]:
-        """Report the step that has ended, evaluate and save; return whether to stop."""
-        self._report_step()
-        num_steps, stops = self.position.totals.num_steps, False
-        if self.layout.evaluates_after(num_steps - 1):
+        """Report the step that has ended, evaluate and save; return whether to stop.
+
+        Its seconds include waits at gates; its peak is that of all jobs of the process.
+        """
+        step, stops = self.totals.num_steps, False
+        self.report_step(
+            step,
+            num_samples=self.num_samples,
+            seconds=self.seconds,
+            loss=self.losses[TOTAL],
+            losses=self.losses,
+            bubble_fraction=nan,
+            grad_norm=self.norm,
+            peak_bytes=peak_bytes(self.context.device),
+            is_skipped=not isfinite(self.norm),
+        )
+        self.losses, self.num_batches, self.num_samples = {}, 0, 0
+        self.seconds = 0.0
+        if self.layout.evaluates_after(step):
             yield from self._evaluation_batches()
-            evaluation = self._report_evaluation()
-            stops = self.position.early_stop.stops_after(evaluation, self.training)
+            evaluation = self._evaluated()
+            self.report_evaluation(evaluation)
+            stops = self.stops_after(evaluation)
         settings = self.recipe.checkpoint
-        if self.layout.saves_after(num_steps - 1) or (stops and settings.final):
+        if self.saves_after(step, stops=stops):
             self.checkpoints.save(
                 self.checkpoints_dir,
-                num_steps,
-                data=self.position.state_dict(),
+                step + 1,
+                data=self.state_dict(),
                 background=settings.background,
                 keep=settings.keep,
             )
@@ -252,7 +234,7 @@ class _Run:
             self.scale.update(overflowed=not is_finite)
         elif not is_finite:
             raise NonFiniteError(
-                f"the gradients of step {self.position.totals.num_steps} are not "
+                f"the gradients of step {self.totals.num_steps} are not "
                 f"finite (their norm is {self.norm}), and no weight was updated from "
                 "them: lower the learning rate, or clip with training.clip_norm"
             )
@@ -287,59 +269,12 @@ class _Run:
         if self.task.evaluate is not None:
             self.outputs.append(pytree.tree_map(Tensor.cpu, output))
 
-    def _report_step(self) -> None:
-        """Report the step that has ended, and begin to count the next one.
-
-        Its seconds include waits at gates; its peak is that of all jobs of the process.
-        """
-        totals, step = self.position.totals, self.position.totals.num_steps
-        totals.num_steps = step + 1
-        totals.training_s += self.seconds
-        totals.num_samples += self.num_samples
-        record = StepRecord(
-            step=step,
-            epoch=self.layout.epoch(step),
-            loss=self.losses[TOTAL],
-            losses=self.losses,
-            num_samples=self.num_samples,
-            seconds=self.seconds,
-            bubble_fraction=nan,
-            learning_rate=self.layout.learning_rate(step - totals.num_skipped),
-            grad_norm=self.norm,
-            peak_bytes=peak_bytes(self.context.device),
-        )
-        totals.num_skipped += not isfinite(self.norm)
-        self.watchers.step(record)
-        self.losses, self.num_batches, self.num_samples = {}, 0, 0
-        self.seconds = 0.0
-
-    def _report_evaluation(self) -> EvaluationResult:
-        """Report the evaluation that has ended, and begin to sum the next one up."""
+    def _evaluated(self) -> EvaluationResult:
+        """Return the evaluation that has ended, and begin to sum the next one up."""
         if isinstance(self.task.evaluate, WholeEvaluation):
             outputs = pytree.tree_map(lambda *x: torch.cat(x), *self.outputs)
             result = self.task.evaluate.of_outputs(outputs)
         else:
             result = EvaluationSums([self.sums.read()], self.sums.error).result()
         self.sums, self.outputs = DeviceSums(self.task.metrics), []
-        num_steps = self.position.totals.num_steps
-        epoch = self.layout.epoch(num_steps - 1)
-        self.last = evaluation_record(epoch, num_steps, result)
-        self.watchers.evaluation(self.last)
         return result
-
-    def _report_summary(self) -> None:
-        assert self.last is not None
-        totals = self.position.totals
-        self.watchers.summary(
-            SummaryRecord(
-                num_steps=totals.num_steps,
-                num_samples=totals.num_samples,
-                seconds=self.position.seconds,
-                training_s=totals.training_s,
-                evaluation=self.last,
-                predicted_bubble_fraction=nan,
-                measured_bubble_fraction=None,
-                predicted_step_s=nan,
-                measured_step_s=None,
-            )
-        )

@@ -5,24 +5,30 @@ Makes the student and the teacher that a recipe with a section [teacher] names.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import assert_never
+from typing import Any, Final, assert_never
 
-from torch import nn
+from torch import Tensor, nn
 
-from hocket.errors import DataError
+from hocket.errors import DataError, RecipeError
 from hocket.recipes.config.data_settings import DataFunctionSettings, DigitsSettings
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.teacher_settings import AnyTeacher, TwoViewSettings
-from hocket.recipes.data.load import load_samples
-from hocket.recipes.models.heads import Heads, Predicting, Projected
+from hocket.recipes.config.teacher_settings import (
+    AnyTeacher,
+    ByolSettings,
+    DistilbertSettings,
+    DistillationSettings,
+    MocoV3Settings,
+    TwoViewSettings,
+)
+from hocket.recipes.data.load import load_samples, whole_of
+from hocket.recipes.models.heads import Predicting, Projected
 from hocket.recipes.models.make import make_model
 from hocket.recipes.objectives.losses import Metrics, class_loss, class_metrics
 from hocket.recipes.objectives.whole import WholeEvaluation
-from hocket.recipes.teachers.losses import NAME, teacher_loss
 from hocket.recipes.teachers.two_views import KnnEvaluation, knn_evaluation
 from hocket.recipes.teachers.weights import check_teacher, load_teacher
 from hocket.recipes.user_functions import check_function, is_known, load_function
@@ -30,6 +36,11 @@ from hocket.run.data.loss import LossFunction
 from hocket.run.data.samples import Samples
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
+from hocket.teacher.losses.distilbert import DistilBERT
+from hocket.teacher.losses.distillation import Distillation
+from hocket.teacher.losses.two_views import Byol, MocoV3
+
+NAME: Final = "teacher"  # in a pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,7 @@ def make_student(recipe: Recipe, training: Samples) -> nn.Module:
     """
     model = make_model(recipe, training)
     if isinstance(recipe.teacher, TwoViewSettings):
-        return Predicting(model, _heads(recipe.teacher))
+        return Predicting(model, recipe.teacher)
     return model
 
 
@@ -182,7 +193,7 @@ def make_teachers(
     else:
         net = load_teacher(recipe, training)
     if isinstance(settings, TwoViewSettings):
-        net = Projected(net, _heads(settings))
+        net = Projected(net, settings)
     teacher = Teacher(
         net,
         update=_update(settings, num_steps),
@@ -196,29 +207,65 @@ def make_teachers(
 
 
 def _update(settings: AnyTeacher, num_steps: int) -> FollowerUpdate | None:
-    match settings.update:
-        case "frozen":
-            return None
-        case "momentum":
-            assert settings.momentum is not None, "the recipe is valid"
-            final = settings.final_momentum
-            return Momentum(
-                settings.momentum,
-                final,
-                None if final is None else num_steps,
-                buffers=settings.buffers,
+    if settings.momentum is not None:  # the recipe is valid
+        final = settings.final_momentum
+        over = None if final is None else num_steps
+        return Momentum(settings.momentum, final, over, buffers=settings.buffers)
+    if settings.copy_every_steps is not None:
+        return CopyEvery(settings.copy_every_steps, buffers=settings.buffers)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLoss:
+    """Calls a loss with the entry `output` of what the student returns.
+
+    Args:
+        loss: reads one tensor of each net.
+    """
+
+    loss: Callable[[Any, Any, Mapping[str, Any]], Tensor]
+
+    def __call__(
+        self, output: Mapping[str, Tensor], targets: Any, teachers: Mapping[str, Any]
+    ) -> Tensor:
+        """Compute the loss."""
+        return self.loss(output["output"], targets, teachers)
+
+
+def teacher_loss(settings: AnyTeacher, training: Samples) -> LossFunction:
+    """Return the loss `loss(output, targets, teachers)` of a section.
+
+    Args:
+        settings: the section.
+        training: the samples to train on.
+
+    Raises:
+        RecipeError: the loss reads other data.
+    """
+    match settings:
+        case DistillationSettings():
+            weights = settings.soft_weight, settings.hard_weight
+            return Distillation(settings.temperature, *weights, teacher=NAME)
+        case DistilbertSettings():
+            guessed_share = getattr(whole_of(training), "guessed_share", None)
+            if guessed_share is None:
+                raise RecipeError(
+                    "teacher.kind 'distilbert' reads masked text: the function of "
+                    "[data] must return samples with guessed_share, the share of all "
+                    "pieces that is to be guessed (the others' targets are -100)"
+                )
+            return DistilBERT(
+                settings.temperature,
+                settings.soft_weight,
+                settings.mlm_weight,
+                settings.cosine_weight,
+                guessed_share,
+                teacher=NAME,
             )
-        case "copy":
-            assert settings.copy_every_steps is not None, "the recipe is valid"
-            return CopyEvery(settings.copy_every_steps, buffers=settings.buffers)
+        case ByolSettings():
+            return OutputLoss(Byol(NAME))
+        case MocoV3Settings(temperature=temperature):
+            return OutputLoss(MocoV3(temperature, NAME))
         case _:
-            assert_never(settings.update)
-
-
-def _heads(settings: TwoViewSettings) -> Heads:
-    return Heads(
-        width=settings.head_width,
-        output_width=settings.output_width,
-        num_projector_layers=settings.num_projector_layers,
-        num_predictor_layers=settings.num_predictor_layers,
-    )
+            assert_never(settings)

@@ -9,25 +9,31 @@ Both see the same batches in the same order; worker 0 alone reports and prints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
-from hocket.errors import CallbackError
+from hocket.core.layout import WorkerLayout
+from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
+from hocket.freeze.cache.settings import Cache
+from hocket.model.profile.profile import path_of
 from hocket.options import ScheduleOptions, UpdateOptions
+from hocket.recipes.config.freeze_settings import (
+    AnyFreezing,
+    CacheSettings,
+    FreezeSettings,
+    PlasticitySettings,
+)
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.resolve import Resolved, resolve
-from hocket.recipes.models.freezing import freezing_options
-from hocket.recipes.run_files import RECIPE_NAME
+from hocket.recipes.config.resolve import Resolved, resolved_in
+from hocket.recipes.run_files import CACHE_NAME
 from hocket.recipes.training.loop import Loop
-from hocket.recipes.training.metrics_log import JSON_NAME, History, file_watchers
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.progress import make_progress, plan_line, print_plain
-from hocket.recipes.training.records import EvaluationRecord, Watcher, load_watcher
+from hocket.recipes.training.progress import RunProgress, plan_line, print_plain
+from hocket.recipes.training.records import EvaluationRecord, Watcher, refuse_failures
 from hocket.recipes.training.report import write_report
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import NEWEST, resume_point
@@ -41,6 +47,13 @@ from hocket.run.elastic.cache.cache_refusals import refuse_random
 from hocket.run.pipeline import Pipeline
 from hocket.signatures import values_of
 
+POLICIES: Final[Mapping[str, type[Any]]] = {
+    "alpha": Alpha,
+    "argmin-gradient": ArgminGradient,
+    "percentile": Percentile,
+    "plasticity": Plasticity,
+    "listed": Listed,
+}
 _DRAW_ONCE: Final = (
     "--set cache.draws_once=true draws them once for each sample; or leave out the "
     "section [cache]"
@@ -56,9 +69,48 @@ def main(run_dir: str) -> dict[str, float]:
     Returns:
         The last evaluation's loss and metrics.
     """
-    recipe = resolve(str(Path(run_dir) / RECIPE_NAME), allow_outside=True).recipe
-    evaluation = train_recipe(recipe, Path(run_dir))
+    evaluation = train_recipe(resolved_in(run_dir).recipe, Path(run_dir))
     return {"loss": evaluation.loss, **evaluation.metrics}
+
+
+def profile(run_dir: str, is_again: bool) -> dict[str, Any]:
+    """Profile, cut and predict the recipe that a folder holds; each worker's entry.
+
+    Workers share caches and memory, so that a layer measured alone is faster than one
+    measured beside the others. `hocket train` uses the saved profile.
+
+    Args:
+        run_dir: the folder, with its `recipe.toml`.
+        is_again: measure even if there is a saved profile, and replace it.
+
+    Returns:
+        As JSON: the profile, its path if it is kept, whether it was there before, the
+        number of each stage's first layer, and the predicted step.
+    """
+    recipe = resolved_in(run_dir).recipe
+    task = make_task(recipe)
+    layout = StepLayout.of(recipe, task.training)
+    folder = Path(recipe.run.profile_folder)
+    kept = {path.name for path in folder.glob("*.json")}
+    profile_dir = None if is_again else folder
+    with make_pipeline(
+        task, layout, Path(run_dir), profile_dir=profile_dir
+    ) as pipeline:
+        plan = pipeline.plan
+        conditions = plan.profile.conditions
+        path = path_of(folder, conditions) if conditions["code"] else None
+        if is_again and pipeline.is_main and path is not None:
+            plan.profile.save(path)
+        predicted = plan.predicted
+        return {
+            "recipe": recipe.run.name,
+            "profile": plan.profile.to_json(),
+            "path": path and str(path),
+            "was_kept": path is not None and path.name in kept and not is_again,
+            "stages": [0, *plan.boundaries],
+            "step_s": predicted.step_s,
+            "bubble_fraction": predicted.bubble_fraction,
+        }
 
 
 def train_in_job(resolved: Resolved, run_dir: Path | None) -> EvaluationRecord:
@@ -118,74 +170,54 @@ def train_recipe(
     """
     task = make_task(recipe)
     layout = StepLayout.of(recipe, task.training)
+    profile_dir = Path(recipe.run.profile_folder)
     with ExitStack() as stack:
         pipeline = stack.enter_context(
-            make_pipeline(
-                task,
-                layout,
-                run_dir,
-                profile_dir=Path(recipe.run.profile_folder),
-                world=world,
-            )
+            make_pipeline(task, layout, run_dir, profile_dir=profile_dir, world=world)
         )
         console = Console(file=sys.stdout, quiet=not pipeline.is_main)
         print_plain(console, plan_line(pipeline.plan, recipe))
         loop = Loop(task, layout, pipeline, run_dir)
-        _go_on(loop, pipeline, recipe, run_dir, console)
-        history = History()
+        _go_on(loop, pipeline, console)
         if pipeline.is_main:
-            usual = _watchers(
-                layout,
-                pipeline,
-                run_dir,
-                console,
-                first_step=loop.num_done,
-                goes_on=_goes_on(recipe, pipeline.world),
-            )
             stack.callback(loop.watchers.close)
-            for watcher in chain(usual, [history], watchers):
+            # It may find what it has written itself, before it broke off.
+            resumes = recipe.checkpoint.resume == NEWEST
+            loop.watch(goes_on=resumes or pipeline.world.attempt > 0)
+            progress = RunProgress(
+                layout.num_steps,
+                recipe.training.num_epochs,
+                console,
+                first_step=loop.totals.num_steps,
+                seconds_left=pipeline.seconds_left,
+            )
+            for watcher in (progress, *watchers):
                 loop.watchers.append(watcher)
-            if _goes_on(recipe, pipeline.world):
-                history.read(run_dir / JSON_NAME)
         summary = loop.run()
-        if recipe.checkpoint.final and (last := pointer(loop.checkpoints)):
-            print_plain(console, f"weights: {loop.checkpoints / last.name}")
+        if recipe.checkpoint.final and (last := pointer(loop.checkpoints_dir)):
+            print_plain(console, f"weights: {loop.checkpoints_dir / last.name}")
         if pipeline.is_main:
             with loop.watchers.guard("the report"):
-                path = write_report(
-                    run_dir, pipeline.plan, loop.typical, history, summary
-                )
+                path = write_report(run_dir, pipeline.plan, loop.typical, summary)
                 print_plain(console, f"report: {path}")
-        _raise_failures(loop.watchers.failures, pipeline.world)
+        by_rank = pipeline.world.gather_json(
+            loop.watchers.failures, "failures of callbacks"
+        )
+        refuse_failures(
+            [f"rank {rank}: {x}" for rank, own in enumerate(by_rank) for x in own]
+        )
     return summary.evaluation
 
 
-def _raise_failures(own: Sequence[str], world: World) -> None:
-    """Raise what failed while it watched the run, now that all is kept.
-
-    Raises:
-        CallbackError: something failed on a worker; every worker raises it.
-    """
-    by_rank = world.gather_json(own, "failures of callbacks")
-    failures = [f"rank {r}: {x}" for r, found in enumerate(by_rank) for x in found]
-    if failures:
-        raise CallbackError(
-            "training has ended well, and its weights are kept, but: "
-            + "; ".join(failures)
-        )
-
-
-def _go_on(
-    loop: Loop, pipeline: Pipeline, recipe: Recipe, run_dir: Path, console: Console
-) -> None:
+def _go_on(loop: Loop, pipeline: Pipeline, console: Console) -> None:
     """Load the checkpoint that the run goes on from, if any, and say which."""
-    settings = recipe.checkpoint
+    settings, run_dir = loop.recipe.checkpoint, loop.run_dir
 
     def find() -> Any:
         # Torchrun's own count differs between hosts.
         is_restart = pipeline.world.attempt > 0
         start = resume_point(run_dir, settings, is_restart=is_restart)
-        return None if start is None else [str(start.folder), start.step]
+        return None if start is None else [str(start[0]), start[1]]
 
     found = decide_on_rank_0(pipeline.world, find, "checkpoint to begin with")
     if found is None:
@@ -195,37 +227,9 @@ def _go_on(
         return
     folder, step = found
     data = pipeline.load(folder, step=step, allow_previous=settings.allow_previous)
-    loop.position.load_state_dict(data)
-    print_plain(console, f"goes on from {folder} after step {loop.num_done}")
-
-
-def _goes_on(recipe: Recipe, world: World) -> bool:
-    """Whether the run may find what it has written itself, before it broke off."""
-    return recipe.checkpoint.resume == NEWEST or world.attempt > 0
-
-
-def _watchers(
-    layout: StepLayout,
-    pipeline: Pipeline,
-    run_dir: Path,
-    console: Console,
-    *,
-    first_step: int,
-    goes_on: bool,
-) -> Iterator[Watcher]:
-    """Yield the log, the loggers, the progress, and the recipe's own callbacks."""
-    settings = layout.recipe.run
-    num_epochs = layout.recipe.training.num_epochs
-    yield from file_watchers(settings, run_dir, first_step if goes_on else None)
-    yield make_progress(
-        layout.num_steps,
-        num_epochs,
-        console,
-        first_step=first_step,
-        seconds_left=pipeline.seconds_left,
-    )
-    for name in settings.callbacks:
-        yield load_watcher(name, run_dir)
+    loop.load_state_dict(data)
+    num_steps = loop.totals.num_steps
+    print_plain(console, f"goes on from {folder} after step {num_steps}")
 
 
 def make_pipeline(
@@ -274,6 +278,44 @@ def make_pipeline(
         progress=_print_start,
         **options,
     )
+
+
+def freezing_options(
+    freezing: AnyFreezing | None,
+    cache: CacheSettings | None,
+    steps_per_epoch: int,
+    run_dir: Path,
+) -> dict[str, Any]:
+    """Return the arguments of `hocket.Pipeline` that say what freezes; none if nothing.
+
+    Args:
+        freezing: the recipe's section [freeze].
+        cache: the recipe's section [cache].
+        steps_per_epoch: the steps between decisions where the recipe does not say.
+        run_dir: the run's folder, for a cache without one.
+    """
+    if not isinstance(freezing, FreezeSettings):
+        return {}
+    kind = POLICIES[freezing.policy]
+    given = values_of(kind, freezing)
+    given["every_steps"] = freezing.every_steps or steps_per_epoch
+    if isinstance(freezing, PlasticitySettings):
+        given["unfreeze_at"] = freezing.unfreeze_at or None
+    shapes: dict[int, tuple[int, int]] | None = None
+    if freezing.shapes is not None:
+        layouts = {n: WorkerLayout.parse(x) for n, x in freezing.shapes.items()}
+        shapes = {n: (x.num_devices, x.num_replicas) for n, x in layouts.items()}
+    kept = None
+    if cache is not None:
+        folder = cache.folder or run_dir / CACHE_NAME
+        kept = Cache(**values_of(Cache, cache) | {"folder": Path(folder)})
+    return {
+        "freeze": kind(**given),
+        "shapes": shapes,
+        "balance": freezing.balance,
+        "recut": freezing.recut,
+        "cache": kept,
+    }
 
 
 def _print_start(progress: StartupProgress) -> None:
