@@ -106,7 +106,7 @@ def charts(
 
     Args:
         steps: as `metrics.jsonl` has them, with null for what is not finite.
-        evaluations: of the same form, with the metrics under their names.
+        evaluations: these lines of the file, which have the metrics by their names.
     """
 
     def trained(name: str) -> Line:
