@@ -178,9 +178,9 @@ class StagedRun(WorkerRun, ABC):
             self.world.device,
             self._sizes_of,
         )
-        modules, names = self._executor.modules, self.plan.example.names
+        reads, names = self._executor.reads, self.plan.example.names
         for nets in found:
-            refuse_input_gradients(program, modules, nets, names)
+            refuse_input_gradients(program, reads, nets, names)
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s

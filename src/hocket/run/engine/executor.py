@@ -17,7 +17,6 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ConfigError, ModelError
-from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Transport
@@ -26,7 +25,7 @@ from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.plan import Plan
-from hocket.run.engine.refusals import refuse_hooks
+from hocket.run.engine.refusals import InputReads, refuse_hooks
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
@@ -64,7 +63,7 @@ class Executor:
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
-        modules: all stages of the program.
+        reads: what each stage of the program reads of a batch.
         follows: whether what the loop freezes is followed, and compared with others.
 
     Attributes:
@@ -85,7 +84,7 @@ class Executor:
     ties: WorkerTies
     wiring: Wiring
     replicas: WorkerGroup | None
-    modules: Sequence[StageModule]
+    reads: Sequence[InputReads]
     follows: bool = True
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)

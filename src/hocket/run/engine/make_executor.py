@@ -24,7 +24,12 @@ from hocket.run.engine.programs.net_setup import (
     modules_of,
     stages_of,
 )
-from hocket.run.engine.refusals import refuse_early_reads, refuse_hooks, refuse_shared
+from hocket.run.engine.refusals import (
+    input_reads,
+    refuse_early_reads,
+    refuse_hooks,
+    refuse_shared,
+)
 from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
@@ -182,7 +187,7 @@ def make_executor(
         worker_ties,
         wiring,
         replicas,
-        modules,
+        input_reads(program, modules),
     )
 
 

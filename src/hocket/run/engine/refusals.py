@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from torch import nn
 
 from hocket.core.gates import describe, early_updates, flushes, gates_of
 from hocket.core.op import BACKWARDS, STEP_ENDS, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
-from hocket.core.program import Program, Stage
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
 from hocket.model.stages.stage import StageModule
@@ -166,9 +167,40 @@ def refuse_hooks(
             )
 
 
+class InputReads(NamedTuple):
+    """Which of the batch's arguments a stage reads.
+
+    Args:
+        places: of the leaves that it reads.
+        gives_all: whether its backward computes all of an argument's gradient.
+    """
+
+    places: tuple[int, ...]
+    gives_all: bool
+
+
+def input_reads(
+    program: Program, modules: Sequence[StageModule]
+) -> tuple[InputReads, ...]:
+    """Return what each stage reads of the batch; nothing refers to the modules.
+
+    Args:
+        program: says whether a stage is trained.
+        modules: all stages. What they send back is what the example has shown.
+    """
+    found = []
+    for stage, module in zip(program.stages, modules, strict=True):
+        trains = any(x.requires_grad for x in module.parameters())
+        takes = any(x.requires_grad for x in module.inputs)
+        sent = [x for x in module.outputs if x.dtype.is_floating_point]
+        gives = stage.trainable and all(x.requires_grad for x in sent)
+        found.append(InputReads(module.batch_inputs, gives and (trains or takes)))
+    return tuple(found)
+
+
 def refuse_input_gradients(
     program: Program,
-    modules: Sequence[StageModule],
+    reads: Sequence[InputReads],
     batch: NetBatches,
     names: Sequence[str],
 ) -> None:
@@ -179,7 +211,7 @@ def refuse_input_gradients(
 
     Args:
         program: says where each stage is, and whether it is trained.
-        modules: all stages. What they send back is what the example has shown.
+        reads: the result of `input_reads`.
         batch: one batch of each net.
         names: of the model's arguments.
 
@@ -187,17 +219,15 @@ def refuse_input_gradients(
         ModelError: names the first, and says what would be missing.
     """
     trained = {stage.net for stage in program.stages if stage.trainable}
-    pairs = [*zip(program.stages, modules, strict=True)]
+    pairs = [*zip(program.stages, reads, strict=True)]
     for net, work in ((net, batch[net]) for net in trained & batch.keys()):
         num_replicas = len(work.everywhere) // len(work.microbatches)
         for place, leaf in enumerate(work.microbatches[0].leaves):
             if not any(x.requires_grad for x in tensors_in(leaf)):
                 continue
-            readers = [
-                x for x in pairs if x[0].net == net and place in x[1].batch_inputs
-            ]
+            readers = [x for x in pairs if x[0].net == net and place in x[1].places]
             is_apart = len({stage.device for stage, _ in readers}) * num_replicas > 1
-            if is_apart or not all(_gives_all(*reader) for reader in readers):
+            if is_apart or not all(read.gives_all for _, read in readers):
                 raise ModelError(
                     f"{names[place]} wants a gradient (requires_grad) at step "
                     f"{work.step.number}, which would not be whole: several workers "
@@ -205,15 +235,6 @@ def refuse_input_gradients(
                     "for what it sends. Detach it, and let the model itself compute "
                     "its gradient between two steps"
                 )
-
-
-def _gives_all(stage: Stage, module: StageModule) -> bool:
-    """Return whether a stage computes all of an argument's gradient."""
-    trains = any(x.requires_grad for x in module.parameters())
-    takes = any(x.requires_grad for x in module.inputs)
-    sent = [x for x in module.outputs if x.dtype.is_floating_point]
-    gives = all(x.requires_grad for x in sent)
-    return stage.trainable and (trains or takes) and gives
 
 
 def _faults(settings: TrainingConfig, schedule: Schedule) -> Iterator[str]:

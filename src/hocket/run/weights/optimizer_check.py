@@ -18,6 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.errors import ConfigError
 from hocket.run.weights.settings import members
@@ -28,7 +29,8 @@ class OptimizerCheck:
 
     Args:
         optimizer: the optimizer of a stage or of a compiled step; None if it has none.
-        parameters: of all its net, by name, with those that optimizers leave out.
+        parameters: of all its net, by name, with those that optimizers leave out;
+            referred to weakly, for a worker keeps only those of its own stages.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class OptimizerCheck:
         parameters: Mapping[str, nn.Parameter],
     ) -> None:
         self.optimizer = optimizer
-        self.parameters = dict(parameters)
+        self.names = WeakTensorKeyDictionary({p: n for n, p in parameters.items()})
         self.is_stepping = False
         self._members = members(optimizer)
         _watch_all_optimizers()
@@ -101,12 +103,11 @@ def refuse_without_gradients(
     every = [p for group in optimizer.param_groups for p in group["params"]]
     if any(p.grad is not None for p in every):
         return
-    found = {id(p) for p in every if p.requires_grad}
-    for name, p in ((n, p) for x in checks for n, p in x.parameters.items()):
-        if p.requires_grad and id(p) in found:
-            raise ConfigError(
-                f"{type(optimizer).__name__}.step() finds no gradient: {name} is in a "
-                "pipeline or a compiled step, whose step() does the backwards and "
-                "clears all gradients behind its own update. Give it to optimizer= in "
-                "a group of its own, with the options that it needs"
-            )
+    names = (x.names.get(p) for x in checks for p in every if p.requires_grad)
+    if name := next(filter(None, names), None):
+        raise ConfigError(
+            f"{type(optimizer).__name__}.step() finds no gradient: {name} is in a "
+            "pipeline or a compiled step, whose step() does the backwards and clears "
+            "all gradients behind its own update. Give it to optimizer= in a group of "
+            "its own, with the options that it needs"
+        )
