@@ -30,7 +30,7 @@ from hocket.model.trace.observe import preserve_state
 def refuse_kept(captured: Captured, stages: Sequence[StageModule]) -> None:
     """Refuse an attribute that forwards change, and that another stage reads.
 
-    It is told by its name in the code of the other module's forward, which has no
+    It is known by its name in the code of the other module's forward, which has no
     other value of that name itself.
 
     Args:

@@ -171,7 +171,7 @@ class InputReads(NamedTuple):
     """Which of the batch's arguments a stage reads.
 
     Args:
-        places: of the leaves that it reads.
+        places: the positions of the leaves that it reads.
         gives_all: whether its backward computes all of an argument's gradient.
     """
 
@@ -213,7 +213,7 @@ def refuse_input_gradients(
         program: says where each stage is, and whether it is trained.
         reads: the result of `input_reads`.
         batch: one batch of each net.
-        names: of the model's arguments.
+        names: the names of the model's arguments.
 
     Raises:
         ModelError: names the first, and says what would be missing.

@@ -29,7 +29,7 @@ class OptimizerCheck:
 
     Args:
         optimizer: the optimizer of a stage or of a compiled step; None if it has none.
-        parameters: of all its net, by name, with those that optimizers leave out;
+        parameters: all of its net, by name, with those that optimizers leave out;
             referred to weakly, for a worker keeps only those of its own stages.
     """
 
