@@ -411,12 +411,8 @@ def test_a_way_to_compute_that_is_new_is_compared() -> None:
     assert "% off" in of_step(check, 3, parts)
 
 
-def test_factors_that_are_no_numbers_are_compared_often() -> None:
-    """Weights that a loss makes of its targets may be anything.
-
-    In each of the first ten steps, then in each tenth: a loss that is large beside its
-    model would cost several times the step.
-    """
+def test_factors_that_are_no_numbers_are_compared_each_time() -> None:
+    """Weights that a loss makes of its targets may be anything."""
 
     def loss(output: Tensor, targets: Tensor) -> Tensor:
         return (output.square() * (targets / targets.mean())).mean()
@@ -427,12 +423,6 @@ def test_factors_that_are_no_numbers_are_compared_often() -> None:
     assert of_step(check, 0, cut(scores(4, 3), rows, 2, 2)) == ""
     assert of_step(check, 1, cut(scores(4, 3), rows, 2, 2)) == ""
     assert "% off" in of_step(check, 2, cut(scores(4, 3), other, 2, 2))
-    for step in range(2, 12):
-        assert of_step(check, step, cut(scores(4, 3), rows, 2, 2)) == ""
-    found = [
-        of_step(check, step, cut(scores(4, 3), other, 2, 2)) for step in range(12, 20)
-    ]
-    assert [bool(text) for text in found] == [False] * 7 + [True]
 
 
 def test_a_smaller_last_batch_is_no_difference() -> None:

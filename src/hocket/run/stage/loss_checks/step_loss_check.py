@@ -4,8 +4,7 @@ After the forwards of the first step, and of the 10th, 100th, ..., the gradient 
 trained (the mean over microbatches) is compared with the gradient of the loss over all
 of them: a difference is an error, with its size. In the steps between, too, unless the
 loss is computed as in a step that was compared: then only the numbers are compared that
-it divides by (`divisors.py`), which costs next to nothing. Of a loss of which these are
-not known, the first ten steps and each tenth are compared. On an accelerator these come
+it divides by (`divisors.py`), which costs next to nothing. On an accelerator these come
 to the host with the losses, and the device itself can leave the update out meanwhile.
 """
 
@@ -37,7 +36,6 @@ _LEAST: Final = 1e-5
 _LEAST_IN_OWN: Final = 1e-3
 _FIRST_TYPE: Final = torch.float64  # that is tried
 _Kept: TypeAlias = list[tuple[Any, Any, int]]  # outputs, targets, samples
-_OFTEN: Final = 10  # steps from one comparison of what stays unknown to the next
 _FEW: Final = 4  # samples of a microbatch that is too large to be kept
 
 
@@ -94,11 +92,8 @@ class StepLossCheck:
             check_mean(self.loss, self.named, *given, device=self.device)
         forms = self._forms.setdefault(step, [])
         forms.append(form)
-        number = step - self._first + 1
-        is_due = str(number).rstrip("0") == "1"
+        is_due = str(step - self._first + 1).rstrip("0") == "1"
         is_new = self._varies or form.calls not in self._compared
-        if not form.calls and not self._varies:  # it stays unknown
-            is_new = number <= _OFTEN or number % _OFTEN == 0
         if len(forms) == 1 and (is_due or (is_new and not self._draws)):
             self._kept[step], self._left_bytes = [], self.room_bytes
         if step in self._kept:
@@ -125,11 +120,8 @@ class StepLossCheck:
         """
         if step in self._kept:
             return None
-        forms = self._forms.get(step, [])
-        is_known = bool(forms and forms[0].calls) or self._varies
-        return divisors.difference_on_device(
-            forms if is_known and not self._draws else ()
-        )
+        forms = () if self._draws else self._forms.get(step, ())
+        return divisors.difference_on_device(forms)
 
     def compare(self, step: int, rows: Sequence[Tensor]) -> None:
         """Compare what was kept of a step.
@@ -143,8 +135,6 @@ class StepLossCheck:
         """
         kept, early = self._kept.pop(step, None), self._forms.pop(step, [])
         forms = [form._replace(row=x) for form, x in zip(early, rows, strict=True)]
-        if kept is None and forms and not forms[0].calls and not self._varies:
-            return  # it is compared every few steps
         differing, text, num_compared = divisors.difference(forms), None, 0
         if kept:
             num, num_samples = len(kept), sum(size for *_, size in kept)
