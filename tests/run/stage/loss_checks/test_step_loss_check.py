@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.model.profile.allocations import allocations
-from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import TOTAL, PerMicrobatch, losses_of
+from hocket.run.data.loss import PerMicrobatch, losses_of
 from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
 from tests.run.support.batch_losses import CLASSES, CPU, NUM, labels, over_words, scores
 from tests.run.support.batch_losses import words_of_uneven_sentences as uneven
+from tests.run.support.compared_steps import UNEVEN, compare, cut, of_step
 from tests.run.support.token_mean_workers import PADDING, OverWords, data, pipeline
 
 TEXT: Final = (
@@ -35,44 +35,6 @@ TEXT: Final = (
 HOW: Final = "(loss, count=count), where count(targets) returns what it is divided by"
 
 
-def compare(
-    loss: Any,
-    parts: Sequence[tuple[Any, Any]],
-    counts: Callable[[Any], Any] = len,
-    **settings: Any,
-) -> str:
-    """Check a loss as the last stage does with the first step's microbatches."""
-    check = StepLossCheck(loss, partial(losses_of, loss), CPU, **settings)
-    return of_step(check, 0, parts, counts)
-
-
-def of_step(
-    check: StepLossCheck,
-    step: int,
-    parts: Sequence[tuple[Any, Any]],
-    counts: Callable[[Any], Any] = len,
-) -> str:
-    """Let a step's microbatches come to a check; return its error."""
-    rows = []
-    try:
-        for output, targets in parts:
-            part = Microbatch((), targets, len(targets))
-            total, weight = check.named(output, targets)[TOTAL], float(counts(targets))
-            rows.append(check.keep(step, total, output, part, weight))
-        check.compare(step, [row for row in rows if row is not None])
-    except ModelError as error:
-        return str(error)
-    return ""
-
-
-def cut(output: Tensor, targets: Tensor, *sizes: int) -> list[tuple[Tensor, Tensor]]:
-    """Cut a batch into microbatches."""
-    return list(zip(output.split(sizes), targets.split(sizes), strict=True))
-
-
-UNEVEN: Final = cut(scores(NUM, NUM, CLASSES), uneven(), 2, 3, 1)
-
-
 @pytest.mark.parametrize(
     ("loss", "how"),
     [
@@ -85,51 +47,6 @@ def test_the_error_says_the_difference_and_the_way_out(loss: Any, how: str) -> N
     with pipeline(loss) as refused, pytest.raises(ModelError) as caught:
         refused.step(data()[0])
     assert str(caught.value) == TEXT.format(how)
-
-
-def test_a_step_whose_counts_begin_to_differ_is_refused() -> None:
-    """Past bug: between the first, the 10th and the 100th step nothing was looked at.
-
-    No word of the first three batches is ignored.
-    """
-    loss = OverWords(ignore_index=PADDING)
-    uneven_batch = data()[0]
-    full = uneven_batch[0], uneven_batch[1].clamp(min=PADDING + 1)
-    with pipeline(loss) as trained:
-        for _ in range(3):
-            trained.step(full)
-        with pytest.raises(ModelError, match=r"step 3 is not .* is 10, and in"):
-            trained.step(uneven_batch)
-
-
-def test_a_stage_that_runs_again_is_compared_by_its_numbers() -> None:
-    """Past bug: nothing said what it divides by, so each step was compared whole."""
-    loss = OverWords(ignore_index=PADDING)
-    uneven_batch = data()[0]
-    full = uneven_batch[0], uneven_batch[1].clamp(min=PADDING + 1)
-    with pipeline(loss, recompute="all") as trained:
-        trained.step(full)
-        with pytest.raises(ModelError, match="step 1 is not that of the batch"):
-            trained.step(uneven_batch)
-
-
-def test_a_count_of_few_bits_is_no_reason_to_refuse() -> None:
-    """Past bug: 515 and 1031 words are 516 and 1032 in half precision."""
-
-    def loss(output: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(output.flatten(0, 1), targets.flatten(), ignore_index=-1)
-
-    def count(targets: Tensor) -> Tensor:
-        return (targets >= 0).sum()
-
-    output, targets = torch.randn(4, 600, 2).bfloat16(), torch.ones(4, 600).long()
-    even = cut(output.requires_grad_(), targets, 2, 2)
-    targets = targets.clone()
-    targets.flatten()[515:1200] = targets.flatten()[1200 + 1031 :] = -1
-    counted = hocket.TokenMean(loss, count=count)
-    check = StepLossCheck(counted, partial(losses_of, counted), CPU)
-    assert of_step(check, 0, even, counts=count) == ""
-    assert of_step(check, 1, cut(output, targets, 2, 2), counts=count) == ""
 
 
 def test_a_comparison_holds_few_times_the_outputs() -> None:
@@ -382,47 +299,6 @@ def test_few_bytes_are_kept() -> None:
     found = compare(over_words, UNEVEN, room_bytes=size)
     assert "of these 2 samples" in found
     assert "of these 2 samples" in compare(over_words, UNEVEN, room_bytes=0)
-
-
-def test_numbers_are_compared_where_nothing_is_kept() -> None:
-    """Of steps between, and of microbatches that are too large; each names both."""
-    even = cut(scores(NUM, NUM, CLASSES), labels(NUM, NUM), 2, 3, 1)
-    check = StepLossCheck(over_words, partial(losses_of, over_words), CPU, room_bytes=0)
-    assert of_step(check, 0, even) == ""
-    assert of_step(check, 1, even) == ""
-    assert of_step(check, 2, UNEVEN).startswith(
-        "the gradient of step 2 is not that of the batch: a number in the loss of "
-        "microbatch 0, what it divides by, is 3, and in that of microbatch 1 12. "
-    )
-
-
-def test_a_way_to_compute_that_is_new_is_compared() -> None:
-    """As of a loss that begins to compare samples at its fourth step."""
-
-    def loss(output: Tensor, targets: Tensor) -> Tensor:
-        value = F.mse_loss(output, targets)
-        return value.sqrt() if is_late else value
-
-    is_late = False
-    parts = cut(scores(NUM, 3), torch.ones(NUM, 3), 2, 4)
-    check = StepLossCheck(loss, partial(losses_of, loss), CPU)
-    assert not any(of_step(check, step, parts) for step in range(3))
-    is_late = True
-    assert "% off" in of_step(check, 3, parts)
-
-
-def test_factors_that_are_no_numbers_are_compared_each_time() -> None:
-    """Weights that a loss makes of its targets may be anything."""
-
-    def loss(output: Tensor, targets: Tensor) -> Tensor:
-        return (output.square() * (targets / targets.mean())).mean()
-
-    rows = torch.tensor([1.0, 2.0, 1.0, 2.0])[:, None]
-    other = torch.tensor([1.0, 2.0, 3.0, 2.0])[:, None]
-    check = StepLossCheck(loss, partial(losses_of, loss), CPU)
-    assert of_step(check, 0, cut(scores(4, 3), rows, 2, 2)) == ""
-    assert of_step(check, 1, cut(scores(4, 3), rows, 2, 2)) == ""
-    assert "% off" in of_step(check, 2, cut(scores(4, 3), other, 2, 2))
 
 
 def test_a_smaller_last_batch_is_no_difference() -> None:

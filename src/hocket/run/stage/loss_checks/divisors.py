@@ -7,7 +7,8 @@
 A loss that was found to be a mean over samples, and makes the same calls of torch again
 with the same numbers for each microbatch, is one again: nothing else needs to be
 compared. This cannot be said of calls that are not torch's own, nor of those that take
-several numbers from elsewhere than the outputs, unless these are only added.
+several numbers from elsewhere than the outputs, unless these are only added, or are
+targets as they were given: each sample has its own.
 """
 
 from __future__ import annotations
@@ -54,18 +55,19 @@ class LossForm(NamedTuple):
     row: Tensor
 
 
-def form_of(total: Tensor, outputs: Any, weight: float) -> LossForm:
+def form_of(total: Tensor, outputs: Any, targets: Any, weight: float) -> LossForm:
     """Return how a loss was computed; the host waits for no device.
 
     Args:
         total: the loss, before its backward.
         outputs: what it was given; nothing is looked at behind these.
+        targets: what else it was given.
         weight: the microbatch's share of the step, to any scale.
     """
-    known = {x.grad_fn for x in tensors_in(outputs)}
+    known, given = {x.grad_fn for x in tensors_in(outputs)}, tensors_in(targets)
     *_, nodes = graph_behind(total.grad_fn, known)
     try:
-        numbers = [[_scalar(x, total) for x in _numbers(node)] for node in nodes]
+        numbers = [[_scalar(x, total) for x in _numbers(node, given)] for node in nodes]
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
         numbers, nodes = [], []  # or nothing was saved, or it has changed since
     row = torch.stack([_scalar(weight, total), *chain.from_iterable(numbers)])
@@ -152,10 +154,14 @@ def _scalar(x: float | Tensor, like: Tensor) -> Tensor:
     return torch.full((), float(x), dtype=torch.float64, device=like.device)
 
 
-def _numbers(node: Any) -> Iterator[Any]:
+def _numbers(node: Any, given: Sequence[Tensor]) -> Iterator[Any]:
     """Yield what a call divides and multiplies by.
 
     A mask of booleans leaves out elements, and divides by nothing.
+
+    Args:
+        node: the call.
+        given: the targets.
 
     Raises:
         ValueError: what it divides by is not known.
@@ -177,5 +183,11 @@ def _numbers(node: Any) -> Iterator[Any]:
         value = getattr(node, name, None)
         if not isinstance(value, Tensor) or value.dim() == 0:
             yield 1.0 if value is None else value
-        elif source is None and value.dtype is not torch.bool:
+        elif not (source or value.dtype is torch.bool or _is_among(value, given)):
             raise ValueError(name)
+
+
+def _is_among(value: Tensor, given: Sequence[Tensor]) -> bool:
+    """Whether a tensor is one of those given: the same memory, seen in the same way."""
+    alike = [x for x in given if (x.shape, x.stride()) == (value.shape, value.stride())]
+    return any(x.data_ptr() == value.data_ptr() for x in alike)

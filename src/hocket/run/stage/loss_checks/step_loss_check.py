@@ -86,7 +86,7 @@ class StepLossCheck:
         """
         if isinstance(self.loss, PerMicrobatch):
             return None
-        form = divisors.form_of(total, output, weight)
+        form = divisors.form_of(total, output, part.targets, weight)
         if self._first is None:
             self._first, given = step, (output, part.targets, part.num_samples)
             check_mean(self.loss, self.named, *given, device=self.device)
