@@ -128,6 +128,24 @@ def another_optimizer() -> Script:
     return replace(script, after_step=lambda *_: another.step())
 
 
+@case(
+    "the same optimizer, which trains another model of the loop's, too",
+    {f"{PIPELINES} compile": refused(_NO_GRADIENT)},
+)
+def another_optimizer_of_both() -> Script:
+    """Its other gradients are there."""
+    net, other = chain(), nn.Linear(2, 1).double()
+    script = _of_layers(net, 0, 2)
+    another = sgd([*net[4].parameters(), *other.parameters()])
+
+    def after_step(step: int, net: Any) -> None:
+        other.zero_grad()
+        other.weight.square().mean().backward()
+        another.step()
+
+    return replace(script, after_step=after_step)
+
+
 @case("another optimizer of the loop's own, of which the loop freezes all")
 def another_optimizer_frozen() -> Script:
     """It finds no gradient in the plain loop either."""

@@ -91,20 +91,21 @@ def refuse_without_gradients(
 ) -> None:
     """Refuse the step of another optimizer over what a pipeline trains.
 
-    Torch calls it before each optimizer's step. One that finds gradients, as behind a
-    backward of the loop's own, may step.
+    Torch calls it before each optimizer's step. One that finds gradients there, as
+    behind a backward of the loop's own, may step.
 
     Raises:
-        ConfigError: no parameter of it has a gradient; names one that is trained.
+        ConfigError: none of these parameters has a gradient; names the first.
     """
     checks = list(_CHECKS)
     if any(x.is_stepping or x.optimizer is optimizer for x in checks):
         return
     every = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(p.grad is not None for p in every):
-        return
-    names = (x.names.get(p) for x in checks for p in every if p.requires_grad)
-    if name := next(filter(None, names), None):
+    trained = [
+        p for p in every if p.requires_grad and any(p in x.names for x in checks)
+    ]
+    if trained and all(p.grad is None for p in trained):
+        name = next(x.names[trained[0]] for x in checks if trained[0] in x.names)
         raise ConfigError(
             f"{type(optimizer).__name__}.step() finds no gradient: {name} is in a "
             "pipeline or a compiled step, whose step() does the backwards and clears "

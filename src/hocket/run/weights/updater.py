@@ -113,14 +113,14 @@ class Updater:
         optimizer: Any = self.optimizer
         if self.gradient_sums is not None:
             self.gradient_sums.add(self._trained)
-        if is_bad is not None and optimizer is not None:
-            optimizer.found_inf, optimizer.grad_scale = is_bad, None
         if optimizer is not None:
             with self._check.stepping():
+                if is_bad is not None:
+                    optimizer.found_inf, optimizer.grad_scale = is_bad, None
                 optimizer.step()
+                if is_bad is not None:
+                    del optimizer.found_inf, optimizer.grad_scale
             clear_gradients(optimizer)
-        if is_bad is not None and optimizer is not None:
-            del optimizer.found_inf, optimizer.grad_scale
         self.advance(is_bad)
         self.forget()
 
