@@ -17,8 +17,7 @@ from hocket.core.op import BACKWARDS, MESSAGES, RECEIVES, SENDS, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import DeadlockError, PlanError
-from hocket.passes.add_messages import add_messages
-from hocket.passes.drop_messages import drop_messages
+from hocket.passes.add_messages import add_messages, drop_messages
 from hocket.schedules import make_schedule
 from tests.player import ends_with_messages
 from tests.strategies import orders

@@ -11,10 +11,10 @@ from hocket.core.program import Program
 from hocket.passes.beside_critical_path import (
     MeasuredProgram,
     beside_critical_path,
+    longest_path,
     stages_beside,
     with_inline,
 )
-from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
 
 NUM_STAGES = 5

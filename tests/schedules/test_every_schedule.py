@@ -25,8 +25,7 @@ from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
-from hocket.passes.add_messages import add_messages
-from hocket.passes.drop_messages import drop_messages
+from hocket.passes.add_messages import add_messages, drop_messages
 from hocket.schedules import SCHEDULES, Shape, make_schedule
 from tests.player import ends_with_messages, seconds_of, times_of
 from tests.strategies import accepted, equal_shares, shapes, shares

@@ -29,7 +29,7 @@ from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
-from hocket.passes.segments import repetitions
+from hocket.passes.segments import filtered, repetitions
 
 # Every op that makes or reads a message takes time, so that no two tie on one lane.
 _EQUAL_STAGES: Final = Costs(
@@ -143,6 +143,19 @@ def add_messages(
         channel = frozenset(ends) if shared_channel else ends
         channels[channel] += _transfers(messages, num_buffers, ends_s)
     return _with_inserted(schedule, _posts(channels.values()))
+
+
+def drop_messages(schedule: Schedule) -> Schedule:
+    r"""Return the order of work alone, as it was before `add_messages`.
+
+    Of a repeating body, those repetitions stay that were alike with their messages.
+
+    >>> lines = "d0  0F0 0SEND_F0>1", "d1  1RECV_F0<0 1F0"
+    >>> print(drop_messages(Schedule.parse("\n".join(lines))))
+    d0  0F0
+    d1  1F0
+    """
+    return filtered(schedule, lambda op: op.kind not in MESSAGES)
 
 
 def _messages(schedule: Schedule) -> list[_Message]:

@@ -8,7 +8,7 @@ from hocket.core.check import check
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.errors import ScheduleError
-from hocket.passes.drop_messages import drop_messages
+from hocket.passes.add_messages import drop_messages
 from hocket.passes.segments import rewritten
 
 

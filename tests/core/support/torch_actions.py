@@ -20,7 +20,7 @@ from torch.distributed.pipelining.schedules import (
 from hocket.core.formats.torch_csv import to_csv
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.passes.drop_messages import drop_messages
+from hocket.passes.add_messages import drop_messages
 
 Rows = dict[int, list[_Action]]
 

@@ -16,8 +16,11 @@ from hocket.core.footprint import issue_order, plan_memory
 from hocket.core.schedule import Lane
 from hocket.errors import FitError
 from hocket.passes.across_steps import carry_weight_gradients
-from hocket.passes.beside_critical_path import MeasuredProgram, beside_critical_path
-from hocket.passes.longest_path import longest_path
+from hocket.passes.beside_critical_path import (
+    MeasuredProgram,
+    beside_critical_path,
+    longest_path,
+)
 from hocket.passes.serial import serial
 from tests.run.outoforder.support.played_orders import (
     TrainedByHand,

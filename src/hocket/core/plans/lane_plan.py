@@ -131,8 +131,8 @@ def plan_lanes(schedule: Schedule, gates: Gates = ()) -> tuple[tuple[OpPlan, ...
     if explicit:
         raise PlanError(
             f"the schedule holds {len(explicit)} messages as ops, the first is "
-            f"{explicit[0]}: remove them by hocket.passes.drop_messages, since a plan "
-            "derives messages from the other ops"
+            f"{explicit[0]}: remove them by drop_messages of hocket.passes.add_messages"
+            ", since a plan derives messages from the other ops"
         )
     facts = _Facts(schedule, gates)
     return tuple(

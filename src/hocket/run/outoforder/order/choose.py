@@ -24,11 +24,11 @@ from hocket.passes.across_steps import carry_weight_gradients, several_steps
 from hocket.passes.beside_critical_path import (
     MeasuredProgram,
     beside_critical_path,
+    longest_path,
     stages_beside,
     with_early_release,
     with_inline,
 )
-from hocket.passes.longest_path import longest_path
 from hocket.passes.serial import serial
 from hocket.run.device.device import Device
 from hocket.run.outoforder.capture.captured_step import CapturedStep
