@@ -158,9 +158,9 @@ def stl10(
 
     Args:
         path: the folder `stl10_binary`.
-        side: as for `cifar10`.
-        shift_pixels: as for `cifar10`.
-        flip: as for `cifar10`.
+        side: the pixels of a side that images are scaled to.
+        shift_pixels: how far a training image is moved at most.
+        flip: whether half of the training images are mirrored.
         unlabeled: train on the images without a label.
 
     Raises:

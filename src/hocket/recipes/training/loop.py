@@ -163,7 +163,7 @@ class Loop(RecipeRun):
         self._num_steps += sums.num_steps
         measured = self.timelines[-1] if self._measured_step == step else None
         epoch = self.layout.epoch(step)
-        self.watchers.tell(sums.record(epoch, self._pipeline, measured))
+        self.watchers.report(sums.record(epoch, self._pipeline, measured))
 
     def _summary(self) -> SummaryRecord:
         predicted, measured = self._pipeline.predicted, self.typical

@@ -229,7 +229,7 @@ class Watchers:
         """Add a watcher; it is called after those before it."""
         self._watchers.append(watcher)
 
-    def tell(self, record: Record) -> None:
+    def report(self, record: Record) -> None:
         """Call the method of each watcher that takes such a record."""
         for place, watcher in enumerate(self._watchers):
             call = getattr(watcher, record.kind, None)  # not all of users' have epochs

@@ -195,7 +195,7 @@ class RecipeRun:
             **more,
         )
         totals.num_skipped += is_skipped
-        self.watchers.tell(record)
+        self.watchers.report(record)
 
     def report_evaluation(self, result: EvaluationResult) -> None:
         """Report an evaluation after the steps so far."""
@@ -204,7 +204,7 @@ class RecipeRun:
         self.last = EvaluationRecord(
             num_steps, epoch, result.loss, result.metrics, result.num_samples
         )
-        self.watchers.tell(self.last)
+        self.watchers.report(self.last)
 
     def report_summary(self, **steps: Any) -> SummaryRecord:
         """Report the end of the run.
@@ -221,7 +221,7 @@ class RecipeRun:
             evaluation=self.last,
             **steps,
         )
-        self.watchers.tell(record)
+        self.watchers.report(record)
         return record
 
 
