@@ -106,7 +106,11 @@ def unshared(values: Any) -> Any:
 
 
 def tensors_in(leaf: object) -> list[Tensor]:
-    """Yield the tensors of a leaf, or of anything nested."""
+    """Return the tensors of a leaf, or of anything nested."""
+    if isinstance(leaf, Tensor):
+        return [leaf]
+    if isinstance(leaf, tuple) and all(isinstance(x, Tensor) for x in leaf):
+        return [*leaf]
     if isinstance(leaf, PerSample):
         leaf = list(leaf)
     leaves = pytree.tree_leaves(leaf)

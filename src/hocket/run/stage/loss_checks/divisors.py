@@ -46,13 +46,13 @@ class LossForm(NamedTuple):
         weight: the microbatch's share of the step, to any scale.
         calls: the calls of torch from the loss back to the outputs, and how many
             numbers each has; none if the effect of one is not known.
-        row: the weight, and what the calls divide and multiply by; float64, beside
-            the loss until the host has read it.
+        row: the weight, and what the calls divide and multiply by; a float64 tensor if
+            one of them is on a device, and has not come to the host yet.
     """
 
     weight: float
     calls: Calls
-    row: Tensor
+    row: tuple[float, ...] | Tensor
 
 
 def form_of(total: Tensor, outputs: Any, targets: Any, weight: float) -> LossForm:
@@ -67,10 +67,10 @@ def form_of(total: Tensor, outputs: Any, targets: Any, weight: float) -> LossFor
     known, given = {x.grad_fn for x in tensors_in(outputs)}, tensors_in(targets)
     *_, nodes = graph_behind(total.grad_fn, known)
     try:
-        numbers = [[_scalar(x, total) for x in _numbers(node, given)] for node in nodes]
+        numbers = [[_scalar(x) for x in _numbers(node, given)] for node in nodes]
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
         numbers, nodes = [], []  # or nothing was saved, or it has changed since
-    row = torch.stack([_scalar(weight, total), *chain.from_iterable(numbers)])
+    row = _row([weight, *chain.from_iterable(numbers)], total.device)
     calls = zip([node.name() for node in nodes], map(len, numbers), strict=True)
     return LossForm(weight, tuple(calls), row)
 
@@ -82,8 +82,10 @@ def difference(forms: Sequence[LossForm]) -> str:
     nor in proportion to their weights, as one number at least must be.
 
     Args:
-        forms: one for each microbatch; their rows are on the host.
+        forms: one for each microbatch, whose rows are read.
     """
+    if len({(form.calls, form.row) for form in forms}) < 2:
+        return ""
     counted = [(i, form) for i, form in enumerate(forms) if form.weight]
     for i, form in counted:
         begin, first = counted[0]
@@ -93,8 +95,8 @@ def difference(forms: Sequence[LossForm]) -> str:
     if not all_far.any():
         return ""
     for (i, form), is_far in zip(counted, all_far, strict=True):
-        both = (x.row[1:][is_far].tolist() for x in (first, form))
-        if far := [(abs(a - b), a, b) for a, b in zip(*both, strict=True)]:
+        numbers = zip(first.row[1:], form.row[1:], is_far.tolist(), strict=True)
+        if far := [(abs(a - b), a, b) for a, b, is_one in numbers if is_one]:
             _, a, b = max(far)
             return (
                 f"a number in the loss of microbatch {begin}, what it divides by, is "
@@ -103,18 +105,20 @@ def difference(forms: Sequence[LossForm]) -> str:
     return ""
 
 
-def difference_on_device(forms: Sequence[LossForm]) -> Tensor | float:
+def difference_on_device(forms: Sequence[LossForm]) -> Tensor | float | None:
     """Return NaN where `difference` will find one, else 0; the host does not wait.
 
     Where numbers hardly differ, it is 0, too: an update must not be left out for what
-    the host does not find.
+    the host does not find. None if only the host can compare them.
 
     Args:
-        forms: one for each microbatch; their rows may be on a device.
+        forms: one for each microbatch.
     """
     counted = [form for form in forms if form.weight]
     if len({form.calls for form in counted}) > 1:
         return math.nan
+    if len({isinstance(form.row, Tensor) for form in counted}) > 1:
+        return None
     return torch.where(_far(counted, 2 * _NEAR).any(), math.nan, 0.0)
 
 
@@ -127,7 +131,8 @@ def _far(forms: Sequence[LossForm], near: float) -> Tensor:
     """
     if not forms:
         return torch.zeros(0, 0, dtype=torch.bool)
-    row_MN = torch.stack([form.row for form in forms])
+    each = (torch.as_tensor(form.row, dtype=torch.float64) for form in forms)
+    row_MN = torch.stack([*each])
     weight_M1, number_MN = row_MN[:, :1], row_MN[:, 1:]
     same_MN = number_MN[:1].expand_as(number_MN)
     scaled_MN = same_MN * (weight_M1 / weight_M1[:1])
@@ -137,21 +142,34 @@ def _far(forms: Sequence[LossForm], near: float) -> Tensor:
     return ~(is_scaled | (is_same & is_scaled.any(1, keepdim=True)))
 
 
-def _scalar(x: float | Tensor, like: Tensor) -> Tensor:
-    """Return a number as a tensor beside another one; the host waits for no device.
+def _scalar(x: float | Tensor) -> float | Tensor:
+    """Return a number, as a tensor if it is on a device.
 
     Raises:
         ValueError: it has so few bits that equal ones may differ, or is complex.
     """
-    if isinstance(x, Tensor):
-        x = x.detach()
-        is_rough = x.is_floating_point() and torch.finfo(x.dtype).eps > _NEAR
-        if is_rough or x.is_complex():
-            raise ValueError(x.dtype)
-        if x.device.type != "cpu":
-            return x.to(like.device, torch.float64)
-    # Unlike torch.tensor, this copies nothing to a GPU.
-    return torch.full((), float(x), dtype=torch.float64, device=like.device)
+    if not isinstance(x, Tensor):
+        return x
+    is_rough = x.is_floating_point() and torch.finfo(x.dtype).eps > _NEAR
+    if is_rough or x.is_complex():
+        raise ValueError(x.dtype)
+    return x.item() if x.device.type == "cpu" else x.detach()
+
+
+def _row(
+    numbers: Sequence[float | Tensor], device: torch.device
+) -> tuple[float, ...] | Tensor:
+    """Return numbers as the row of a `LossForm`."""
+    if not any(isinstance(x, Tensor) for x in numbers):
+        return tuple(map(float, numbers))
+    # Unlike torch.tensor, torch.full copies nothing to a GPU.
+    like = torch.zeros((), dtype=torch.float64, device=device)
+    return torch.stack(
+        [
+            x.to(like) if isinstance(x, Tensor) else torch.full_like(like, x)
+            for x in numbers
+        ]
+    )
 
 
 def _numbers(node: Any, given: Sequence[Tensor]) -> Iterator[Any]:

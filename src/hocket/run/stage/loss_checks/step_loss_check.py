@@ -79,7 +79,8 @@ class StepLossCheck:
             weight: its share of the step, to any scale.
 
         Returns:
-            The row of its `LossForm`, which comes to `compare` by way of the host.
+            The row of its `LossForm` if it is on a device: it comes to `compare` by way
+            of the host.
 
         Raises:
             ModelError: the first loss of all is no mean over samples.
@@ -99,7 +100,7 @@ class StepLossCheck:
         if step in self._kept:
             few = _FEW if is_due and len(forms) == 1 else 0
             self._copy(self._kept[step], output, part, few)
-        return form.row
+        return form.row if isinstance(form.row, Tensor) else None
 
     def _copy(self, kept: _Kept, output: Any, part: Microbatch, few: int) -> None:
         """Copy a microbatch; of one that does not fit, so few samples."""
@@ -134,7 +135,11 @@ class StepLossCheck:
             ModelError: there is a difference; gives its size and the way out.
         """
         kept, early = self._kept.pop(step, None), self._forms.pop(step, [])
-        forms = [form._replace(row=x) for form, x in zip(early, rows, strict=True)]
+        late = (tuple(row.tolist()) for row in rows)
+        forms = [
+            form._replace(row=next(late)) if isinstance(form.row, Tensor) else form
+            for form in early
+        ]
         differing, text, num_compared = divisors.difference(forms), None, 0
         if kept:
             num, num_samples = len(kept), sum(size for *_, size in kept)
