@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, assert_never
 
 import torch
@@ -306,10 +307,12 @@ def _with_modules_as_is(
     training, evaluation = traces
     size = example.num_samples if fixed else example.num_samples + 1
     with in_mode(model, training=True):
-        seen = _watch(model, training, example)
+        seen = evaluating = _watch(model, training, example)
         more = _watch(model, training, example.resized(size))
-    with in_mode(model, training=False):
-        seen_all = (seen, more, _watch(model, evaluation, example))
+    if evaluation is not training:
+        with in_mode(model, training=False):
+            evaluating = _watch(model, evaluation, example)
+    seen_all = (seen, more, evaluating)
     as_is = bool(closed)
     return captured(model, example, traces, seen_all, fixed, between_modules=as_is)
 
@@ -324,7 +327,7 @@ def _export_both(
 ) -> tuple[Trace, Trace]:
     traces = []
     for training in (True, False):
-        with in_mode(model, training=training):
+        with in_mode(model, training=training), _read_modes(model) as read:
             runs = seen_calls(model, example, state) if closed else ()
             as_is = ModulesAsIs(closed, runs, example)
             try:
@@ -336,7 +339,39 @@ def _export_both(
                 lost = frozenset(name.rpartition(".")[0] for name in names)
                 raise _StoppedInModuleError(lost or running, error) from error
         traces.append(to_trace(program, state, as_is))
+        if not (read or closed) and all(map(_has_plain_mode, model.modules())):
+            return traces[0], traces[0]
     return traces[0], traces[1]
+
+
+@contextmanager
+def _read_modes(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Yield the modules of a model whose `training` is read while the block runs."""
+    own, read = {*model.modules()}, set[nn.Module]()
+
+    def mode_of(module: nn.Module) -> Any:
+        if module in own:
+            read.add(module)
+        try:
+            return vars(module)["training"]
+        except KeyError:
+            raise AttributeError("training") from None
+
+    def set_mode(module: nn.Module, training: Any) -> None:
+        vars(module)["training"] = training
+
+    nn.Module.training = property(mode_of, set_mode)  # type: ignore[assignment]
+    try:
+        yield read
+    finally:
+        del nn.Module.training
+
+
+def _has_plain_mode(module: nn.Module) -> bool:
+    """Whether nothing but `training` says which mode a module is in."""
+    kind = type(module)
+    own = (x for x in kind.__mro__ if x is not nn.Module)
+    return not any({"training", "train", "eval"} & vars(x).keys() for x in own)
 
 
 def _watch(model: nn.Module, trace: Trace, example: Example) -> Observation:
