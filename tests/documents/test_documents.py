@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 
+from scripts.write_rooms import PAGE, with_table
 from tests.documents.blocks import (
     DOCUMENTS,
     ROOT,
@@ -72,6 +73,21 @@ def test_links_lead_somewhere() -> None:
         if not (document.parent / to).exists()
     ]
     assert lost == []
+
+
+def test_the_table_of_rooms_is_what_they_say() -> None:
+    """`python scripts/write_rooms.py` writes it."""
+    page = PAGE.read_text()
+    assert with_table(page) == page
+    assert page.count(" holds |") == 1
+
+
+def test_files_of_the_architecture_exist() -> None:
+    """Those that are named with their folder."""
+    named = set(re.findall(r"[\w/]+/\w+\.py", PAGE.read_text()))
+    assert len(named) > 20
+    missing = [x for x in named if not (ROOT / "src/hocket" / x).exists()]
+    assert not [x for x in missing if not (ROOT / x).exists()]
 
 
 def test_make_targets_exist() -> None:
