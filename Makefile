@@ -4,6 +4,9 @@
 PYTHON ?= python3
 # A process of tests that dies fails its one test (tests/lost_processes.py).
 PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 50 --durations 10
+# No workers (their tests have a timeout of their own), and a case for each way to run.
+QUICK ?= -m "quick or not (long or timeout or browser or network)" \
+	$(addprefix tests/,core schedules passes planner draw freeze model run conformance)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,8 +14,8 @@ SET_UP := $(VENV)/.set-up
 DOCS_SET_UP := $(VENV)/.set-up-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types sizes docs golden bench \
-	test-long clean
+.PHONY: help setup demo test quick check lint format types sizes docs golden \
+	bench test-long clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
@@ -51,6 +54,9 @@ bench: setup ## run every benchmark: best on an idle machine, takes long
 
 test: setup lint types sizes ## lint, types, file sizes and all but the long tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
+
+quick: setup ## what tests in a minute: orders, planning, pictures, and one exact case
+	HYPOTHESIS_PROFILE=quick $(BIN)/pytest $(PYTEST_FLAGS) $(QUICK)
 
 test-long: setup ## the tests that take minutes
 	$(BIN)/pytest $(PYTEST_FLAGS) -m long --timeout 1800

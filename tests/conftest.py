@@ -19,7 +19,10 @@ GOLDEN: Final = Path(__file__).parent / "golden"
 # In CI the same examples each time. Nowhere a deadline: a slow machine is not a bug.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("dev", deadline=None)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+hypothesis.settings.register_profile("quick", max_examples=5, deadline=None)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
+)
 
 # One thread for torch, here and in every worker that a test starts: the tests fill
 # the cores already. Set before anything imports torch, which reads them once.

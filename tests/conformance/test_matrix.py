@@ -27,6 +27,7 @@ MAIN: Final = ("own-1", "own-2", "seq-1", "seq-2")
 LONG: Final = {"2bw"}  # as WPipe, whose stages have two delays
 # Ways that are alike: `make test` leaves out one of each for a case, and `make
 # test-long` runs it.
+QUICK: Final = "temperature"  # the case of `make quick`
 ALIKE: Final = (("seq-1", "seq-2"), ("teacher", "freeze", "wpipe"))
 CELLS: Final = {
     way: [name for name, found in CASES.items() if found.verdict(way).kind != "none"]
@@ -38,10 +39,17 @@ ON_TWO: Final = ("own-2", "seq-2")
 def cells(ways: Iterable[str]) -> list[Any]:
     """The cases of some ways, as parameters of a test."""
     return [
-        pytest.param(name, way, marks=[pytest.mark.long] if is_long(name, way) else [])
+        pytest.param(name, way, marks=marks_of(name, way))
         for way in ways
         for name in CELLS[way]
     ]
+
+
+def marks_of(name: str, way: str) -> list[pytest.MarkDecorator]:
+    """One case is run quickly in each way; of the others, some take long."""
+    if name == QUICK and way not in LONG:
+        return [pytest.mark.quick]
+    return [pytest.mark.long] if is_long(name, way) else []
 
 
 def is_long(name: str, way: str) -> bool:

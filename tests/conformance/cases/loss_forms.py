@@ -324,3 +324,49 @@ def mean_of_each_sample() -> Script:
         return (each / targets.sum(1).clamp(min=1)).mean()
 
     return Script(chain(), data, loss=loss)
+
+
+IN_PLACE: Final = {
+    "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused("in place"),
+}
+
+
+@case(
+    "a loss that norms its targets in place",
+    {**IN_PLACE, "compile": refused("changes its batch in place")},
+)
+def norms_targets_in_place() -> Script:
+    """By the mean of the batch; those of a microbatch are normed already."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        targets /= targets.abs().mean()
+        return mse(output, targets)
+
+    return Script(chain(), batches(), loss=loss)
+
+
+@case("a loss that begins to centre the outputs in place", IN_PLACE)
+def centres_outputs_in_place() -> Script:
+    """From the third step on, by the mean over the samples."""
+    num_seen = 0
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        nonlocal num_seen
+        num_seen += torch.is_grad_enabled()
+        if num_seen > 4:
+            output -= output.mean(0)
+        return mse(output, targets)
+
+    return Script(chain(), batches(num=5), loss=loss, evaluates=False)
+
+
+@case("a loss that changes a copy of its targets in place")
+def changes_a_copy_in_place() -> Script:
+    """As the error says."""
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        targets = targets.clone()
+        targets[targets < 0] = 0.0
+        return mse(output, targets)
+
+    return Script(chain(), batches(), loss=loss)

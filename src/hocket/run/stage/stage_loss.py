@@ -21,13 +21,17 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from hocket.errors import NonFiniteError
+from hocket.errors import ModelError, NonFiniteError
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
 from hocket.run.stage.loss_checks.reads import LossReads
-from hocket.run.stage.loss_checks.step_loss_check import StepLossCheck
+from hocket.run.stage.loss_checks.step_loss_check import (
+    CHANGES_WHAT_IT_READS,
+    StepLossCheck,
+    versions_of,
+)
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.precision import Precision
 
@@ -106,12 +110,17 @@ class StageLoss:
                 targets counts: then all losses are 0.
 
         Raises:
-            ModelError: the loss is no scalar, or no mean over samples.
+            ModelError: the loss is no scalar, or no mean over samples, or changes
+                what it is given.
             NonFiniteError: the loss is not a finite number, and is read at once.
         """
-        named = self.named(outputs[0], microbatch.targets, *outputs[1:])
         row, check = None, self._step_check
+        given = outputs, microbatch.targets
+        versions = None if check is None else versions_of(*given)
+        named = self.named(outputs[0], microbatch.targets, *outputs[1:])
         if now is not None and check is not None:
+            if versions_of(*given) != versions:
+                raise ModelError(f"in step {now[0]}, {CHANGES_WHAT_IT_READS}")
             row = check.keep(now[0], named[TOTAL], outputs, microbatch, weight)
         if not weight:
             named = zero_losses(named, outputs)

@@ -218,6 +218,11 @@ class StepLossCheck:
         )
 
 
+def versions_of(*given: Any) -> list[int]:
+    """Return how often each tensor was changed in place, as far as torch counts."""
+    return [0 if x.is_inference() else x._version for x in tensors_in(given)]
+
+
 def _share_a_leaf(outputs: Sequence[Any]) -> bool:
     """Return whether two outputs have a leaf in common, whose rows are no samples."""
     first, second = map(tensors_in, outputs)
@@ -240,4 +245,11 @@ def _way_out(loss: LossFunction) -> str:
 _WRONG_COUNT: Final = (
     "So count(targets) of TokenMean is not what the loss divides by: return the number "
     "of targets that the loss reads, or the sum of their class weights"
+)
+
+CHANGES_WHAT_IT_READS: Final = (
+    "the loss changes its outputs or targets in place: those of a microbatch, where "
+    "the loss of the batch changes all samples together. Let it change a copy, such as "
+    "targets.clone(); or declare that each microbatch is changed by itself: "
+    "loss=hocket.PerMicrobatch(loss)"
 )
