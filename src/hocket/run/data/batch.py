@@ -76,12 +76,12 @@ class Microbatch:
 
 
 def apart(values: Any) -> Any:
-    """Return a batch whose gradients do not go to the user's tensors."""
+    """Return a copy of a batch: no change or gradient reaches the user's tensors."""
 
-    def detached(x: Tensor) -> Tensor:
-        return x.detach().requires_grad_() if x.requires_grad else x
+    def copied(x: Tensor) -> Tensor:
+        return x.detach().clone().requires_grad_(x.requires_grad)
 
-    return pytree.tree_map(partial(map_tensors, function=detached), values)
+    return pytree.tree_map(partial(map_tensors, function=copied), values)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -24,6 +24,7 @@ from hocket.passes.playable_order import playable_order
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
+from hocket.run.data.batch import apart
 from hocket.run.data.step_batch import NetBatches, make_step_batches
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.gather import gather_state
@@ -110,7 +111,7 @@ class ProgramRun(WorkerRun):
                 models,
                 losses,
                 optimizers,
-                example,
+                apart(example),
                 cut_at=cut_at,
                 schedulers=schedulers,
                 clip_norm=clip_norm,

@@ -23,7 +23,13 @@ from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ConfigError, RunError
 from hocket.model.trace.state import model_fault
-from hocket.run.data.batch import call_arguments, count_samples, on_device, whole
+from hocket.run.data.batch import (
+    apart,
+    call_arguments,
+    count_samples,
+    on_device,
+    whole,
+)
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.device import Device
 from hocket.run.device.late import Late
@@ -154,7 +160,7 @@ class CompiledStep:
         """
         try:
             self._first = self._orders.for_batch(
-                on_device(whole(example), self._device.torch_device)
+                apart(on_device(whole(example), self._device.torch_device))
             )
         except BaseException:
             self.close()

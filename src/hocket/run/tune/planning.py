@@ -23,7 +23,7 @@ from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world
-from hocket.run.data.batch import Microbatch, to_capture
+from hocket.run.data.batch import Microbatch, apart, to_capture
 from hocket.run.data.cut_checks import refuse_shared
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
@@ -103,7 +103,7 @@ def plan(config: _Arguments) -> Ranking:
     else:
         usable_bytes = device.usable_bytes
     cluster = config.cluster(catalogue, device, usable_bytes)
-    part, args, kwargs = to_capture(config.model, config.batch, 1)
+    part, args, kwargs = to_capture(config.model, apart(config.batch), 1)
     refuse_shared(config.model, args, kwargs)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
     states = settings.state_bytes(captured.state.trained)
