@@ -148,6 +148,7 @@ class Pipeline(StagedRun):
         if self._freezing is not None:
             num_batches = len(loader) if isinstance(loader, Sized) else 0
             self._freezing.begin_epoch(self._step, ceil(num_batches / size))
+        overlaps = self._executor.plan.overlaps
         batches = recorded_batches(
             self._worker_loader(loader)
             if self._cache is None
@@ -157,8 +158,8 @@ class Pipeline(StagedRun):
             "next batch",
             per_step=size,
             waits_s=self._driver.data_waits_s,
+            reads_ahead=overlaps or size > 1,
         )
-        overlaps = self._executor.plan.overlaps
         if not is_sized:
             batches = self._counted(batches, _GRACE_S if overlaps else None)
         steps = map(self._next_batches, grouped(batches, size))

@@ -84,6 +84,23 @@ def apart(values: Any) -> Any:
     return pytree.tree_map(partial(map_tensors, function=copied), values)
 
 
+def kept(batch: Any) -> Any:
+    """Return a batch that stays as it is while its loader makes the next one.
+
+    Some loaders fill the same memory again. Tensors that want a gradient are the
+    user's own, for that is where it goes.
+    """
+    if isinstance(batch, PartBatch):
+        return batch
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return leaf.copy()
+        return map_tensors(leaf, lambda x: x if x.requires_grad else x.clone())
+
+    return pytree.tree_map(copied, opened(batch))
+
+
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments for a batch's inputs."""
     inputs = opened(inputs)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.world import World
+from hocket.run.data.batch import kept
 from hocket.run.data.sample_loader import PartLoader
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
@@ -83,6 +84,7 @@ def recorded_batches(
     *,
     per_step: int = 1,
     waits_s: list[tuple[float, float]] | None = None,
+    reads_ahead: bool = False,
 ) -> Iterator[Any]:
     """Yield a loader's batches, and record each wait for one.
 
@@ -93,6 +95,7 @@ def recorded_batches(
         name: the name of these waits.
         per_step: how many batches a step takes.
         waits_s: gets the begin and end of each wait, in seconds of `perf_counter`.
+        reads_ahead: whether a batch is read before the one before was trained on.
     """
     recorder.begin(name, first_step)
     batches = iter(loader)
@@ -107,7 +110,7 @@ def recorded_batches(
         recorder.end()
         if waits_s is not None:
             waits_s.append((begin_s, perf_counter()))
-        yield batch
+        yield kept(batch) if reads_ahead else batch
 
 
 def _num_samples(loader: Iterable[Any]) -> int | None:

@@ -24,7 +24,7 @@ from hocket.passes.playable_order import playable_order
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
-from hocket.run.data.batch import apart
+from hocket.run.data.batch import apart, kept
 from hocket.run.data.step_batch import NetBatches, make_step_batches
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.gather import gather_state
@@ -167,6 +167,8 @@ class ProgramRun(WorkerRun):
             RunError: something went wrong; the run is of no more use.
         """
         drains = drains_after(drain_every)
+        if self._executor.plan.overlaps:
+            batches = map(kept, batches)
         yield from self._driver.train(map(self._next, batches), drains)
 
     def step(self, batch: Any) -> StepResult:

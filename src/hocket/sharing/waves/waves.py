@@ -28,7 +28,7 @@ from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout, replica_group
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import digest
+from hocket.run.data.batch import digest, kept
 from hocket.run.data.loader import check_last_batch, check_same_length, recorded_batches
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
@@ -220,7 +220,7 @@ class Waves(WorkerRun):
             while not is_over and not self._is_round(len(together), drains):
                 batch = next(batches, _END)
                 is_over = batch is _END
-                together += [] if is_over else [batch]
+                together += [] if is_over else [kept(batch)]
             for result in self._play(together, drains, is_over=is_over):
                 now_s = perf_counter()
                 yield replace(result, seconds=now_s - begin_s)
