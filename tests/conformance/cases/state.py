@@ -408,3 +408,25 @@ class LazyInEvaluation(nn.Module):
 def lazy_in_evaluation() -> Script:
     """Training knows nothing of it."""
     return _with(LazyInEvaluation())
+
+
+class Keeps(nn.Module):
+    """Adds the mean of an input that it had two microbatches before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.tanh()
+        if len(self.seen) > 1 and self.training:
+            y = y + self.seen[-2].mean()
+        if self.training:
+            self.seen = [*self.seen, x.detach()[:]]
+        return y
+
+
+@case("a module that keeps the inputs of earlier microbatches")
+def keeps_earlier_inputs() -> Script:
+    """On several workers they came in messages, whose memory is used again."""
+    return _with(Keeps(), cut="1")

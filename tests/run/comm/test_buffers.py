@@ -37,12 +37,31 @@ def test_tensors_know_nothing_of_their_past() -> None:
     buffer = pool.take(SCHEMA)
     x, _ = buffer.tensors()
     x.requires_grad_().sum().backward()
+    address = x.data_ptr()
+    del x, _
     pool.release(buffer)
     (again, _) = pool.take(SCHEMA).tensors()
 
-    assert again.data_ptr() == x.data_ptr()
+    assert again.data_ptr() == address
     assert not again.requires_grad
     assert again.grad is None
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, LARGE])
+def test_what_a_user_has_kept_is_not_written_over(schema: Schema) -> None:
+    """Past bug: a queue of a teacher's outputs, and a module's last inputs, were."""
+    pool = Pool(torch.device("cpu"))
+    buffer = pool.take(schema)
+    view = buffer.tensors()[0].detach()[1:3]
+    view.fill_(5.0)
+    for _ in range(3):
+        pool.release(buffer)
+        buffer = pool.take(schema)
+        buffer.flat.zero_()
+    assert view.tolist() == [5.0, 5.0]
+    address = buffer.flat.data_ptr()
+    pool.release(buffer)
+    assert pool.take(schema).flat.data_ptr() == address
 
 
 def test_a_backward_after_release_is_an_error() -> None:

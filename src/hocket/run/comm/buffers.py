@@ -17,6 +17,9 @@ So a buffer stays free only
 
 All others go back to the allocator, for activations. Small ones always stay: to make
 one takes longer than to fill it.
+
+What a module, a loss or a hook has kept, such as a queue of a teacher's outputs, is
+theirs: the next message does not write over it.
 """
 
 from __future__ import annotations
@@ -43,11 +46,24 @@ class Buffer:
     Args:
         flat: the message's bytes: shape `(buffer_bytes(schema),)`, uint8.
         views: the schema's tensors in these bytes.
+        num_owners: the tensors that share the memory while nobody else has one.
     """
 
     schema: Schema
     flat: Tensor
     views: tuple[Tensor, ...]
+    num_owners: int
+
+    @classmethod
+    def of(cls, schema: Schema, flat: Tensor) -> Buffer:
+        """Return a buffer in new memory."""
+        views = schema.views(flat)
+        return cls(schema, flat, views, _num_owners(flat))
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether somebody has a tensor of it, also a view of one."""
+        return _num_owners(self.flat) != self.num_owners
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the views as new tensors, without gradients or version history."""
@@ -107,7 +123,7 @@ class Pool:
         shelf = self._schema_pool(schema)
         num_bytes = shelf.num_bytes
         self._used_bytes += num_bytes
-        buffer = self._take_free(shelf) if shelf.free else self._make(schema)
+        buffer = self._take_unkept(shelf) or self._make(schema)
         if shelf.num_due:
             shelf.num_due -= 1
             self._num_due -= 1
@@ -157,6 +173,14 @@ class Pool:
         """Return whether other messages are still to come, but none of this schema."""
         return bool(shelf.num_bytes and self._num_due and not shelf.num_due)
 
+    def _take_unkept(self, shelf: _SchemaPool) -> Buffer | None:
+        """Return a free buffer; forget those that a module or a loss has kept."""
+        while shelf.free:
+            buffer = self._take_free(shelf)
+            if not buffer.is_kept:
+                return buffer
+        return None
+
     def _take_free(self, shelf: _SchemaPool) -> Buffer:
         if shelf.num_bytes:
             self._num_free -= 1
@@ -180,4 +204,9 @@ class Pool:
                 device=self._device,
                 pin_memory=self._pins,
             )
-            return Buffer(schema, flat, schema.views(flat))
+            return Buffer.of(schema, flat)
+
+
+def _num_owners(x: Tensor) -> int:
+    """Return how many tensors share the memory of one."""
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata)

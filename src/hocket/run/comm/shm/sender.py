@@ -224,7 +224,7 @@ class Slots:
                 )
                 for i in range(self._num_slots)
             ]
-            return [Buffer(schema, flat, schema.views(flat)) for flat in flats]
+            return [Buffer.of(schema, flat) for flat in flats]
 
 
 def new_memory(num_slots: int, slot_bytes: int) -> int:
