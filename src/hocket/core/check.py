@@ -47,7 +47,7 @@ from hocket.core.checker.faults import (
 )
 from hocket.core.checker.happens_before import HappensBefore
 from hocket.core.checker.links import Links, check_queues
-from hocket.core.checker.play import Stand, play
+from hocket.core.checker.play import play
 from hocket.core.checker.shared import RESOURCES, Accesses, find_accesses
 from hocket.core.costs import Costs
 from hocket.core.op import COLLECTIVES, Kind, Op
@@ -56,6 +56,7 @@ from hocket.core.plans.message_order import ops_together, plan_queues
 from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import Columns
+from hocket.core.simulator.played import Stand
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Ints
 from hocket.errors import DeadlockError, ScheduleError

@@ -14,28 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from itertools import pairwise
 
 import numpy as np
 
 from hocket.core.simulator.messages import UNREAD
+from hocket.core.simulator.played import Stand, stands
 from hocket.core.simulator.values import ValueNumbers
 from hocket.core.simulator.work import Work
 from hocket.core.timelines.arrays import Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """Where a deadlocked lane stands, and why."""
-
-    lane: int
-    label: str
-    position: int  # of the op in the lane that cannot start, or cannot end
-    reason: str
-
-    def __str__(self) -> str:
-        """One line of an error."""
-        return f"  {self.label} stands at {self.reason}"
+from hocket.core.walk import Walk
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,25 +60,19 @@ def play(work: Work, num_buffers: int | None = None) -> CheckedOrder:
     return CheckedOrder(state.num_buffers, state.order, list(state.stuck()))
 
 
-_ENDED: Final = -1
-_NEEDS: Final = -2  # where a lane stands that does not wait for a buffer
-
-
 class _State:
-    """Lanes as generators: each runs until it must wait, and yields for what."""
+    """What has come, and which buffers are taken.
+
+    An item of a lane is the row of an op; or the number of ops and an arrival, where
+    the lane sends what it made. A lane waits for an item; or, below 0, for a flow.
+    """
 
     def __init__(self, work: Work, num_buffers: int) -> None:
         self.work = work
         self.num_buffers = num_buffers
         self.num_ops = work.columns.num_ops
-        num_lanes = len(work.schedule.lanes)
-        self.row = [0] * num_lanes  # at which each lane stands
-        self.unsent = [_NEEDS] * num_lanes  # the arrival that has no buffer
-        self.runnable = list(range(num_lanes))[::-1]
-        self.lanes = [self._lane(lane) for lane in range(num_lanes)]
         self.has = bytearray(work.num_items)
         self.order: list[int] = []
-        self.waiting: dict[int, list[int]] = {}  # item -> lanes
 
         # Messages that are ops of the schedule; both ends post one.
         self.is_explicit = work.messages.is_explicit
@@ -100,101 +82,94 @@ class _State:
         # Receive buffers; one lane sends all messages of a flow.
         self.flow = _flows(work).tolist()
         self.in_buffers = [0] * (1 + max(self.flow, default=0))  # by flow
-        self.full: dict[int, int] = {}  # flow -> the lane that wants to send
         self.reads_left = _reads(work)  # by item
+        lanes = [[*self._items(*ends)] for ends in pairwise(work.columns.first)]
+        self.walk = Walk(lanes, self._lacks)
 
     def run(self) -> None:
         """Run all lanes that can, until none can."""
-        runnable = self.runnable
-        while runnable:
-            lane = runnable.pop()
-            self.unsent[lane] = next(self.lanes[lane], _ENDED)
+        has, waiting, num_ops = self.has, self.walk.waiting, self.num_ops
+        for _, item in self.walk:
+            if item < num_ops:
+                self.order.append(item)
+                self._free(item)
+            else:
+                self.in_buffers[self.flow[item - num_ops]] += 1
+            has[item] = 1
+            if item in waiting:
+                self.walk.come(item)
+            if self.is_explicit:
+                self._post(item)
 
     def add_buffer(self) -> bool:
         """Add one to the buffers of each flow; return whether a lane waits for it."""
-        self.runnable += self.full.values()
-        self.full.clear()
-        self.num_buffers += bool(self.runnable)
-        return bool(self.runnable)
+        full = [flow for flow in self.walk.waiting if flow < 0]
+        for flow in full:
+            self.walk.come(flow)
+        self.num_buffers += bool(full)
+        return bool(full)
 
     def stuck(self) -> Iterator[Stand]:
         """Yield the lanes that did not end, each with its reason."""
-        for number, lane in enumerate(self.work.schedule.lanes):
-            row, unsent = self.row[number], self.unsent[number]
-            if unsent == _ENDED:
-                continue
-            if unsent == _NEEDS:
-                reason = self.work.describe_wait(row, self.has.__getitem__)
-            else:
-                reason = self._cannot_send(unsent)
-            position = row - self.work.columns.first[number]
-            text = f"{lane.ops[position]} and {reason}"
-            yield Stand(number, lane.label, position, text)
+        heads, makers = self.walk.heads, self.work.needs.arrivals.maker
+        rows = {
+            lane: item if item < self.num_ops else int(makers[item - self.num_ops])
+            for lane, item in heads.items()
+        }
+        return stands(self.work, rows, lambda lane: self._reason(heads[lane]))
 
-    def _cannot_send(self, arrival: int) -> str:
-        arrivals = self.work.needs.arrivals
-        value = ValueNumbers.of(self.work.schedule.program).value(
-            int(arrivals.value[arrival])
-        )
+    def _items(self, begin: int, end: int) -> Iterator[int]:
+        """Yield the items of a lane: a send follows its op."""
+        work = self.work
+        for row in range(begin, end):
+            yield row
+            if not self.is_explicit:  # arrival `i` is brought by message `i`
+                for i in work.post_message[
+                    work.post_from[row] : work.post_from[row + 1]
+                ]:
+                    yield self.num_ops + i
+
+    def _lacks(self, item: int) -> int | None:
+        """Return what an item waits for: another one, or a buffer of its flow."""
+        if item >= self.num_ops:
+            flow = self.flow[item - self.num_ops]
+            return -1 - flow if self.in_buffers[flow] >= self.num_buffers else None
+        has, wait_from = self.has, self.work.wait_from
+        for needed in self.work.wait_item[wait_from[item] : wait_from[item + 1]]:
+            if not has[needed]:
+                return needed
+        return None
+
+    def _reason(self, item: int) -> str:
+        if item < self.num_ops:
+            return self.work.describe_wait(item, self.has.__getitem__)
+        arrivals, number = self.work.needs.arrivals, item - self.num_ops
+        numbers = ValueNumbers.of(self.work.schedule.program)
+        value = numbers.value(int(arrivals.value[number]))
         return (
-            f"cannot send {value} to device {arrivals.device[arrival]}: all "
+            f"cannot send {value} to device {arrivals.device[number]}: all "
             f"{self.num_buffers} receive buffers there hold unread messages"
         )
 
-    def _lane(self, lane: int) -> Iterator[int]:
-        """Run a lane; yield where it waits: the arrival that has no buffer, or _NEEDS.
-
-        A send follows its op: the lane goes on when the receiver has a buffer for it.
-        """
-        work, has, num_ops = self.work, self.has, self.num_ops
-        wait_from, wait_item = work.wait_from, work.wait_item
-        send_from = [0] * (num_ops + 1) if self.is_explicit else work.post_from
-        sends = work.post_message  # arrival `i` is brought by message `i`
-        flows, in_buffers, reads_left = self.flow, self.in_buffers, self.reads_left
-        end, come = self._post if self.is_explicit else self._come, self._come
-        for row in range(*work.columns.first[lane : lane + 2]):
-            items = wait_item[wait_from[row] : wait_from[row + 1]]
-            for item in items:
-                while not has[item]:
-                    self.waiting.setdefault(item, []).append(lane)
-                    self.row[lane] = row
-                    yield _NEEDS
-            self.order.append(row)
-            for item in items:
-                reads_left[item] -= 1
-                if not reads_left[item]:
-                    self._free(item)
-            end(row)
-            for arrival in sends[send_from[row] : send_from[row + 1]]:
-                flow = flows[arrival]
-                while in_buffers[flow] >= self.num_buffers:
-                    self.full[flow] = lane
-                    self.row[lane] = row
-                    yield arrival
-                in_buffers[flow] += 1
-                come(num_ops + arrival)
-
-    def _come(self, item: int) -> None:
-        self.has[item] = 1
-        if item in self.waiting:
-            self.runnable += self.waiting.pop(item)
-
-    def _free(self, item: int) -> None:
-        """Free the buffer of a message that no later op reads."""
-        flow = self.flow[item - self.num_ops]
-        self.in_buffers[flow] -= 1
-        if flow in self.full:
-            self.runnable.append(self.full.pop(flow))
+    def _free(self, row: int) -> None:
+        """Free the buffers of messages that no op behind this one reads."""
+        work, reads_left = self.work, self.reads_left
+        for item in work.wait_item[work.wait_from[row] : work.wait_from[row + 1]]:
+            reads_left[item] -= 1
+            if not reads_left[item]:
+                flow = self.flow[item - self.num_ops]
+                self.in_buffers[flow] -= 1
+                self.walk.come(-1 - flow)
 
     def _post(self, row: int) -> None:
         """Post what an op sends or receives; it arrives once both ends posted it."""
-        self._come(row)
         begin, end = self.work.post_from[row : row + 2]
         for message in self.work.post_message[begin:end]:
             self.posts_left[message] -= 1
             arrival = self.arrival[message]
             if not self.posts_left[message] and arrival != UNREAD:
-                self._come(self.num_ops + arrival)
+                self.has[self.num_ops + arrival] = 1
+                self.walk.come(self.num_ops + arrival)
 
 
 def _reads(work: Work) -> list[int]:

@@ -33,8 +33,8 @@ def play_events(work: Work, costs: Costs) -> Played:
     """
     clock = _Clock(work, costs.lane_capacity)
     clock.run()
-    position = [lane.op for lane in clock.lanes]
-    refuse_stuck(work, position, clock.item_s)
+    rows = {lane.number: lane.op for lane in clock.lanes if lane.op < lane.stop}
+    refuse_stuck(work, rows, clock.item_s)
     return Played(
         clock.start_s,
         clock.item_s[: work.columns.num_ops],
@@ -186,11 +186,7 @@ class _Clock(Clock):
 
     def _send(self, message: int, time: float) -> None:
         """Send a message as soon as those before it have left the link."""
-        link = self.link[message]
-        sent_s = max(time, self.link_free_s[link])
-        self.sent_s[message] = sent_s
-        self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
-        self.arrived_s[message] = arrived_s = free_s + self.latency_s[message]
+        self.arrived_s[message] = arrived_s = self.send(message, time)
         if self.receiver[message] != NO_OP:
             self.item_s[self.sender[message]] = arrived_s
             self.item_s[self.receiver[message]] = arrived_s

@@ -8,11 +8,13 @@ and no lane waits for another device's reduction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import pairwise
 
 from hocket.core.simulator.messages import Messages
 from hocket.core.simulator.played import NOT_YET, Clock, Played, refuse_stuck
 from hocket.core.simulator.work import Work
+from hocket.core.walk import Walk
 
 
 def is_decided_by_lanes(work: Work) -> bool:
@@ -33,25 +35,61 @@ def play_in_order(work: Work) -> Played:
     Raises:
         DeadlockError: no lane can move.
     """
-    clock = _Clock(work)
-    lanes = [clock.lane(i) for i in range(len(work.schedule.lanes))]
-    runnable = list(range(len(lanes)))
-    while runnable:
-        lane = runnable.pop()
-        item = next(lanes[lane], None)
-        if item is not None:
-            clock.waiting.setdefault(item, []).append(lane)
-        runnable += clock.woken
-        clock.woken.clear()
-    refuse_stuck(work, clock.position, clock.item_s)
-    num_ops = work.columns.num_ops
+    clock = Clock(work)
+    item_s, seconds, num_ops = clock.item_s, work.seconds, work.columns.num_ops
+    free_s = [0.0] * len(work.schedule.lanes)
+    reduced_s = [0.0] * len(free_s)  # until when each lane's last reduction takes
+    lanes = [range(*ends) for ends in pairwise(work.columns.first)]
+    walk = Walk(lanes, _starts(clock, free_s))
+    waiting = walk.waiting
+    for lane, op in walk:
+        time = clock.start_s[op]
+        if work.is_collective[op]:
+            clock.reduced_s[op] = begin_s = max(time, reduced_s[lane])
+            item_s[op] = reduced_s[lane] = begin_s + seconds[op]
+        else:
+            item_s[op] = time = time + seconds[op]
+        if op in waiting:
+            walk.come(op)
+        for message in range(work.post_from[op], work.post_from[op + 1]):
+            time += clock.handling_s[message]
+            item_s[num_ops + message] = clock.send(message, time)
+            walk.come(num_ops + message)
+        free_s[lane] = time
+    refuse_stuck(work, walk.heads, item_s)
     return Played(
         clock.start_s,
-        clock.item_s[:num_ops],
+        item_s[:num_ops],
         clock.sent_s,
-        clock.item_s[num_ops:-1],
+        item_s[num_ops:-1],
         clock.reduced_s,
     )
+
+
+def _starts(clock: Clock, free_s: list[float]) -> Callable[[int], int | None]:
+    """Return what says when an op starts, or else the first item that it lacks.
+
+    Args:
+        clock: keeps the start.
+        free_s: when each lane is free for its next op.
+    """
+    work, item_s, start_s = clock.work, clock.item_s, clock.start_s
+    wait_from, wait_item = work.wait_from, work.wait_item
+    handling_s, lane_of = work.wait_handling_s, work.columns.lane.tolist()
+
+    def lacks(op: int) -> int | None:
+        time = free_s[lane_of[op]]
+        for wait in range(wait_from[op], wait_from[op + 1]):
+            came_s = item_s[wait_item[wait]]
+            if came_s == NOT_YET:
+                return wait_item[wait]
+            if came_s > time:
+                time = came_s
+            time += handling_s[wait]
+        start_s[op] = time
+        return None
+
+    return lacks
 
 
 def _senders_are_alone(messages: Messages) -> bool:
@@ -61,61 +99,3 @@ def _senders_are_alone(messages: Messages) -> bool:
         sender_of.setdefault(link, device) == device
         for link, device in set(zip(links, devices, strict=True))
     )
-
-
-class _Clock(Clock):
-    """Lanes as generators: each runs until it must wait, and yields for what."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        self.position = list(work.columns.first[:-1])
-        self.waiting: dict[int, list[int]] = {}  # item -> lanes that wait for it
-        self.woken: list[int] = []
-
-    def lane(self, lane: int) -> Iterator[int]:
-        """Run a lane, and yield each item that it waits for."""
-        work, item_s, start_s = self.work, self.item_s, self.start_s
-        waiting = self.waiting
-        wait_from, wait_item = work.wait_from, work.wait_item
-        handling_s, post_from = work.wait_handling_s, work.post_from
-        begin, end = work.columns.first[lane : lane + 2]
-        time = reduced = 0.0
-        for op in range(begin, end):
-            for wait in range(wait_from[op], wait_from[op + 1]):
-                item = wait_item[wait]
-                if item_s[item] == NOT_YET:
-                    self.position[lane] = op
-                    yield item
-                if item_s[item] > time:
-                    time = item_s[item]
-                time += handling_s[wait]
-            start_s[op] = time
-            if work.is_collective[op]:
-                self.reduced_s[op] = begin_s = max(time, reduced)
-                item_s[op] = reduced = begin_s + work.seconds[op]
-                self.wake(op)
-                continue
-            item_s[op] = time = time + work.seconds[op]
-            if op in waiting:
-                self.wake(op)
-            if post_from[op] < post_from[op + 1]:
-                time = self._send(range(post_from[op], post_from[op + 1]), time)
-        self.position[lane] = end
-
-    def _send(self, messages: range, time: float) -> float:
-        """Send what an op made; return when the lane has handled it all."""
-        for message in messages:
-            time += self.handling_s[message]
-            link = self.link[message]
-            sent_s = max(time, self.link_free_s[link])
-            self.sent_s[message] = sent_s
-            self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
-            item = self.work.columns.num_ops + message
-            self.item_s[item] = free_s + self.latency_s[message]
-            self.wake(item)
-        return time
-
-    def wake(self, item: int) -> None:
-        """Let the lanes go on that wait for an item."""
-        if item in self.waiting:
-            self.woken += self.waiting.pop(item)

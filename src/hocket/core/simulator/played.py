@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,25 +47,63 @@ class Clock:
         self.handling_s = to_list(messages.handling_s)
         self.link_free_s = [0.0] * (1 + max(self.link, default=0))
 
+    def send(self, message: int, time: float) -> float:
+        """Send a message once those before it have left the link; return its arrival.
 
-def refuse_stuck(work: Work, position: list[int], item_s: list[float]) -> None:
+        Args:
+            message: the message's number.
+            time: when it is ready to go.
+        """
+        link = self.link[message]
+        self.sent_s[message] = sent_s = max(time, self.link_free_s[link])
+        self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
+        return free_s + self.latency_s[message]
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where a lane stands that cannot move, and why."""
+
+    lane: int
+    position: int  # of the op in the lane that cannot start, or cannot end
+    text: str
+
+    def __str__(self) -> str:
+        """One line of an error."""
+        return f"  {self.text}"
+
+
+def stands(
+    work: Work, rows: Mapping[int, int], reason: Callable[[int], str]
+) -> Iterator[Stand]:
+    """Yield where lanes stand.
+
+    Args:
+        work: what was played.
+        rows: the row of the op at which each lane stands that has not come to its end.
+        reason: says what a lane waits for, by its number.
+    """
+    for number, row in rows.items():
+        lane, position = work.schedule.lanes[number], row - work.columns.first[number]
+        text = f"{lane.label} stands at {lane.ops[position]} and {reason(number)}"
+        yield Stand(number, position, text)
+
+
+def refuse_stuck(work: Work, rows: Mapping[int, int], item_s: list[float]) -> None:
     """Raise unless every lane came to its end.
 
     Args:
         work: what was played.
-        position: the row of the op at which each lane stands.
+        rows: the row of the op at which each lane stands that has not come to its end.
         item_s: when each item came, or NOT_YET.
 
     Raises:
         DeadlockError: it names where each lane stands, and what it waits for.
     """
-    faults = []
-    for i, lane in enumerate(work.schedule.lanes):
-        row = position[i]
-        if row == work.columns.first[i + 1]:
-            continue
-        reason = work.describe_wait(row, lambda item: item_s[item] != NOT_YET)
-        op = work.columns.op(row, work.schedule)
-        faults.append(f"  {lane.label} stands at {op} and {reason}")
-    if faults:
-        raise DeadlockError(("no lane can move, each waits for another:", *faults))
+
+    def reason(lane: int) -> str:
+        return work.describe_wait(rows[lane], lambda item: item_s[item] != NOT_YET)
+
+    if rows:
+        lines = map(str, stands(work, rows, reason))
+        raise DeadlockError(("no lane can move, each waits for another:", *lines))
