@@ -196,9 +196,9 @@ def to_html(
     panels = as_panels(timelines)
     wheres = [Where.of(timeline) for _, timeline in panels]
     whole, each = number_tables(panels, samples_per_step)
-    return _template().render(
-        title=title,
-        summary=summary or _sizes(panels[0][1]),
+    return _page(
+        title,
+        summary or _sizes(panels[0][1]),
         whole=whole,
         idle=idle_table(panels, wheres),
         advice=advice(wheres[-1]),
@@ -211,9 +211,6 @@ def to_html(
         figures=figures,
         facts=facts,
         data=page_data(panels, wheres, charts),
-        light=surface_variables(Theme.LIGHT),
-        dark=surface_variables(Theme.DARK),
-        style=_asset("style.css"),
         script="\n".join(_asset(name) for name in _SCRIPTS),
     )
 
@@ -235,20 +232,16 @@ def still_page(
         figures: pictures.
         tables: further tables, below them.
     """
-    return _template().render(
+    return _page(title, summary, whole=numbers, figures=figures, tables=tables)
+
+
+def _page(title: str, summary: str, **parts: object) -> str:
+    """Fill in the page; what is not given is empty."""
+    empty = dict.fromkeys(("leading", "tables", "panels", "charts", "facts"), ())
+    return template("page.html").render(
+        {"idle": None, "each": None, "advice": (), "meanings": {}, **empty, **parts},
         title=title,
         summary=summary,
-        leading=(),
-        whole=numbers,
-        idle=None,
-        advice=(),
-        meanings={},
-        each=None,
-        tables=tables,
-        panels=(),
-        charts=(),
-        figures=figures,
-        facts=(),
         light=surface_variables(Theme.LIGHT),
         dark=surface_variables(Theme.DARK),
         style=_asset("style.css"),
@@ -266,15 +259,16 @@ def _sizes(timeline: Timeline) -> str:
     return ", ".join(counted(count, noun) for count, noun in counts)
 
 
-def _asset(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
+def _asset(name: str, package: str = __package__) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> Template:
+def template(name: str, package: str = __package__) -> Template:
+    """Return a template of HTML or SVG, which escapes what is filled in."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_asset("page.html"))
+    return environment.from_string(_asset(name, package))

@@ -148,7 +148,6 @@ class CachedPrefix:
             module = prefix.module
             self._extension = self._maker.extension(before, boundary, module, kept)
             self._kept.open(part, self._before)
-        self._kept.read_ahead(self._now, layout)
 
     def outputs(
         self, microbatch: Microbatch, compute: Callable[[], tuple[Tensor, ...]]
@@ -214,8 +213,6 @@ class CachedPrefix:
         self._kept.flush()
         self._over_all(0)  # all have written what they had
         self._kept.refresh()
-        if self._now is not None and self._layout is not None:
-            self._kept.read_ahead(self._now, self._layout)
 
     def _over_all(self, own: int) -> int:
         """Sum a number over all workers (all-reduce); every worker must call this."""
@@ -328,8 +325,7 @@ class CachedPrefix:
             return None
         for text in small:
             self._warnings.add(f"{text}: nothing is kept there")
-        if part is self._now and self._layout is not None:
-            self._kept.read_ahead(part, self._layout)
+        if part is self._now:
             self._judge_as_before(form, rows)
         return rows
 
