@@ -36,10 +36,9 @@ from hocket.freeze.shapes import (
     with_frozen_layers,
 )
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import CountedCosts
 from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.stages import stage_costs
-from hocket.planner.work import LayerCost
+from hocket.planner.work import CountedCosts, LayerCost
 from hocket.schedules import make_schedule
 
 DEVICE: Final = "rtx-5000"

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from hocket.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from hocket import checkpoint as checkpoint
     from hocket import freeze as freeze
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
     from hocket.planner.candidate import Outcome as Outcome
     from hocket.planner.rank import PlanConfig as PlanConfig
     from hocket.planner.rank import Search as Search
-    from hocket.planner.ranking.ranking import Ranking as Ranking
+    from hocket.planner.ranking.report import Ranking as Ranking
     from hocket.planner.search.optimum import search as search
     from hocket.planner.search.result import SearchResult as SearchResult
     from hocket.run.cluster.launch import launch as launch
@@ -106,8 +108,6 @@ if TYPE_CHECKING:
     from hocket.teacher.view_loader import TwoViewLoader as TwoViewLoader
     from hocket.teacher.view_loader import TwoViewSamples as TwoViewSamples
     from hocket.teacher.views import TwoViews as TwoViews
-
-__version__ = "0.1.0"
 
 # Where each public name lives. A name is imported when it is first asked for.
 _HOMES = {
@@ -162,7 +162,7 @@ _HOMES = {
     "Program": "hocket.core.program",
     "Proof": "hocket.core.check",
     "RaceError": "hocket.errors",
-    "Ranking": "hocket.planner.ranking.ranking",
+    "Ranking": "hocket.planner.ranking.report",
     "RecipeError": "hocket.errors",
     "ResumableSampler": "hocket.run.data.sampler",
     "RunError": "hocket.errors",
@@ -234,7 +234,13 @@ def _drawing(drawn: Schedule | Timeline) -> str:
     return html
 
 
+def _csv() -> object:
+    """Return what writes and reads PyTorch's CSV."""
+    return import_module("hocket.core.formats.torch_csv")
+
+
 import_module("hocket.core.formats.drawn").Drawn.drawing = _drawing
+import_module("hocket.core.formats.drawn").Drawn.csv = _csv
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,11 @@ from hocket.core.gates import early_updates, gates_of, stage_gates, with_gate
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.simulator.events import play_events
-from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
+from hocket.core.simulator.clocks import (
+    is_decided_by_lanes,
+    play_events,
+    play_in_order,
+)
 from hocket.core.simulator.work import prepare
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import DeadlockError

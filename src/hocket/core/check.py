@@ -37,7 +37,6 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from hocket.core.accesses import Access, Resource
-from hocket.core.checker.alive import count_alive
 from hocket.core.checker.faults import (
     Fault,
     body_faults,
@@ -45,18 +44,23 @@ from hocket.core.checker.faults import (
     op_faults,
     too_much_due,
 )
-from hocket.core.checker.happens_before import HappensBefore
+from hocket.core.checker.happens_before import (
+    RESOURCES,
+    Accesses,
+    HappensBefore,
+    count_alive,
+    find_accesses,
+)
 from hocket.core.checker.links import Links, check_queues
 from hocket.core.checker.play import play
-from hocket.core.checker.shared import RESOURCES, Accesses, find_accesses
 from hocket.core.costs import Costs
 from hocket.core.op import COLLECTIVES, Kind, Op
 from hocket.core.plans.lane_plan import plan_lanes
 from hocket.core.plans.message_order import ops_together, plan_queues
 from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
+from hocket.core.simulator.clocks import Stand
 from hocket.core.simulator.columns import Columns
-from hocket.core.simulator.played import Stand
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Ints
 from hocket.errors import DeadlockError, ScheduleError

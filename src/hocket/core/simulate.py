@@ -34,9 +34,12 @@ from hocket.core.gates import Gates
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
+from hocket.core.simulator.clocks import (
+    is_decided_by_lanes,
+    play_events,
+    play_in_order,
+)
 from hocket.core.simulator.columns import CODES, KINDS
-from hocket.core.simulator.events import play_events
-from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
 from hocket.core.simulator.memory import Times, memory_curves
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.needs import LOCAL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +10,8 @@ from numpy.typing import NDArray
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import Unit, byte_unit
-from hocket.draw.scene import Anchor, Box, Path, Point, Role, Shape, Text
+from hocket.draw.scene import Anchor, Axis, Box, Path, Point, Role, Shape, Text
 from hocket.draw.summary import knows_bytes, memory_curves
-
-if TYPE_CHECKING:
-    from hocket.draw.layout import Axis
 
 _GAP = 3.0
 _SMALL = 10.5

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 from typing import TypeAlias
 
-from hocket.freeze.plain_numbers import is_real
 from hocket.freeze.policy import (
     Interval,
     LayerObservation,
     Measures,
     after_patience,
+    is_real,
     patience_fault,
     refuse,
     share_fault,

@@ -17,11 +17,12 @@ from math import isfinite
 from statistics import mean
 from typing import NamedTuple
 
-from hocket.freeze.plain_numbers import is_real, is_whole
 from hocket.freeze.policy import (
     Interval,
     LayerObservation,
     Measures,
+    is_real,
+    is_whole,
     patience_fault,
     refuse,
     share_fault,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
+
 from hocket.core.check import check
+from hocket.core.costs import StageCost
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
+from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ShapeError
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.planner.candidate import Candidate
@@ -139,3 +145,99 @@ def _first_of(
         except ShapeError as error:
             refused = error
     raise refused
+
+
+# A quick lower bound of a step, which decides what need not be simulated.
+#
+#     device d   │ fill │ m x (F + B) of all its stages │ drain │
+#
+# A device's first op is the forward of its first stage, which waits for all stages
+# before; its last backward is that stage's, and all stages before follow. Where
+# backwards are split, only its last I is followed so, and its W come when they will.
+# With replicas, the stage whose backward is last is reduced and updated after it; and a
+# device's reductions follow each other, the first one after all backwards of some
+# stage.
+#
+# `search/bound.py` is tighter, holds for any order, and takes longer.
+class StageSums:
+    """Sums of all stages' costs, shared by all candidates that have these stages.
+
+    Args:
+        costs: the cost of each stage.
+    """
+
+    def __init__(self, costs: tuple[StageCost, ...]) -> None:
+        """Add up the costs before each stage."""
+        self.costs = costs
+        self._forward_s = np.array([cost.forward_s for cost in costs])
+        self._backward_s = np.array([cost.seconds(Kind.BACKWARD) for cost in costs])
+        self._weight_grad_s = np.array([cost.weight_grad_s for cost in costs])
+        self._update_s = np.array([cost.update_s for cost in costs])
+
+    @cached_property
+    def least_message_bytes(self) -> int:
+        """The smallest message between adjacent stages, there and back."""
+        there = (cost.output_bytes for cost in self.costs[:-1])
+        back = (cost.input_grad_bytes for cost in self.costs[1:])
+        return min((*there, *back), default=0)
+
+    def bound_s(
+        self,
+        placement: Placement,
+        num_microbatches: int,
+        hop_s: float,
+        reduce_s: Floats,
+    ) -> float:
+        """Return the least seconds of a step with stages placed so.
+
+        Args:
+            placement: the stages' devices.
+            num_microbatches: microbatches per step.
+            hop_s: seconds of a message from stage to stage.
+            reduce_s: seconds of each stage's reduction.
+        """
+        of = np.array(placement.devices)
+        rings_s = _per_device(reduce_s, of)
+        if placement.delay:  # the pipeline is full: only work and reductions count
+            least_s = self.work_s(placement, num_microbatches)
+            return max(least_s, float(rings_s.max()))
+        num_devices = int(of.max()) + 1
+        first = np.full(num_devices, of.size)
+        np.minimum.at(first, of, np.arange(of.size))
+        hops_s = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first] * hop_s
+        fill_s = _before(self._forward_s)[first] + hops_s
+        drain_s = _before(self._backward_s)[first] + hops_s
+        stage_s = num_microbatches * (self._forward_s + self._backward_s)
+        busy_s = _per_device(stage_s, of)
+        if placement.splits:
+            last_s = num_microbatches * _per_device(self._weight_grad_s, of)
+            drain_s -= _before(self._weight_grad_s)[first] + last_s
+        end_s = np.maximum(drain_s, _per_device(self._update_s, of))
+        end_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
+        after_s = _least(stage_s, of) + rings_s + _least(self._update_s, of)
+        return float((fill_s + np.maximum(busy_s + end_s, after_s)).max())
+
+    def work_s(self, placement: Placement, num_microbatches: int) -> float:
+        """Return the busiest device's work in a step."""
+        of = np.array(placement.devices)
+        work_s = num_microbatches * _per_device(self._forward_s + self._backward_s, of)
+        return float((work_s + _per_device(self._update_s, of)).max())
+
+
+def _before(stage_s: Floats) -> Floats:
+    """Return the sum over all stages before each."""
+    return np.array([0.0, *accumulate(stage_s.tolist())])
+
+
+def _per_device(stage_s: Floats, of: Ints) -> Floats:
+    """Return the sum over each device's stages."""
+    total_s = np.zeros(int(of.max()) + 1)
+    np.add.at(total_s, of, stage_s)
+    return total_s
+
+
+def _least(stage_s: Floats, of: Ints) -> Floats:
+    """Return the least of each device's stages."""
+    least_s = np.full(int(of.max()) + 1, np.inf)
+    np.minimum.at(least_s, of, stage_s)
+    return least_s

@@ -32,19 +32,19 @@ from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.orders import (
     Placement,
+    StageSums,
     delayed_placement_of,
     make_order,
     prompt_placement_of,
 )
-from hocket.planner.quick_bound import StageSums
 from hocket.planner.search.bound import bound_s
-from hocket.planner.stages import stage_costs
-from hocket.planner.trial import (
+from hocket.planner.stages import (
     NO_TRIALS,
     MeasuredTrials,
     StageSlowdown,
     as_measured,
     nearest,
+    stage_costs,
 )
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES, options_of
@@ -195,7 +195,7 @@ class Predictor:
         return other
 
     def bound_s(self, candidate: Candidate) -> float:
-        """Return a lower bound of this candidate's step; see `quick_bound`.
+        """Return a lower bound of this candidate's step; see `StageSums`.
 
         Raises:
             ShapeError: the schedule does not take its numbers.

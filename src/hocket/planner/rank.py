@@ -31,14 +31,14 @@ from hocket.planner.candidate import (
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
 from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
-from hocket.planner.ranking.rows import joined
+from hocket.planner.ranking.ranking import NUM_ROWS, joined
+from hocket.planner.ranking.report import Ranking
 from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
     least_s,
 )
-from hocket.planner.trial import NO_TRIALS, MeasuredTrials
+from hocket.planner.stages import NO_TRIALS, MeasuredTrials
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES
 

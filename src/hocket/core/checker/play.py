@@ -18,9 +18,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from hocket.core.simulator.clocks import Stand, stands
+from hocket.core.simulator.columns import ValueNumbers
 from hocket.core.simulator.messages import UNREAD
-from hocket.core.simulator.played import Stand, stands
-from hocket.core.simulator.values import ValueNumbers
 from hocket.core.simulator.work import Work
 from hocket.core.timelines.arrays import Ints
 from hocket.core.walk import Walk

@@ -124,7 +124,10 @@ def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedu
             f"{path}, line 1: no ops in the file; expected rows like 0F0,0F1,0B0"
         )
     lanes = tuple(_lane(device, row, path) for device, row in enumerate(rows))
-    program = replace(infer_program(lanes, path=path), num_replicas=num_replicas)
+    program = replace(
+        infer_program([(x.device, x.ops) for x in lanes], path=path),
+        num_replicas=num_replicas,
+    )
     faults = tuple(_faults([cell for row in rows for cell in row]))
     if faults:
         raise ScheduleError(faults)

@@ -41,10 +41,9 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import Fact
 from hocket.core.op import BACKWARDS, Kind
 from hocket.core.program import Program
-from hocket.core.simulator.columns import CODES, Columns
+from hocket.core.simulator.columns import CODES, FACTS, Columns, ValueNumbers
 from hocket.core.simulator.messages import NO_OP
 from hocket.core.simulator.needs import LOCAL
-from hocket.core.simulator.values import FACTS, ValueNumbers
 from hocket.core.simulator.work import Work
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.memory import MemoryCurve

@@ -17,8 +17,7 @@ import numpy as np
 from hocket.core.gates import gates_of
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES
 from hocket.core.simulator.columns import Columns
-from hocket.core.simulator.gate_waits import gate_waits
-from hocket.core.simulator.needs import LOCAL, Needs
+from hocket.core.simulator.needs import LOCAL, Needs, gate_waits
 from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 
 

@@ -30,8 +30,7 @@ from hocket.draw.palette import (
     stage_tones,
     text_on,
 )
-from hocket.draw.steps import step_ends
-from hocket.draw.summary import knows_bytes, memory_curves
+from hocket.draw.summary import knows_bytes, memory_curves, step_ends
 from hocket.draw.where import Where
 
 _KINDS = tuple(Kind)

@@ -19,9 +19,9 @@ from queue import SimpleQueue
 from typing import Final
 
 from hocket.freeze.cache.disk import Disk
-from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.next_use import Furthest, NextUse
 from hocket.freeze.cache.settings import Cache
+from hocket.freeze.cache.shard import Content, Key
 
 _MOST_WAITING_BYTES: Final = 64 << 20  # on their way to the disk
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from hocket.draw.html.page import template
 from hocket.draw.quantity import byte_size, byte_unit, percent, short, ticks
 from hocket.planner.candidate import Outcome
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.ranking import RankedOutcomes
 
 # Okabe and Ito's, which are distinct for every eye: https://jfly.uni-koeln.de/color/
 KINDS: Final = {
@@ -33,7 +33,7 @@ _BEYOND: Final = 1.15  # times the budget: where the axis ends
 _FAR: Final = 4.0  # times the most used: a larger budget is written, not drawn
 
 
-def to_svg(ranking: Ranking) -> str:
+def to_svg(ranking: RankedOutcomes) -> str:
     """Return the points, the budget and the legend as SVG."""
     budget = ranking.cluster.memory_bytes
     shown = ranking.outcomes
@@ -90,7 +90,7 @@ def kind_of(outcome: Outcome) -> str:
     return "one stage per device" if is_one else "several stages per device"
 
 
-def _words(outcome: Outcome, ranking: Ranking) -> str:
+def _words(outcome: Outcome, ranking: RankedOutcomes) -> str:
     candidate = outcome.candidate
     size = candidate.samples_of_microbatch(ranking.batch_size)
     recompute = ", recomputes" if candidate.recomputes else ""

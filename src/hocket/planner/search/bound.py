@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 
 from hocket.core.costs import Costs
 from hocket.core.program import Program
-from hocket.planner.search.paths import Paths
-from hocket.planner.search.problem import Problem
+from hocket.planner.search.problem import Paths, Problem
 
 
 def bound_s(program: Program, costs: Costs, *, split_backward: bool = True) -> float:

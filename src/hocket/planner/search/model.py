@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hocket.errors import MissingPackageError
 from hocket.planner.search.holdings import Holding, Instant
-from hocket.planner.search.paths import Paths
-from hocket.planner.search.problem import StartLag, TimedTask
+from hocket.planner.search.problem import Paths, StartLag, TimedTask
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

@@ -29,8 +29,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule
 from hocket.model.trace.layers import Layer
 from hocket.model.trace.state import saved_tensors
-from hocket.planner.stages import stage_costs
-from hocket.planner.trial import StageSlowdown
+from hocket.planner.stages import StageSlowdown, stage_costs
 from hocket.planner.work import Weights
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.store.values import decode, encode

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.freeze.cache.disk import slot_size
-from hocket.freeze.cache.folder import claim_folder
+from hocket.freeze.cache.disk import claim_folder, slot_size
 from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import file_bytes

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from hocket.freeze.cache.disk import slot_size
-from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.settings import Cache
-from hocket.freeze.cache.shard import file_bytes
+from hocket.freeze.cache.shard import Content, Key, file_bytes
 from hocket.freeze.cache.store import Store
 from hocket.run.device.copies import copies_of
 from hocket.run.elastic.cache.frozen_part import FrozenPart
