@@ -27,11 +27,13 @@ from hocket.core.costs import Costs
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.freeze.greedy import greedy, halved, largest_part
 from hocket.freeze.policy import num_frozen_after
 from hocket.freeze.shapes import (
     Frozen,
     PipelineShape,
+    greedy,
+    halved,
+    largest_part,
     order_of,
     with_frozen_layers,
 )

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hocket.core.check import check, collective_faults, conflicts
+from hocket.core.check import check, collective_faults, conflicts, play
 from hocket.core.checker.happens_before import HappensBefore, count_alive, find_accesses
-from hocket.core.checker.play import play
 from hocket.core.costs import Costs
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule

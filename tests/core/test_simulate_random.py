@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import play
 from hocket.core.checker.faults import op_faults
-from hocket.core.checker.play import play
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.gates import early_updates, gates_of, stage_gates, with_gate

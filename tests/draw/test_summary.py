@@ -8,7 +8,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.core.timelines.memory import MemoryCurve
-from hocket.draw.memory import merged_changes
+from hocket.draw.layout import merged_changes
 from hocket.draw.summary import (
     knows_bytes,
     mean_step_s,

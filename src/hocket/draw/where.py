@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from hocket.core.op import ASYNCHRONOUS
-from hocket.core.timelines.critical_path import CriticalPath, PathKind, critical_path
+from hocket.core.timelines.causality import CriticalPath, PathKind, critical_path
 from hocket.core.timelines.idle import Cause, Idle, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds

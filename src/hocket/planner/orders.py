@@ -23,39 +23,49 @@ from hocket.schedules import make_schedule
 _FULL_STEPS: Final = 3  # and as many as there are devices: then a pipeline is full
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """The devices, delays and versions of a schedule's stages.
 
     They do not depend on the number of microbatches.
 
     Args:
-        devices: the device of each stage.
-        splits: whether it splits any backward.
-        num_versions: the versions of each stage's weights.
-        delays: each stage's delay.
+        schedule: one step, from as few microbatches as possible.
+        name: the schedule's name.
+        stages_per_device: the stages on each device.
     """
 
-    devices: tuple[int, ...]
-    splits: bool
-    num_versions: tuple[int, ...]
-    delays: tuple[int, ...]
+    schedule: Schedule
+    name: str
+    stages_per_device: int
 
-    @property
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage."""
+        return tuple(stage.device for stage in self.schedule.program.stages)
+
+    @cached_property
+    def splits(self) -> bool:
+        """Whether it splits any backward."""
+        lanes = self.schedule.lanes
+        return any(op.kind is Kind.BACKWARD_INPUT for lane in lanes for op in lane.ops)
+
+    @cached_property
     def delay(self) -> int:
         """The largest delay of any stage."""
-        return max(self.delays)
+        return max(stage.delay for stage in self.schedule.program.stages)
 
-    @classmethod
-    def of(cls, schedule: Schedule) -> Placement:
-        """Return a schedule's placement, read from its ops."""
-        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
-        devices = tuple(stage.device for stage in schedule.program.stages)
-        delays = tuple(stage.delay for stage in schedule.program.stages)
-        splits = Kind.BACKWARD_INPUT in kinds
-        if not any(delays):
-            return cls(devices, splits, (1,) * len(devices), delays)
-        return cls(devices, splits, check(schedule).num_versions, delays)
+    @cached_property
+    def num_versions(self) -> tuple[int, ...]:
+        """The versions of each stage's weights, in a pipeline that is full."""
+        if not self.delay:
+            return (1,) * len(self.devices)
+        p = self.schedule.program.num_devices
+        many = (p, 2 * p, 4 * p, 1)
+        few = _first_of(many, self.name, p, self.stages_per_device, 1).program
+        num_steps = _FULL_STEPS + -(-p // few.num_microbatches_of(0))
+        full = _first_of(many, self.name, p, self.stages_per_device, num_steps)
+        return check(full).num_versions
 
 
 def make_order(
@@ -87,13 +97,8 @@ def make_order(
     return merge_unneeded_splits(schedule)
 
 
-def prompt_placement_of(
-    name: str, num_devices: int, stages_per_device: int
-) -> Placement | None:
-    """Return a schedule's placement, from as few microbatches as possible.
-
-    Returns:
-        None if it reads old weights: `delayed_placement_of` takes longer.
+def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placement:
+    """Return a schedule's placement.
 
     Raises:
         ShapeError: the schedule does not take these numbers, or is no training of one
@@ -106,23 +111,7 @@ def prompt_placement_of(
         raise ShapeError(f"{name} does not train all of its stages")
     if len(program.nets) > 1:
         raise ShapeError(f"{name} holds several nets: a plan is of one model")
-    if any(stage.delay for stage in program.stages):
-        return None
-    return Placement.of(schedule)
-
-
-def delayed_placement_of(
-    name: str, num_devices: int, stages_per_device: int
-) -> Placement:
-    """Return the placement of a schedule that reads old weights.
-
-    Its delays and versions are those of a pipeline that is full.
-    """
-    p = num_devices
-    many = (p, 2 * p, 4 * p, 1)
-    program = _first_of(many, name, p, stages_per_device, 1).program
-    num_steps = _FULL_STEPS + -(-p // program.num_microbatches_of(0))
-    return Placement.of(_first_of(many, name, p, stages_per_device, num_steps))
+    return Placement(schedule, name, stages_per_device)
 
 
 def _first_of(

@@ -12,7 +12,6 @@ num_samples ─▶ layers ─▶ boundaries ─▶ stage costs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -30,14 +29,8 @@ from hocket.errors import FitError, ShapeError
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
-from hocket.planner.orders import (
-    Placement,
-    StageSums,
-    delayed_placement_of,
-    make_order,
-    prompt_placement_of,
-)
-from hocket.planner.search.bound import bound_s
+from hocket.planner.orders import Placement, StageSums, make_order, placement_of
+from hocket.planner.search.problem import bound_s
 from hocket.planner.stages import (
     NO_TRIALS,
     MeasuredTrials,
@@ -181,8 +174,7 @@ class Predictor:
         self.trials = trials
         self.clips = clips
         self.cuts = CutCosts(work, trials, cluster.hop)
-        self._prompt = _cached_placement()
-        self._delayed = cache(delayed_placement_of)
+        self._placements: dict[tuple[str, int, int], Placement | ShapeError] = {}
         self._reduce_link = cache(cluster.reduce_link)
         self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
         self._last_order: tuple[Candidate, Schedule] | None = None
@@ -239,14 +231,6 @@ class Predictor:
             ShapeError: the schedule does not take its numbers.
         """
         return self._placement_of(candidate).splits
-
-    def is_delayed(self, candidate: Candidate) -> bool:
-        """Return whether any stage reads old weights, which is known soonest.
-
-        Raises:
-            ShapeError: the schedule does not take its numbers.
-        """
-        return self._prompt(*_shape_of(candidate)) is None
 
     def delay(self, candidate: Candidate) -> int:
         """Return the largest delay of any stage.
@@ -388,34 +372,17 @@ class Predictor:
         )
 
     def _placement_of(self, candidate: Candidate) -> Placement:
-        shape = _shape_of(candidate)
-        return self._prompt(*shape) or self._delayed(*shape)
-
-
-def _shape_of(candidate: Candidate) -> tuple[str, int, int]:
-    """Return what its placement depends on."""
-    return candidate.schedule, candidate.num_devices, candidate.stages_per_device
-
-
-def _cached_placement() -> Callable[[str, int, int], Placement | None]:
-    """Return `prompt_placement_of` with a cache, also of what schedules refuse."""
-
-    @cache
-    def found(
-        name: str, num_devices: int, per_device: int
-    ) -> Placement | ShapeError | None:
-        try:
-            return prompt_placement_of(name, num_devices, per_device)
-        except ShapeError as error:
-            return error
-
-    def placement(name: str, num_devices: int, per_device: int) -> Placement | None:
-        placed = found(name, num_devices, per_device)
-        if isinstance(placed, ShapeError):
-            raise placed.with_traceback(None)
-        return placed
-
-    return placement
+        """Return its placement, which is cached, as is that there is none."""
+        key = candidate.schedule, candidate.num_devices, candidate.stages_per_device
+        if key not in self._placements:
+            try:
+                self._placements[key] = placement_of(*key)
+            except ShapeError as error:
+                self._placements[key] = error
+        found = self._placements[key]
+        if isinstance(found, ShapeError):
+            raise found.with_traceback(None)
+        return found
 
 
 def reduced_alone(cost: StageCost, link: Link, num_replicas: int) -> StageCost:

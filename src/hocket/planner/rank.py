@@ -352,9 +352,7 @@ def _bounds(
             yield least_s(predictor, candidate) if is_searched else 0.0, candidate
             continue
         try:
-            if not predictor.is_delayed(candidate) or (
-                most_delay and predictor.delay(candidate) <= most_delay
-            ):
+            if predictor.delay(candidate) <= most_delay:
                 yield predictor.bound_s(candidate), candidate
         except ShapeError:
             continue

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind
-from hocket.core.timelines.critical_path import CriticalPath
+from hocket.core.timelines.causality import CriticalPath
 from hocket.core.timelines.idle import Cause, Wait
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
-from hocket.draw.layout import Titled
-from hocket.draw.memory import memory_title, merged_changes
+from hocket.draw.layout import Titled, memory_title, merged_changes
 from hocket.draw.palette import (
     KIND_NAMES,
     SURFACES,

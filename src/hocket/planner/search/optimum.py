@@ -26,10 +26,22 @@ from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.passes.split_backward import split_backward as split
-from hocket.planner.search.bound import bound_s
-from hocket.planner.search.holdings import Holding, always_bytes, holdings
-from hocket.planner.search.model import SolverLimits, SolverQuery, ask, require_ortools
-from hocket.planner.search.problem import Problem, StartLag, TimedTask, in_order
+from hocket.planner.search.model import (
+    Holding,
+    SolverLimits,
+    SolverQuery,
+    always_bytes,
+    ask,
+    holdings,
+    require_ortools,
+)
+from hocket.planner.search.problem import (
+    Problem,
+    StartLag,
+    TimedTask,
+    bound_s,
+    in_order,
+)
 from hocket.planner.search.result import SAME, SearchProgress, SearchResult
 from hocket.schedules import SCHEDULES, Shape
 

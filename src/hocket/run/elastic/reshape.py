@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.freeze.greedy import Balance
-from hocket.freeze.shapes import Frozen, Prediction, with_frozen_layers
+from hocket.freeze.shapes import Balance, Frozen, Prediction, with_frozen_layers
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule
 from hocket.model.trace.layers import Layer
