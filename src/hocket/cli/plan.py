@@ -20,7 +20,8 @@ from hocket.errors import PlanError
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig, Progress
-    from hocket.planner.ranking.report import Paper, Shown
+    from hocket.planner.ranking.report import Shown
+    from hocket.planner.ranking.table import Paper
     from hocket.recipes.config.resolve import Resolved
 
 
@@ -236,7 +237,7 @@ def _has(num_devices: int) -> bool:
 
 
 def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
-    from hocket.planner.ranking.report import Paper
+    from hocket.planner.ranking.table import Paper
 
     width = min(_MOST_COLUMNS, get_terminal_size((_FILE_COLUMNS, 24)).columns)
     is_terminal = sys.stdout.isatty()

@@ -126,7 +126,7 @@ def check(
     if links is Links.ONE_QUEUE:
         _check_message_order(schedule)
     alive = count_alive(schedule.program, work.columns, accesses, before)
-    return Proof(played.num_buffers, alive.num_versions, alive.num_gradients)
+    return Proof(played.num_buffers, *alive)
 
 
 def _check_message_order(schedule: Schedule) -> None:
@@ -325,21 +325,6 @@ def _op(work: Work, row: int) -> Op:
 # Messages share buffers if one lane sends them, and they bring values of one kind and
 # stage to one device. So no two lanes compete for a buffer, and whether all lanes end
 # does not depend on which of them is faster.
-@dataclass(frozen=True, slots=True)
-class CheckedOrder:
-    """How far the lanes came.
-
-    Args:
-        num_buffers: receive buffers per flow.
-        order: the rows of all ops that started, in the order in which they did.
-        stuck: where deadlocked lanes stand; empty if all lanes ended.
-    """
-
-    num_buffers: int
-    order: list[int]
-    stuck: list[Stand]
-
-
 def play(work: Work, num_buffers: int | None = None) -> CheckedOrder:
     """Run every lane as far as it goes.
 
@@ -352,18 +337,22 @@ def play(work: Work, num_buffers: int | None = None) -> CheckedOrder:
         num_buffers: receive buffers per flow: messages that may wait at the receiver;
             the fewest with which no lane waits for one for ever when not given.
     """
-    state = _State(work, num_buffers or 1)
-    state.run()
-    while num_buffers is None and state.add_buffer():
-        state.run()
-    return CheckedOrder(state.num_buffers, state.order, list(state.stuck()))
+    played = CheckedOrder(work, num_buffers or 1)
+    played.run()
+    while num_buffers is None and played.add_buffer():
+        played.run()
+    return played
 
 
-class _State:
-    """What has come, and which buffers are taken.
+class CheckedOrder:
+    """How far the lanes came: what has come, and which buffers are taken.
 
     An item of a lane is the row of an op; or the number of ops and an arrival, where
     the lane sends what it made. A lane waits for an item; or, below 0, for a flow.
+
+    Attributes:
+        num_buffers: receive buffers per flow.
+        order: the rows of all ops that started, in the order in which they did.
     """
 
     def __init__(self, work: Work, num_buffers: int) -> None:
@@ -408,14 +397,15 @@ class _State:
         self.num_buffers += bool(full)
         return bool(full)
 
-    def stuck(self) -> Iterator[Stand]:
-        """Yield the lanes that did not end, each with its reason."""
+    @property
+    def stuck(self) -> list[Stand]:
+        """The lanes that did not end, each with its reason; none if all ended."""
         heads, makers = self.walk.heads, self.work.needs.arrivals.maker
         rows = {
             lane: item if item < self.num_ops else int(makers[item - self.num_ops])
             for lane, item in heads.items()
         }
-        return stands(self.work, rows, lambda lane: self._reason(heads[lane]))
+        return [*stands(self.work, rows, lambda lane: self._reason(heads[lane]))]
 
     def _items(self, begin: int, end: int) -> Iterator[int]:
         """Yield the items of a lane: a send follows its op."""

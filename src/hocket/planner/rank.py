@@ -276,7 +276,7 @@ def rank(
         tuple(sorted(found.outcomes, key=order)),
         found.num_beaten,
         found.num_too_long,
-        tuple(layer.name for layer in predictor.cuts.layers(1)),
+        tuple(layer.name for layer in predictor.layers(1)),
         notes=tuple(notes_on(predictor, found.outcomes)),
         max_delay=search.max_delay,
     )
@@ -352,7 +352,7 @@ def _bounds(
             yield least_s(predictor, candidate) if is_searched else 0.0, candidate
             continue
         try:
-            if predictor.delay(candidate) <= most_delay:
+            if predictor.placement(candidate).delay <= most_delay:
                 yield predictor.bound_s(candidate), candidate
         except ShapeError:
             continue
@@ -394,7 +394,7 @@ def _stages_per_device(
     predictor: Predictor, search: Search, name: str, p: int
 ) -> tuple[int, ...]:
     """Return the numbers of stages per device to consider."""
-    num_layers = len(predictor.cuts.layers(1))
+    num_layers = len(predictor.layers(1))
     least = 1 if SCHEDULES[name].stages_per_device == 1 else 2
     return tuple(v for v in search.stages_per_device if least <= v <= num_layers // p)
 

@@ -202,22 +202,9 @@ def find_accesses(columns: Columns, program: Program) -> Accesses:
 _Users = dict[int, list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
-    """What is alive at once, by stage.
-
-    Args:
-        num_versions: versions of the stage's weights.
-        num_gradients: sums of gradients, one per step; 0 if it is not trained.
-    """
-
-    num_versions: tuple[int, ...]
-    num_gradients: tuple[int, ...]
-
-
 def count_alive(
     program: Program, columns: Columns, accesses: Accesses, before: HappensBefore
-) -> Alive:
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the most that is alive at once, over every order that events allow.
 
     Args:
@@ -225,6 +212,10 @@ def count_alive(
         columns: the ops of a complete schedule that is free of deadlock.
         accesses: what they read and change.
         before: the paths of events between them.
+
+    Returns:
+        By stage, the versions of its weights, and its sums of gradients, one per step;
+        0 if it is not trained.
     """
     lane = columns.lane[accesses.row]
     weights, gradients = accesses.of(Resource.WEIGHTS), accesses.of(Resource.GRADIENTS)
@@ -235,7 +226,7 @@ def count_alive(
     readers = _users(accesses, lane, weights & ~accesses.writes, last=True)
     adders = _users(accesses, lane, adds)
     stages = range(program.num_stages)
-    return Alive(
+    return (
         tuple(
             _most_versions(writers.get(s, {}), readers.get(s, {}), before)
             for s in stages

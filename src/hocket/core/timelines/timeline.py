@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from enum import Enum
 from functools import cached_property
@@ -382,28 +382,35 @@ class _Reader:
             )
         return value
 
-    def floats(self, value: object, where: str) -> Floats:
-        """Read a list of finite numbers."""
+    def column(
+        self, value: object, where: str, fits: Callable[[Any], bool], what: str
+    ) -> list[Any]:
+        """Read a list of numbers of one sort."""
         if not isinstance(value, list):
             raise self.fault(where, "is not a list")
         for i, number in enumerate(value):
-            if type(number) not in (int, float) or not abs(number) <= _MOST:
+            if not fits(number):
                 raise self.fault(
-                    f"{where}[{i}]", f"is {reprlib.repr(number)}, not a finite number"
+                    f"{where}[{i}]", f"is {reprlib.repr(number)}, not {what}"
                 )
-        return np.array(value, np.float64)
+        return value
+
+    def floats(self, value: object, where: str) -> Floats:
+        """Read a list of finite numbers."""
+
+        def fits(x: Any) -> bool:  # noqa: ANN401  (JSON is anything)
+            return type(x) in (int, float) and abs(x) <= _MOST
+
+        return np.array(self.column(value, where, fits, "a finite number"), np.float64)
 
     def ints(self, value: object, where: str, stop: int) -> Ints:
         """Read a list of whole numbers from 0 to below `stop`."""
-        if not isinstance(value, list):
-            raise self.fault(where, "is not a list")
-        for i, number in enumerate(value):
-            if type(number) is not int or not 0 <= number < stop:
-                raise self.fault(
-                    f"{where}[{i}]",
-                    f"is {reprlib.repr(number)}, not a whole number below {stop}",
-                )
-        return np.array(value, np.int64)
+
+        def fits(x: Any) -> bool:  # noqa: ANN401  (JSON is anything)
+            return type(x) is int and 0 <= x < stop
+
+        what = f"a whole number below {stop}"
+        return np.array(self.column(value, where, fits, what), np.int64)
 
     def by_lane(
         self, value: object, where: str, schedule: Schedule

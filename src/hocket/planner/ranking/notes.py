@@ -38,8 +38,8 @@ def notes_on(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]
         outcomes: the outcomes of all candidates.
     """
     pipelines = (x.candidate for x in outcomes if not x.candidate.is_data_parallel)
-    unknown = any(layer.split is None for layer in predictor.cuts.layers(1))
-    if unknown and any(predictor.splits(candidate) for candidate in pipelines):
+    unknown = any(layer.split is None for layer in predictor.layers(1))
+    if unknown and any(predictor.placement(x).splits for x in pipelines):
         yield (
             "Where backwards are split into I and W, a microbatch is assumed to hold "
             "all that its forward left until its W is done, and W to take what is left "

@@ -25,6 +25,7 @@ from hocket.planner.ranking.ranking import RankedOutcomes, Row, joined
 from hocket.planner.ranking.scatter import to_svg
 from hocket.planner.ranking.table import (
     RULE,
+    Paper,
     advice,
     choice,
     head,
@@ -191,25 +192,6 @@ def _memory_table(best: Outcome) -> Table:
 
 # A ranking as the command shows it: text, JSON and a page.
 @dataclass(frozen=True, slots=True)
-class Paper:
-    """How a ranking is to be shown.
-
-    Args:
-        num_rows: the table's rows.
-        width: columns of text.
-        is_terminal: whether colours can be seen.
-        has_page: whether an HTML page is wanted.
-        has_all: whether all rows and columns are wanted.
-    """
-
-    num_rows: int
-    width: int
-    is_terminal: bool
-    has_page: bool
-    has_all: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Shown:
     """A ranking as it is shown.
 
@@ -234,13 +216,7 @@ class Shown:
         Raises:
             PlanError: a page was wanted, and nothing fits.
         """
-        text = to_text(
-            ranking,
-            num_rows=paper.num_rows,
-            width=paper.width,
-            is_terminal=paper.is_terminal,
-            has_all=paper.has_all,
-        )
+        text = to_text(ranking, paper)
         page = to_html(ranking) if paper.has_page else ""
         document = ranking.to_json()
         if ranking.costs is None or ranking.pipeline is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from typing import Final
 
@@ -32,29 +33,32 @@ RULE: Final = (
 )
 _WIDE: Final = 110  # columns from which the table of old weights has all of its own
 _MOST_LANES: Final = 16  # of a picture in text
-_WIDTH: Final = 140
 
 
-def to_text(
-    ranking: RankedOutcomes,
-    *,
-    num_rows: int = NUM_ROWS,
-    width: int = _WIDTH,
-    is_terminal: bool = False,
-    has_all: bool = False,
-) -> str:
-    """Return everything as plain text.
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """How a ranking is to be shown.
 
     Args:
-        ranking: what to show.
-        num_rows: the most rows of the table.
-        width: the most columns.
-        is_terminal: whether to set the table's styles for a terminal.
-        has_all: whether to show all rows and columns, however wide they are.
+        num_rows: the table's rows.
+        width: columns of text.
+        is_terminal: whether colours can be seen.
+        has_page: whether an HTML page is wanted.
+        has_all: whether all rows and columns are wanted, however wide they are.
     """
-    page = StringIO()
-    console = Console(file=page, width=width, force_terminal=is_terminal)
-    _show(ranking, console, num_rows, has_all=has_all)
+
+    num_rows: int = NUM_ROWS
+    width: int = 140
+    is_terminal: bool = False
+    has_page: bool = False
+    has_all: bool = False
+
+
+def to_text(ranking: RankedOutcomes, paper: Paper | None = None) -> str:
+    """Return everything as plain text."""
+    paper, page = paper or Paper(), StringIO()
+    console = Console(file=page, width=paper.width, force_terminal=paper.is_terminal)
+    _show(ranking, console, paper.num_rows, has_all=paper.has_all)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 

@@ -132,7 +132,7 @@ def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
         return tuple(reduced_alone(stage, link, num) for stage in found)
 
     search = BucketSearch(
-        predictor.cuts.layers(candidate.samples_of_microbatch(predictor.batch_size)),
+        predictor.layers(candidate.samples_of_microbatch(predictor.batch_size)),
         stages,
         Costs((), reduce_link=Link() if cluster.shares_cores else link),
         num,
@@ -149,7 +149,7 @@ def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
 def _stages_of(
     predictor: Predictor, candidate: Candidate, boundaries: tuple[int, ...]
 ) -> tuple[StageCost, ...]:
-    return predictor.cuts.stage_costs(
+    return predictor.stage_costs(
         candidate.samples_of_microbatch(predictor.batch_size),
         1,
         boundaries,
@@ -175,7 +175,7 @@ class _Plain:
     def __init__(self, predictor: Predictor, candidate: Candidate) -> None:
         cluster, num = predictor.cluster, candidate.num_replicas
         num_samples = candidate.samples_of_microbatch(predictor.batch_size)
-        self._layers = predictor.cuts.layers(num_samples)
+        self._layers = predictor.layers(num_samples)
         self._boundaries = group_layers(self._layers)
         self.groups = _stages_of(predictor, candidate, self._boundaries)
         self._candidate = candidate
