@@ -35,7 +35,7 @@ from hocket.planner.ranking.table import (
 
 
 class Ranking(RankedOutcomes):
-    """All simulated outcomes of a plan, the best first. It prints as a table."""
+    """What a plan returns: it prints as a table, and notebooks show it."""
 
     def __str__(self) -> str:
         """Return the table, the choice and its picture, as plain text."""
