@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from hocket.core.formats.documents import read_text
 from hocket.core.formats.drawn import Drawn
 from hocket.core.formats.infer import infer_program
-from hocket.core.op import MESSAGES, Op
+from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.errors import HocketError, ParseError, PlanError
 
@@ -88,6 +88,11 @@ class Schedule(Drawn):
         """How many ops all lanes hold together."""
         return sum(len(lane.ops) for lane in self.lanes)
 
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of its ops."""
+        return frozenset(op.kind for lane in self.lanes for op in lane.ops)
+
     def lanes_of(self, device: int) -> tuple[int, ...]:
         """Return the indices of a device's lanes."""
         return tuple(i for i, lane in enumerate(self.lanes) if lane.device == device)
@@ -103,7 +108,7 @@ class Schedule(Drawn):
                 several steps without a body, or one that holds messages, which reach
                 from one step into the next.
         """
-        if any(op.kind in MESSAGES for lane in self.lanes for op in lane.ops):
+        if self.kinds & MESSAGES:
             raise PlanError(
                 "an order with messages cannot be continued: choose the number of "
                 "steps first, then add the messages"

@@ -114,14 +114,8 @@ class _Painter:
 
     def _shortest_columns(self) -> float:
         """Return how many columns the shortest op has that takes any time."""
-        lengths_s = np.concatenate(
-            [
-                end_s - start_s
-                for start_s, end_s in zip(
-                    self.timeline.start_s, self.timeline.end_s, strict=True
-                )
-            ]
-        )
+        starts, ends = self.timeline.start_s, self.timeline.end_s
+        lengths_s = np.concatenate(ends) - np.concatenate(starts)
         shortest_s = lengths_s[lengths_s > 0].min(initial=self.timeline.makespan_s)
         return float(shortest_s) * self.columns.per_s
 

@@ -11,11 +11,12 @@ from typing import Final
 
 from hocket.core.costs import Costs
 from hocket.core.dataflow import Value, makes
-from hocket.core.op import MESSAGES, STEP_ENDS, Kind, Op
+from hocket.core.op import STEP_ENDS, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import FitError, PlanError
+from hocket.errors import FitError
+from hocket.passes.segments import refuse_messages
 from hocket.passes.split_backward import split_backward
 from hocket.passes.value_times import ValueTimes
 
@@ -51,8 +52,7 @@ def delay_weight_gradients(
     Source: Oh et al., "Out-of-Order BackProp", EuroSys 2022 (gradient
     fast-forwarding); Qi et al., arXiv:2401.10241.
     """
-    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
-        raise PlanError("the schedule holds messages already: use drop_messages first")
+    refuse_messages(schedule)
     prompt = _prompt(split_backward(schedule))
     tried = [simulate(order, costs) for order in dict.fromkeys((schedule, prompt))]
     limit = inf if memory_bytes is None else memory_bytes

@@ -12,13 +12,14 @@ from typing import Final, NamedTuple, assert_never
 from hocket.core.check import check
 from hocket.core.costs import Costs
 from hocket.core.gates import Gates, early_updates, gates_of
-from hocket.core.op import MESSAGES, Kind, Op
+from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import long_step_s
 from hocket.core.step_end import repeat_ahead
 from hocket.errors import PlanError
 from hocket.nearest import nearest
+from hocket.passes.segments import refuse_messages
 from hocket.passes.value_times import ValueTimes
 
 
@@ -235,8 +236,7 @@ def _refuse(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> None
                 f"net {net!r} has backwards: its stages {trained} are trainable. Only "
                 "forwards can fill another net's waits"
             )
-    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
-        raise PlanError("the schedule holds messages already: use drop_messages first")
+    refuse_messages(schedule)
     if schedule.program.num_steps != 1 or schedule.body:
         raise PlanError(
             f"the schedule is of {schedule.program.num_steps} steps: give the order of "

@@ -116,18 +116,26 @@ class Balancer:
             joined = best[:, None] + squares[factor]
             came_from.append(joined.argmin(axis=0))
             best = joined.min(axis=0)
-        boundaries: list[int] = []
-        end = self.num_layers
-        for choice in reversed(came_from):
-            end = int(choice[end])
-            boundaries.append(end)
-        return tuple(reversed(boundaries))
+        return traced(came_from, self.num_layers)
 
     def _squares(self, factor: float, slowest_s: float) -> Floats:
         """Return the squares of stages' seconds on a device, `inf` for longer ones."""
         stage_s = self._stage_s * factor
         with np.errstate(over="ignore"):
             return np.where(stage_s <= slowest_s, stage_s * stage_s, inf)
+
+
+def traced(came_from: Sequence[Ints], end: int) -> tuple[int, ...]:
+    """Return where stages begin, followed back from the last one's end.
+
+    Args:
+        came_from: for each stage but the first, where it begins, by where it ends.
+        end: where the last stage ends.
+    """
+    ends = [end]
+    for choice in reversed(came_from):
+        ends.append(int(choice[ends[-1]]))
+    return tuple(reversed(ends[1:]))
 
 
 # Cut two rows of layers over the same devices, with the fastest slowest device.
@@ -218,10 +226,7 @@ def _student_cut(
         reached = end.max(axis=0)
     if reached[-1] < len(teacher_s):
         return None
-    boundaries = [len(student_s)]
-    for choice in reversed(came_from):
-        boundaries.append(int(choice[boundaries[-1]]))
-    return tuple(reversed(boundaries[1:-1]))
+    return traced(came_from[1:], len(student_s))
 
 
 def cut_teacher(
@@ -255,10 +260,7 @@ def cut_teacher(
         joined = square[:1] if best is None else best[:, None] + square
         came_from.append(joined.argmin(axis=0))
         best = joined.min(axis=0)
-    boundaries = [len(teacher_s)]
-    for choice in reversed(came_from[1:]):
-        boundaries.append(int(choice[boundaries[-1]]))
-    return tuple(reversed(boundaries[1:]))
+    return traced(came_from[1:], len(teacher_s))
 
 
 def _sums(layer_s: Sequence[float], boundaries: Sequence[int]) -> tuple[float, ...]:

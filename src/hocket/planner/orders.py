@@ -44,11 +44,10 @@ class Placement:
         """The device of each stage."""
         return tuple(stage.device for stage in self.schedule.program.stages)
 
-    @cached_property
+    @property
     def splits(self) -> bool:
         """Whether it splits any backward."""
-        lanes = self.schedule.lanes
-        return any(op.kind is Kind.BACKWARD_INPUT for lane in lanes for op in lane.ops)
+        return Kind.BACKWARD_INPUT in self.schedule.kinds
 
     @cached_property
     def delay(self) -> int:

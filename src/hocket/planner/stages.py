@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import log
-from typing import Final
+from typing import Any, Final
 
 from hocket.core.costs import Costs, StageCost
 from hocket.planner.work import LayerCost
@@ -260,23 +260,20 @@ class StageSlowdown:
     def slowed(self, cost: StageCost) -> StageCost:
         """Return the stage's cost in place."""
         return replace(
-            cost,
-            forward_s=cost.forward_s * self.forward,
-            input_grad_s=cost.input_grad_s * self.backward,
-            weight_grad_s=cost.weight_grad_s * self.backward,
-            update_s=cost.update_s * self.update,
-            split_s=cost.split_s * self.backward,
+            cost, **self._seconds(cost), update_s=cost.update_s * self.update
         )
 
     def of_layer(self, cost: LayerCost) -> LayerCost:
         """Return the layer's cost in place."""
-        return replace(
-            cost,
-            forward_s=cost.forward_s * self.forward,
-            input_grad_s=cost.input_grad_s * self.backward,
-            weight_grad_s=cost.weight_grad_s * self.backward,
-            split_s=cost.split_s * self.backward,
-        )
+        return replace(cost, **self._seconds(cost))
+
+    def _seconds(self, cost: StageCost | LayerCost) -> dict[str, Any]:
+        return {
+            "forward_s": cost.forward_s * self.forward,
+            "input_grad_s": cost.input_grad_s * self.backward,
+            "weight_grad_s": cost.weight_grad_s * self.backward,
+            "split_s": cost.split_s * self.backward,
+        }
 
 
 def nearest(

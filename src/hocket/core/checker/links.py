@@ -24,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from hocket.core.plans.lane_plan import OpPlan
 from hocket.core.plans.message_order import (
@@ -79,9 +80,7 @@ def check_queues(queues: Mapping[int, Queue], together: Together | None = None) 
         ) from None
 
 
-def _item(
-    entry: OpPlan | Group, device: int, together: Together | None
-) -> Item[OpPlan | Group]:
+def _item(entry: OpPlan | Group, device: int, together: Together | None) -> Item[Any]:
     """Return an op; or messages, which both devices exchange in one moment."""
     if isinstance(entry, OpPlan):
         return replace(op_item(entry, device, together), sends=())

@@ -91,11 +91,10 @@ def to_csv(schedule: Schedule) -> str:
             "PyTorch's CSV holds one row per device, in order; this order has lanes "
             + ", ".join(lane.label for lane in schedule.lanes)
         )
-    kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
     cells = [_compute(lane) for lane in schedule.lanes]
     rows = (
         [[cell_text(ops) for ops in row] for row in cells]
-        if kinds.isdisjoint(MESSAGES)
+        if schedule.kinds.isdisjoint(MESSAGES)
         else rows_with_messages(cells, program)
     )
     return "".join(f"{','.join(row)}\n" for row in rows)

@@ -231,6 +231,14 @@ class Timeline(Drawn):
             curves.append((edges.ravel(), amounts.ravel()))
         return tuple(curves)
 
+    @cached_property
+    def device_work_s(self) -> tuple[float, ...]:
+        """The seconds that each device works, in all of its lanes."""
+        total_s = [0.0] * self.schedule.program.num_devices
+        for lane, (_, worked_s) in zip(self.schedule.lanes, self._busy_s, strict=True):
+            total_s[lane.device] += float(worked_s[-1]) if worked_s.size else 0.0
+        return tuple(total_s)
+
     def _mean_idle_fraction(self, windows: Sequence[Sequence[Window]]) -> float:
         idle = [self._idle_fraction(i, of_one) for i, of_one in enumerate(windows)]
         return float(np.mean(idle))

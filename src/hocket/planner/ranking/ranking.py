@@ -15,6 +15,10 @@ from hocket.planner.cluster import Cluster
 
 FORMAT: Final = 1
 NUM_ROWS: Final = 12
+_NUMBERS: Final = (  # of an outcome, as JSON has them
+    *("step_s", "samples_per_s", "bubble_fraction", "bound_s", "gap", "fits"),
+    *("missing_bytes", "peak_bytes", "message_bytes", "reduce_bytes", "delay"),
+)
 _AS_FAST: Final = 0.01
 _PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
@@ -201,22 +205,12 @@ class RankedOutcomes:
                 self.batch_size
             ),
             "is_data_parallel": outcome.candidate.is_data_parallel,
-            "step_s": outcome.step_s,
-            "samples_per_s": outcome.samples_per_s,
-            "bubble_fraction": outcome.bubble_fraction,
-            "bound_s": outcome.bound_s,
-            "gap": outcome.gap,
+            **{name: getattr(outcome, name) for name in _NUMBERS},
             "limit": self.limit_of(outcome) or None,
-            "fits": outcome.fits,
-            "missing_bytes": outcome.missing_bytes,
-            "peak_bytes": outcome.peak_bytes,
             "memory": [
                 {**asdict(split), "total_bytes": split.total_bytes}
                 for split in outcome.memory
             ],
-            "message_bytes": outcome.message_bytes,
-            "reduce_bytes": outcome.reduce_bytes,
-            "delay": outcome.delay,
             "num_versions": list(outcome.num_versions),
             "stages": list(self.stage_names(outcome)),
             "buckets": _buckets_json(outcome.buckets),

@@ -472,8 +472,7 @@ def _published(
             schedule = entry.make(shape, **options)
         except PlanError:
             continue
-        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
-        if schedule.program == program and not kinds & refused:
+        if schedule.program == program and not schedule.kinds & refused:
             yield schedule
 
 
