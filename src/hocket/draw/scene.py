@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 
 class Role(Enum):
-    """What a shape is, where it is not an op. The value is its name in `Surface`."""
+    """What a shape is, where it is not an op. The value is its name in `SURFACES`."""
 
     PAGE = "page"
     TRACK = "track"
@@ -129,7 +129,7 @@ def colour(paint: Paint, theme: Theme) -> str:
     """Return what a paint looks like in a theme."""
     match paint:
         case Role():
-            return str(getattr(SURFACES[theme], paint.value))
+            return SURFACES[theme][paint.value]
         case AreaFill(kind, tone):
             return palette.fill(kind, tone, theme)
         case TextOn(AreaFill(kind, tone)):

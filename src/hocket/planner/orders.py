@@ -185,7 +185,7 @@ class StageSums:
             reduce_s: seconds of each stage's reduction.
         """
         of = np.array(placement.devices)
-        rings_s = _per_device(reduce_s, of)
+        rings_s = np.bincount(of, reduce_s)
         if placement.delay:  # the pipeline is full: only work and reductions count
             least_s = self.work_s(placement, num_microbatches)
             return max(least_s, float(rings_s.max()))
@@ -196,11 +196,11 @@ class StageSums:
         fill_s = _before(self._forward_s)[first] + hops_s
         drain_s = _before(self._backward_s)[first] + hops_s
         stage_s = num_microbatches * (self._forward_s + self._backward_s)
-        busy_s = _per_device(stage_s, of)
+        busy_s = np.bincount(of, stage_s)
         if placement.splits:
-            last_s = num_microbatches * _per_device(self._weight_grad_s, of)
+            last_s = num_microbatches * np.bincount(of, self._weight_grad_s)
             drain_s -= _before(self._weight_grad_s)[first] + last_s
-        end_s = np.maximum(drain_s, _per_device(self._update_s, of))
+        end_s = np.maximum(drain_s, np.bincount(of, self._update_s))
         end_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
         after_s = _least(stage_s, of) + rings_s + _least(self._update_s, of)
         return float((fill_s + np.maximum(busy_s + end_s, after_s)).max())
@@ -208,20 +208,13 @@ class StageSums:
     def work_s(self, placement: Placement, num_microbatches: int) -> float:
         """Return the busiest device's work in a step."""
         of = np.array(placement.devices)
-        work_s = num_microbatches * _per_device(self._forward_s + self._backward_s, of)
-        return float((work_s + _per_device(self._update_s, of)).max())
+        work_s = num_microbatches * np.bincount(of, self._forward_s + self._backward_s)
+        return float((work_s + np.bincount(of, self._update_s)).max())
 
 
 def _before(stage_s: Floats) -> Floats:
     """Return the sum over all stages before each."""
     return np.array([0.0, *accumulate(stage_s.tolist())])
-
-
-def _per_device(stage_s: Floats, of: Ints) -> Floats:
-    """Return the sum over each device's stages."""
-    total_s = np.zeros(int(of.max()) + 1)
-    np.add.at(total_s, of, stage_s)
-    return total_s
 
 
 def _least(stage_s: Floats, of: Ints) -> Floats:

@@ -154,7 +154,7 @@ class Clock:
             message: the message's number.
             time: when it is ready to go.
         """
-        link = self.link[message]
+        link: int = self.link[message]
         self.sent_s[message] = sent_s = max(time, self.link_free_s[link])
         self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
         return free_s + self.latency_s[message]

@@ -74,8 +74,7 @@ def page_data(
 
 def surface_variables(theme: Theme) -> str:
     """Return the colours of everything that is not an op, as CSS variables."""
-    surface = SURFACES[theme]
-    return "".join(f"--{name}:{getattr(surface, name)};" for name in surface.__slots__)
+    return "".join(f"--{name}:{colour};" for name, colour in SURFACES[theme].items())
 
 
 def _fills(tones: Sequence[float], theme: Theme) -> list[list[list[str]]]:
