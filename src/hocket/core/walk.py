@@ -13,9 +13,10 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
+_What = TypeVar("_What", bound=Hashable)
 
 
-class Walk(Generic[_Item]):
+class Walk(Generic[_Item, _What]):
     """Lanes that stand at their next item while something is missing for it.
 
     Args:
@@ -31,11 +32,11 @@ class Walk(Generic[_Item]):
     def __init__(
         self,
         lanes: Sequence[Sequence[_Item]],
-        lacks: Callable[[_Item], Hashable | None],
+        lacks: Callable[[_Item], _What | None],
     ) -> None:
         """Let all lanes stand at their begin."""
         self.position = [0] * len(lanes)
-        self.waiting: dict[Hashable, list[int]] = {}
+        self.waiting: dict[_What, list[int]] = {}
         self._lanes = lanes
         self._lacks = lacks
         self._runnable = [*range(len(lanes))][::-1]
@@ -54,7 +55,7 @@ class Walk(Generic[_Item]):
                 position[number] = place + 1
                 yield number, lane[place]
 
-    def come(self, what: Hashable) -> None:
+    def come(self, what: _What) -> None:
         """Let the lanes go on that wait for something."""
         if what in self.waiting:
             self._runnable += self.waiting.pop(what)

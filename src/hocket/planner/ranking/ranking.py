@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from hocket.core.costs import Costs
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, short
-from hocket.planner.candidate import DATA_PARALLEL, Buckets, Candidate, Outcome
+from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
 from hocket.planner.cluster import Cluster
 
 FORMAT: Final = 1
@@ -213,14 +213,8 @@ class RankedOutcomes:
             ],
             "num_versions": list(outcome.num_versions),
             "stages": list(self.stage_names(outcome)),
-            "buckets": _buckets_json(outcome.buckets),
+            "buckets": asdict(outcome.buckets) if outcome.buckets else None,
         }
-
-
-def _buckets_json(buckets: Buckets | None) -> dict[str, Any] | None:
-    if buckets is None:
-        return None
-    return {"k": buckets.k, "gradient_bytes": list(buckets.gradient_bytes)}
 
 
 def _complexity(outcome: Outcome) -> tuple[float, ...]:

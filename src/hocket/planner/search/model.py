@@ -59,14 +59,6 @@ class SolverQuery:
     always_bytes: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SolverLimits:
-    """The time and threads for a query."""
-
-    time_limit_s: float
-    num_threads: int
-
-
 def require_ortools() -> None:
     """Raise MissingPackageError unless OR-tools is installed.
 
@@ -84,7 +76,8 @@ def require_ortools() -> None:
 
 def ask(
     question: SolverQuery,
-    effort: SolverLimits,
+    time_limit_s: float,
+    num_threads: int,
     on_order: Callable[[tuple[int, ...]], object],
     on_bound: Callable[[float], None],
 ) -> tuple[int, ...]:
@@ -92,7 +85,8 @@ def ask(
 
     Args:
         question: the query.
-        effort: the time and threads.
+        time_limit_s: the time for it.
+        num_threads: the solver's threads.
         on_order: called with the starts of each better order.
         on_bound: called with each higher bound: ticks, or bytes if memory is minimized.
 
@@ -102,7 +96,8 @@ def ask(
     paths = Paths.of([task.seconds for task in question.tasks], question.waits)
     if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
         return ()
-    return _Model(question, paths).solve(effort, on_order, on_bound)
+    model = _Model(question, paths)
+    return model.solve(time_limit_s, num_threads, on_order, on_bound)
 
 
 class _Model:
@@ -132,7 +127,8 @@ class _Model:
 
     def solve(
         self,
-        effort: SolverLimits,
+        time_limit_s: float,
+        num_threads: int,
         on_order: Callable[[tuple[int, ...]], object],
         on_bound: Callable[[float], None],
     ) -> tuple[int, ...]:
@@ -144,8 +140,8 @@ class _Model:
                 on_order(tuple(self.value(start) for start in ops))
 
         solver = cp.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.1, effort.time_limit_s)
-        solver.parameters.num_workers = effort.num_threads
+        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+        solver.parameters.num_workers = num_threads
         solver.parameters.random_seed = 0
         solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
         status = solver.solve(self.model, _OnSolution())

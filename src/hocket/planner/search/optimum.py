@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor, inf, lcm
 from time import perf_counter
@@ -28,7 +28,6 @@ from hocket.passes.delay_weight_gradients import delay_weight_gradients
 from hocket.passes.split_backward import split_backward as split
 from hocket.planner.search.model import (
     Holding,
-    SolverLimits,
     SolverQuery,
     always_bytes,
     ask,
@@ -53,50 +52,30 @@ _MOST: Final = 10**8  # ticks of all work together; then their products fit 64 b
 _MOST_PARTS: Final = 1000  # of the longest time, in which simple times are counted
 
 
-# Converts seconds to whole numbers for CP-SAT.
-@dataclass(frozen=True, slots=True)
-class Ticks:
-    """A unit of time in which everything is whole, or is rounded down.
-
-    Rounded down, no order becomes impossible and none takes longer, so that a bound in
-    ticks is a bound in seconds.
+# Times become whole numbers for CP-SAT, or are rounded down: then no order becomes
+# impossible and none takes longer, so that a bound in ticks is a bound in seconds.
+def tick_of(seconds: Iterable[float], total_s: float) -> float:
+    """Return the largest tick in which all times are whole, or a fine one; in seconds.
 
     Args:
-        tick_s: seconds of a tick.
+        seconds: times that are to be whole.
+        total_s: the longest time.
+
+    >>> tick_of([1.0, 0.5, 0.3], 100.0)
+    0.1
     """
-
-    tick_s: float
-
-    @classmethod
-    def of(cls, seconds: Iterable[float], total_s: float) -> Ticks:
-        """Return the largest tick in which all times are whole, or a fine one.
-
-        Args:
-            seconds: times that are to be whole.
-            total_s: the longest time.
-
-        >>> Ticks.of([1.0, 0.5, 0.3], 100.0)
-        Ticks(tick_s=0.1)
-        """
-        times = {time for time in seconds if time > 0}
-        if not times:
-            return cls(1.0)
-        longest = max(times)
-        parts = [
-            Fraction(time / longest).limit_denominator(_MOST_PARTS) for time in times
-        ]
-        is_simple = all(
-            abs(float(part) * longest - time) < _NEAR * time
-            for part, time in zip(parts, times, strict=True)
-        )
-        tick_s = longest / lcm(*(part.denominator for part in parts))
-        if is_simple and total_s < _MOST * tick_s:
-            return cls(tick_s)
-        return cls(max(total_s, longest) / _MOST)
-
-    def count(self, seconds: float) -> int:
-        """Return whole ticks, rounded down."""
-        return floor(seconds / self.tick_s + _NEAR)
+    times = {time for time in seconds if time > 0}
+    if not times:
+        return 1.0
+    longest = max(times)
+    parts = [Fraction(time / longest).limit_denominator(_MOST_PARTS) for time in times]
+    is_simple = all(
+        abs(float(part) * longest - time) < _NEAR * time
+        for part, time in zip(parts, times, strict=True)
+    )
+    tick_s = longest / lcm(*(part.denominator for part in parts))
+    is_fine = is_simple and total_s < _MOST * tick_s
+    return tick_s if is_fine else max(total_s, longest) / _MOST
 
 
 def search(
@@ -168,7 +147,7 @@ class _Search:
         serial_s += sum(_longest_lags(self.problem.waits).values())
         parts = {part for task in self.problem.tasks for part in task[1:]}
         lags = {wait.lag_s for wait in self.problem.waits}
-        self.ticks = Ticks.of(parts | lags, serial_s)
+        self.tick_s = tick_of(parts | lags, serial_s)
         self.serial_s = serial_s
 
     def run(self, time_limit_s: float, num_threads: int) -> SearchResult:
@@ -204,8 +183,8 @@ class _Search:
         on_bound: Callable[[float], None] = self._raise_bound
         while True:
             question = self._question(limit, counts_queues=counts_queues)
-            effort = SolverLimits(until_s - perf_counter(), num_threads)
-            starts = ask(question, effort, self._better_schedule, on_bound)
+            left_s = until_s - perf_counter()
+            starts = ask(question, left_s, num_threads, self._better_schedule, on_bound)
             missing = self._better_schedule(starts) if starts else 0
             is_late = perf_counter() >= until_s
             if limit is None or not missing or is_late or self._is_proved_best():
@@ -213,13 +192,13 @@ class _Search:
             limit -= missing if counts_queues else 0
             counts_queues, on_bound = True, _nothing
         if self.best is None:
-            self._ask_for_least(SolverLimits(until_s - perf_counter(), num_threads))
+            self._ask_for_least(until_s - perf_counter(), num_threads)
 
-    def _ask_for_least(self, effort: SolverLimits) -> None:
+    def _ask_for_least(self, left_s: float, num_threads: int) -> None:
         """Search for the order with least memory, if none that fits is known."""
         question = self._question(None, counts_queues=True, seeks_memory=True)
-        if effort.time_limit_s > 0:
-            ask(question, effort, self._better_schedule, _nothing)
+        if left_s > 0:
+            ask(question, left_s, num_threads, self._better_schedule, _nothing)
 
     def _better_schedule(self, starts: tuple[int, ...]) -> int:
         return self._keep_if_best(schedule_at(self.problem, starts))
@@ -239,7 +218,7 @@ class _Search:
         return 0
 
     def _raise_bound(self, ticks: float) -> None:
-        new_s = ceil(ticks - _NEAR) * self.ticks.tick_s
+        new_s = ceil(ticks - _NEAR) * self.tick_s
         if new_s > self.bound_s:
             self.bound_s = min(new_s, self.best_s)
             self._report_progress()
@@ -256,7 +235,7 @@ class _Search:
         counts_queues: bool = False,
         seeks_memory: bool = False,
     ) -> SolverQuery:
-        problem, count = self.problem, self.ticks.count
+        problem, count = self.problem, self._count
         always = always_bytes(problem.program, self.costs)
         rooms = None if limit is None else [limit - size for size in always]
         waits = [*problem.waits, *problem.microbatch_waits()]
@@ -281,6 +260,10 @@ class _Search:
             rooms,
             always,
         )
+
+    def _count(self, seconds: float) -> int:
+        """Return whole ticks, rounded down."""
+        return floor(seconds / self.tick_s + _NEAR)
 
     def _refusal(self) -> PlanError:
         assert self.least is not None  # without a limit, every order fits
