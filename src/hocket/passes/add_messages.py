@@ -289,4 +289,4 @@ def _longest_alike(lanes: list[Lane], starts: list[list[int]]) -> tuple[int, int
 
 
 def _is_next(before: Sequence[Op], after: Sequence[Op]) -> bool:
-    return [replace(op, step=op.step + 1) for op in before] == list(after)
+    return [op.later(1) for op in before] == list(after)

@@ -471,7 +471,7 @@ class _Walk:
 
     def _at(self, op: Op) -> Op:
         """Return an op of the step that the lane is in."""
-        return Op(op.kind, op.stage, op.microbatch, op.step + self.step)
+        return op.later(self.step)
 
 
 def _num_forwards(ops: Iterable[Op]) -> int:

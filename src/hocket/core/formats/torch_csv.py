@@ -43,7 +43,7 @@ from typing import Final, TypeAlias
 
 from hocket.core.dataflow import Fact, is_sent, makes, needs
 from hocket.core.formats.infer import infer_program
-from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
+from hocket.core.op import BACKWARDS, MAKES_WEIGHT_GRAD, MESSAGES, Kind, Op
 from hocket.core.plans.lane_plan import Message
 from hocket.core.plans.message_order import Item, Receives, play_messages
 from hocket.core.program import Program
@@ -221,7 +221,6 @@ def _faults(cells: Iterable[_Cell]) -> Iterator[str]:
 # No op for a bubble, two for ops that torch starts together.
 CsvCell: TypeAlias = tuple[Op, ...]
 
-_ENDS_STAGE: Final = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 _NEXT: Final = {Fact.OUTPUT: ("F", 1), Fact.INPUT_GRAD: ("B", -1)}
 
 
@@ -268,7 +267,10 @@ def _items(
 ) -> Iterator[Item[str]]:
     """Yield cells, and REDUCE_GRAD after each stage's last backward."""
     last = {
-        op.stage: i for i, ops in enumerate(row) for op in ops if op.kind in _ENDS_STAGE
+        op.stage: i
+        for i, ops in enumerate(row)
+        for op in ops
+        if op.kind in MAKES_WEIGHT_GRAD
     }
     for i, ops in enumerate(row):
         if ops:

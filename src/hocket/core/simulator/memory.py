@@ -40,7 +40,7 @@ import numpy as np
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import Fact
-from hocket.core.op import BACKWARDS, Kind
+from hocket.core.op import BACKWARDS, MAKES_WEIGHT_GRAD, Kind
 from hocket.core.program import Program
 from hocket.core.simulator.columns import CODES, FACTS, Columns, ValueNumbers
 from hocket.core.simulator.messages import NO_OP
@@ -191,9 +191,7 @@ def _gradients(work: Work, costs: Costs, times: Times) -> Iterator[_Changes]:
     columns, program = work.columns, work.schedule.program
     key = columns.stage * program.num_steps + columns.step
     num_keys = program.num_stages * program.num_steps
-    makers = np.flatnonzero(
-        columns.is_any(frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT}))
-    )
+    makers = np.flatnonzero(columns.is_any(MAKES_WEIGHT_GRAD))
     updates = _rows(columns, Kind.UPDATE)
     begin_s = np.full(num_keys, np.inf)
     first_s = np.zeros(makers.size) if costs.accumulates else times.end_s[makers]
