@@ -72,7 +72,7 @@ def for_both_themes(svg: str) -> str:
         svg: as matplotlib writes it, for a white page.
     """
     rules = [f"svg{{fill:{_DARK['ink']}}}"]  # what is black without saying so
-    for light, dark in _IN_THE_DARK["items"]():
+    for light, dark in _IN_THE_DARK.items():
         rules += [
             f'[style*="{name}: {light.lower()}"]{{{name}:{dark}!important}}'
             for name in ("fill", "stroke")

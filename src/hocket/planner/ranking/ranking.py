@@ -199,6 +199,7 @@ class RankedOutcomes:
         return next(found, None)
 
     def _outcome_json(self, outcome: Outcome) -> dict[str, Any]:
+        buckets = outcome.buckets
         return {
             **asdict(outcome.candidate),
             "samples_per_microbatch": outcome.candidate.samples_of_microbatch(
@@ -213,7 +214,8 @@ class RankedOutcomes:
             ],
             "num_versions": list(outcome.num_versions),
             "stages": list(self.stage_names(outcome)),
-            "buckets": asdict(outcome.buckets) if outcome.buckets else None,
+            "buckets": buckets
+            and {"k": buckets.k, "gradient_bytes": list(buckets.gradient_bytes)},
         }
 
 
