@@ -28,10 +28,10 @@ BLACK: Final = "#000000"
 _DARK: Final = SURFACES[Theme.DARK]
 # What becomes of matplotlib's colours, and of those that are too dim on a dark page.
 _IN_THE_DARK: Final = {
-    "#FFFFFF": _DARK.page,
-    BLACK: _DARK.ink,
+    "#FFFFFF": _DARK["page"],
+    BLACK: _DARK["ink"],
     "#B0B0B0": "#7A8490",  # lines of the grid
-    "#CCCCCC": _DARK.grid,  # frames
+    "#CCCCCC": _DARK["grid"],  # frames
     BLUE: "#2F80CC",
     SKY: "#9AD3F5",
     ORANGE: "#EB7A2B",
@@ -71,7 +71,7 @@ def for_both_themes(svg: str) -> str:
     Args:
         svg: as matplotlib writes it, for a white page.
     """
-    rules = [f"svg{{fill:{_DARK.ink}}}"]  # what is black without saying so
+    rules = [f"svg{{fill:{_DARK['ink']}}}"]  # what is black without saying so
     for light, dark in _IN_THE_DARK.items():
         rules += [
             f'[style*="{name}: {light.lower()}"]{{{name}:{dark}!important}}'

@@ -21,7 +21,7 @@ import hocket
 from bench.live_bytes import step_bytes
 from bench.measure import environment, write_result
 from bench.models import CASES, Case
-from hocket.core.timelines.peak import peak_parts
+from hocket.core.simulator.memory import peak_parts
 from hocket.run.cluster.world import World, join_world
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")

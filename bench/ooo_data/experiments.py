@@ -24,10 +24,9 @@ from hocket.core.hardware import Catalogue, load_catalogue
 from hocket.core.op import Kind
 from hocket.draw.quantity import seconds
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import CountedCosts
 from hocket.planner.replicas.buckets import BucketSearch, choose_buckets
 from hocket.planner.stages import BUCKET_BYTES, stage_costs
-from hocket.planner.work import LayerCost
+from hocket.planner.work import CountedCosts, LayerCost
 
 PUBLISHED: Final = (1.10, 1.27)
 DEVICE: Final = "v100-16g"

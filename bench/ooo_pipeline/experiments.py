@@ -24,10 +24,10 @@ from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import CountedCosts
 from hocket.planner.predict import Predictor
 from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.rank import Search, rank
+from hocket.planner.work import CountedCosts
 from hocket.schedules import SCHEDULES, make_schedule
 
 PUBLISHED: Final = (1.41, 1.99)

@@ -35,8 +35,8 @@ from hocket.model.profile.work import measured_work
 from hocket.planner.candidate import Candidate
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
-from hocket.planner.search.bound import bound_s
 from hocket.planner.search.optimum import search
+from hocket.planner.search.problem import bound_s
 from hocket.planner.search.result import SearchResult, gap
 from hocket.planner.work import ModelCosts
 from hocket.recipes.models.transformer import Blocks

@@ -27,19 +27,20 @@ from hocket.core.costs import Costs
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.freeze.greedy import greedy, halved, largest_part
 from hocket.freeze.policy import num_frozen_after
 from hocket.freeze.shapes import (
     Frozen,
     PipelineShape,
+    greedy,
+    halved,
+    largest_part,
     order_of,
     with_frozen_layers,
 )
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import CountedCosts
 from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.stages import stage_costs
-from hocket.planner.work import LayerCost
+from hocket.planner.work import CountedCosts, LayerCost
 from hocket.schedules import make_schedule
 
 DEVICE: Final = "rtx-5000"

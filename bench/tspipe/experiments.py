@@ -22,7 +22,6 @@ from bench.networks.transformers import transformer
 from bench.networks.vision import resnet, vit
 from hocket.core.hardware import load_catalogue
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import CountedCosts
 from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.teachers.compare import (
     Comparison,
@@ -31,6 +30,7 @@ from hocket.planner.teachers.compare import (
     compare,
     predict_pipeline,
 )
+from hocket.planner.work import CountedCosts
 
 DEVICE: Final = "v100-32g"
 LINK: Final = "nvlink2-mesh"

@@ -27,10 +27,10 @@ from hocket.core.hardware import load_catalogue
 from hocket.core.layout import WorkerLayout
 from hocket.planner.candidate import DDP, Candidate, Outcome
 from hocket.planner.cluster import Cluster
-from hocket.planner.counted import CountedCosts
 from hocket.planner.predict import Predictor
 from hocket.planner.published.catalogue import CountedLayer
 from hocket.planner.replicas.data_parallel import data_parallel_outcome
+from hocket.planner.work import CountedCosts
 
 PUBLISHED_TIMES: Final = 1.4  # of 2BW's speed
 PUBLISHED_MEMORY: Final = 0.64  # of 2BW's

@@ -12,7 +12,7 @@ from bench.zoo.contestants import adamw, model_of
 from hocket.errors import HocketError
 from hocket.planner.candidate import DDP
 from hocket.planner.rank import Search
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 from hocket.run.cluster.world import World
 from hocket.run.tune.planning import plan
 

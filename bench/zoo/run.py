@@ -32,7 +32,7 @@ from bench.zoo.contestants import (
 )
 from bench.zoo.planned import fastest, planned
 from bench.zoo.row import Forecast, Sample, print_row, summary
-from hocket.core.timelines.peak import peak_parts
+from hocket.core.simulator.memory import peak_parts
 from hocket.errors import HocketError
 from hocket.run.cluster.world import World, join_world
 

@@ -124,13 +124,19 @@ def _signature(value: Callable[..., object]) -> str:
 
 
 def _members(value: type) -> Iterator[str]:
-    """An enumeration's members, or a class's own public methods and properties."""
+    """An enumeration's members, or a class's public methods and properties.
+
+    Those of a dataclass that it extends, and that has no public name, are its own.
+    """
     if issubclass(value, Enum):
         for one in value:
             yield _fenced("attribute", one.name, "", "", f":value: {one.value!r}")
         return
     own = {field.name for field in fields(value)} if is_dataclass(value) else set()
-    for name, member in vars(value).items():
+    hidden = [x for x in value.__mro__[1:] if is_dataclass(x)]
+    hidden = [x for x in hidden if x.__name__ not in NAMES]
+    every = {k: v for x in (*reversed(hidden), value) for k, v in vars(x).items()}
+    for name, member in every.items():
         doc = inspect.getdoc(member)
         if doc and not name.startswith("_") and name not in own:
             yield _member(name, member, markdown_of(doc, NAMES))

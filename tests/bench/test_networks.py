@@ -8,8 +8,8 @@ from bench.networks.transformers import bert, dense, gpt3_medium, recurrent
 from bench.networks.write import networks, text_of
 from bench.published import PACKAGED
 from hocket.core.hardware import load_catalogue
-from hocket.planner.counted import CountedCosts
 from hocket.planner.published.catalogue import NETWORKS, CountedLayer
+from hocket.planner.work import CountedCosts
 
 # In millions, from the papers.
 PARAMETERS = {

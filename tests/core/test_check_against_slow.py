@@ -11,11 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.core.check import check
-from hocket.core.checker.complete import is_complete
-from hocket.core.checker.faults import each_op_fault
+from hocket.core.check import check, play
+from hocket.core.checker.faults import each_op_fault, is_complete
 from hocket.core.checker.happens_before import HappensBefore
-from hocket.core.checker.play import play
 from hocket.core.costs import Costs
 from hocket.core.op import Op
 from hocket.core.schedule import Schedule

@@ -10,21 +10,21 @@ from hypothesis import given
 from hocket.core.formats.infer import infer_program
 from hocket.core.op import Op
 from hocket.core.program import Program
-from hocket.core.schedule import Lane, Schedule
+from hocket.core.schedule import Schedule
 from hocket.errors import ParseError, PlanError
 from tests.strategies import chains, orders
 
 
-def lane(device: int, text: str) -> Lane:
-    """A lane of the ops in the text."""
-    return Lane(device, 0, tuple(Op.parse(word) for word in text.split()))
+def lane(device: int, text: str) -> tuple[int, tuple[Op, ...]]:
+    """The ops in the text, on a device."""
+    return device, tuple(Op.parse(word) for word in text.split())
 
 
 @given(schedule=orders(chains()))
 def test_finds_every_plain_chain(schedule: Schedule) -> None:
     """A program without delays and with at most two replicas follows from its lanes."""
     program = schedule.program
-    found = infer_program(schedule.lanes)
+    found = infer_program([(x.device, x.ops) for x in schedule.lanes])
     plain = Program.chain(
         [stage.device for stage in program.stages],
         program.num_microbatches_of(0),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.memory import activation_units
 from tests.core.holds import holds_of
 from tests.core.random_orders import costs_for, orders
 
@@ -59,5 +58,5 @@ def test_activation_units_are_bytes_of_equal_stages(schedule: Schedule) -> None:
     timeline = simulate(schedule, costs)
 
     for device, stages in enumerate(counted):
-        units = activation_units(timeline, device)
+        units = timeline.activation_units(device)
         assert units.peak * len(stages) * 60 == timeline.peak_bytes(device)

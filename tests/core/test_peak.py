@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.peak import PeakBytes, peak_parts
+from hocket.core.simulator.memory import PeakBytes, peak_parts
 from hocket.schedules import make_schedule
 from tests.core.random_orders import costs_for, orders
 

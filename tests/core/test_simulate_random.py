@@ -9,16 +9,19 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from hocket.core.check import play
 from hocket.core.checker.faults import op_faults
-from hocket.core.checker.play import play
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.gates import early_updates, gates_of, stage_gates, with_gate
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.simulator.events import play_events
-from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
+from hocket.core.simulator.clocks import (
+    is_decided_by_lanes,
+    play_events,
+    play_in_order,
+)
 from hocket.core.simulator.work import prepare
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import DeadlockError

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.costs import Costs, Link, StageCost, with_bandwidth, with_slow_device
 from hocket.core.formats.costs_json import from_json, to_json
 from hocket.core.simulate import simulate
-from hocket.core.what_if import with_bandwidth, with_slow_device
 from hocket.errors import CostsError, ParseError
 from hocket.schedules import make_schedule
 

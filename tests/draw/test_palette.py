@@ -99,7 +99,7 @@ def test_text_on_every_op_can_be_read(theme: Theme) -> None:
 def test_text_beside_the_ops_can_be_read(theme: Theme) -> None:
     """Labels and numbers on the page, and on a lane."""
     surface = SURFACES[theme]
-    for ink, ground in product((surface.ink, surface.muted), (surface.page,)):
+    for ink, ground in product((surface["ink"], surface["muted"]), (surface["page"],)):
         assert contrast(ink, ground) >= 4.5
 
 

@@ -8,9 +8,15 @@ from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.core.timelines.memory import MemoryCurve
-from hocket.draw.memory import merged_changes
-from hocket.draw.steps import step_ends
-from hocket.draw.summary import knows_bytes, memory_curves, summarize
+from hocket.draw.layout import merged_changes
+from hocket.draw.summary import (
+    knows_bytes,
+    mean_step_s,
+    memory_curves,
+    peak_bytes,
+    sent_bytes,
+    step_ends,
+)
 from tests.core.flush_free import two_buffered_weights
 from tests.draw.timelines import REAL, measured, simulated
 
@@ -18,13 +24,11 @@ from tests.draw.timelines import REAL, measured, simulated
 def test_numbers_are_those_of_the_timeline() -> None:
     """A summary reads its numbers off the timeline."""
     timeline = simulated("1f1b", 3, 4, num_steps=2, num_replicas=2, costs=REAL)
-    numbers = summarize(timeline)
 
-    assert numbers.step_s == timeline.makespan_s / 2
-    assert numbers.lane_bubbles[1] == ("d1", timeline.lane_bubble_fraction(1))
-    assert numbers.peak_bytes == tuple(timeline.peak_bytes(d) for d in range(3))
+    assert mean_step_s(timeline) == timeline.makespan_s / 2
+    assert peak_bytes(timeline) == [timeline.peak_bytes(d) for d in range(3)]
     # Four borders and directions, four microbatches, two steps; no reductions.
-    assert numbers.sent_bytes == 4 * 4 * 2 * REAL.output_bytes
+    assert sent_bytes(timeline) == 4 * 4 * 2 * REAL.output_bytes
 
 
 def test_a_byte_for_each_microbatch_counts_microbatches() -> None:
@@ -33,7 +37,7 @@ def test_a_byte_for_each_microbatch_counts_microbatches() -> None:
     uniform = simulate(schedule, Costs.uniform())
 
     assert not knows_bytes(uniform)
-    assert summarize(uniform).peak_bytes == ()
+    assert peak_bytes(uniform) == []
     assert [curve.peak for curve in memory_curves(uniform)] == [2.0, 1.0]
 
 

@@ -7,9 +7,16 @@ from itertools import accumulate, pairwise
 import pytest
 
 from hocket.errors import ShapeError
-from hocket.freeze.greedy import greedy, greedy_boundaries, halved, largest_part
 from hocket.freeze.policy import num_frozen_after
-from hocket.freeze.shapes import Frozen, PipelineShape, halved_shape
+from hocket.freeze.shapes import (
+    Frozen,
+    PipelineShape,
+    greedy,
+    greedy_boundaries,
+    halved,
+    halved_shape,
+    largest_part,
+)
 from hocket.planner.balance import Balancer
 from hocket.planner.work import LayerCost
 

@@ -6,9 +6,9 @@ import pytest
 
 from hocket.core.check import check
 from hocket.core.costs import Costs, StageCost
+from hocket.core.simulate import long_step_s
 from hocket.errors import PlanError
 from hocket.passes.fill_bubbles import fill_bubbles
-from hocket.passes.fill_with import long_step_s
 from hocket.schedules import make_schedule
 
 EACH = StageCost(forward_s=1.0, input_grad_s=1.0, weight_grad_s=1.0)

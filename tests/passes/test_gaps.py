@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
-from hocket.passes.gaps import Filled, fill_gaps
+from hocket.passes.delay_weight_gradients import Filled, fill_gaps
 from hocket.passes.split_backward import split_backward
 from hocket.schedules import make_schedule
 

@@ -13,7 +13,7 @@ from hocket.errors import PlanError
 from hocket.planner.candidate import Candidate, Outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 from tests.planner.toys import EVERYTHING, MIB, cluster, layers, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them

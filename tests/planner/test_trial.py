@@ -10,7 +10,7 @@ from hocket.core.costs import Costs, Link, StageCost
 from hocket.planner.candidate import DDP, FSDP, ZERO_1, Candidate
 from hocket.planner.predict import Predictor
 from hocket.planner.replicas.data_parallel import data_parallel_outcome
-from hocket.planner.trial import MeasuredTrials, Trial, nearest
+from hocket.planner.stages import MeasuredTrials, Trial, nearest
 from tests.planner.toys import MIB, cluster, work
 
 SLOWER = 1.25  # than the sum of layers that were measured alone

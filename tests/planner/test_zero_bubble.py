@@ -94,8 +94,8 @@ def test_only_orders_that_split_hold_more() -> None:
         for name in ("1f1b", "zb-h1")
     }
     assert peaks["zb-h1"][-1] > peaks["1f1b"][-1]
-    assert predictor.splits(candidate("zb-h1"))
-    assert not predictor.splits(candidate("1f1b"))
+    assert predictor.placement(candidate("zb-h1")).splits
+    assert not predictor.placement(candidate("1f1b")).splits
     ops = [
         op for lane in predictor.schedule(candidate("zb-h1")).lanes for op in lane.ops
     ]

@@ -8,7 +8,7 @@ from typing import Final
 from hocket.core.hardware import LinkKind
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 from hocket.planner.work import LayerCost, MeasuredCosts, Weights
 
 MIB: Final = 2**20

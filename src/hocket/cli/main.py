@@ -13,9 +13,9 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hocket import __version__
 from hocket.env import ExitCode, exit_code_of
 from hocket.errors import HocketError
+from hocket.version import __version__
 
 # Each with its first line of help; `hocket.cli.NAME` holds the function `NAME_command`.
 COMMANDS: Final = {

@@ -20,7 +20,8 @@ from hocket.errors import PlanError
 
 if TYPE_CHECKING:
     from hocket.planner.rank import PlanConfig, Progress
-    from hocket.planner.ranking.shown import Paper, Shown
+    from hocket.planner.ranking.report import Shown
+    from hocket.planner.ranking.table import Paper
     from hocket.recipes.config.resolve import Resolved
 
 
@@ -136,7 +137,7 @@ def plan_command(
     """
     from hocket.planner.published.catalogue import NETWORKS, plan_network
     from hocket.planner.rank import PlanConfig, Search
-    from hocket.planner.ranking.shown import Shown
+    from hocket.planner.ranking.report import Shown
 
     num_devices, devices_per_pipeline = _devices(devices, layout)
     config = PlanConfig(
@@ -212,7 +213,7 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
         WorkerError: a worker failed.
     """
     from hocket.garbage import no_collections
-    from hocket.planner.ranking.shown import Shown
+    from hocket.planner.ranking.report import Shown
 
     is_here = config.hardware is None and config.links is None
     if is_here and _has(config.num_devices):
@@ -236,7 +237,7 @@ def _has(num_devices: int) -> bool:
 
 
 def _paper(num_rows: int, *, has_page: bool, has_all: bool) -> Paper:
-    from hocket.planner.ranking.shown import Paper
+    from hocket.planner.ranking.table import Paper
 
     width = min(_MOST_COLUMNS, get_terminal_size((_FILE_COLUMNS, 24)).columns)
     is_terminal = sys.stdout.isatty()

@@ -17,7 +17,6 @@ from hocket.errors import PlanError
 if TYPE_CHECKING:
     from hocket.core.costs import Costs
     from hocket.core.timelines.timeline import Timeline
-    from hocket.draw.summary import Summary
 
 SourceArgument = Annotated[
     str,
@@ -89,32 +88,31 @@ def _difference(before: Timeline, after: Timeline) -> str:
 
 def _document(timeline: Timeline) -> dict[str, Any]:
     from hocket.core.timelines.idle import idle_by_cause
-    from hocket.draw.summary import summarize
+    from hocket.draw.summary import mean_step_s, peak_activations, peak_bytes
 
-    numbers = summarize(timeline)
-    idle = idle_by_cause(timeline)
+    idle, peaks = idle_by_cause(timeline), dict(enumerate(peak_bytes(timeline)))
     return {
         "origin": timeline.origin.value,
-        "makespan_s": numbers.makespan_s,
-        "step_s": numbers.step_s,
-        "bubble_fraction": numbers.bubble,
-        "steady_bubble_fraction": numbers.steady_bubble,
+        "makespan_s": timeline.makespan_s,
+        "step_s": mean_step_s(timeline),
+        "bubble_fraction": timeline.bubble_fraction,
+        "steady_bubble_fraction": timeline.steady_bubble_fraction,
         "idle_s": {cause.value: idle_s for cause, idle_s in idle.seconds.items()},
         "lanes": [
             {
-                "lane": label,
-                "bubble_fraction": bubble,
-                "idle_s": {c.value: idle_s for c, idle_s in idle.lane_s(lane).items()},
+                "lane": lane.label,
+                "bubble_fraction": timeline.lane_bubble_fraction(i),
+                "idle_s": {c.value: idle_s for c, idle_s in idle.lane_s(i).items()},
             }
-            for lane, (label, bubble) in enumerate(numbers.lane_bubbles)
+            for i, lane in enumerate(timeline.schedule.lanes)
         ],
         "devices": [
             {
                 "device": device,
                 "peak_activations": units,
-                "peak_bytes": _peak_bytes(numbers, device),
+                "peak_bytes": peaks.get(device),
             }
-            for device, units in enumerate(numbers.peak_activations)
+            for device, units in enumerate(peak_activations(timeline))
         ],
         "links": [
             {"from_device": ends[0], "to_device": ends[1], "num_bytes": num_bytes}
@@ -123,22 +121,17 @@ def _document(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _peak_bytes(numbers: Summary, device: int) -> float | None:
-    return numbers.peak_bytes[device] if numbers.peak_bytes else None
-
-
 def _report(timeline: Timeline) -> Iterator[str]:
     from hocket.draw.quantity import byte_size, percent, seconds
-    from hocket.draw.summary import summarize
+    from hocket.draw.summary import mean_step_s
     from hocket.draw.where import Where, advice, idle_rows
 
-    numbers = summarize(timeline)
     yield from aligned(
         [
-            ("makespan", seconds(numbers.makespan_s)),
-            ("step", seconds(numbers.step_s)),
-            ("bubble", percent(numbers.bubble)),
-            ("steady bubble", percent(numbers.steady_bubble)),
+            ("makespan", seconds(timeline.makespan_s)),
+            ("step", seconds(mean_step_s(timeline))),
+            ("bubble", percent(timeline.bubble_fraction)),
+            ("steady bubble", percent(timeline.steady_bubble_fraction)),
         ]
     )
     where = Where.of(timeline)
@@ -147,7 +140,7 @@ def _report(timeline: Timeline) -> Iterator[str]:
         yield ""
         yield from aligned([("idle because of", "share", "per step"), *rows])
     yield ""
-    yield from aligned(_lane_rows(timeline, numbers))
+    yield from aligned(_lane_rows(timeline))
     lines = advice(where)
     if lines:
         yield ""
@@ -159,15 +152,13 @@ def _report(timeline: Timeline) -> Iterator[str]:
         yield from aligned([("link", "sent"), *sent])
 
 
-def _lane_rows(timeline: Timeline, numbers: Summary) -> Iterator[tuple[str, ...]]:
+def _lane_rows(timeline: Timeline) -> Iterator[tuple[str, ...]]:
     from hocket.draw.quantity import byte_size, percent, short
+    from hocket.draw.summary import peak_activations, peak_bytes
 
-    knows_bytes = bool(numbers.peak_bytes)
-    memory = ("peak memory",) if knows_bytes else ()
-    yield ("lane", "bubble", "peak activations", *memory)
-    for lane, (label, bubble) in zip(
-        timeline.schedule.lanes, numbers.lane_bubbles, strict=True
-    ):
-        units = short(numbers.peak_activations[lane.device])
-        peak = (byte_size(numbers.peak_bytes[lane.device]),) if knows_bytes else ()
-        yield (label, percent(bubble), units, *peak)
+    activations, peaks = peak_activations(timeline), peak_bytes(timeline)
+    yield ("lane", "bubble", "peak activations", *(("peak memory",) if peaks else ()))
+    for i, lane in enumerate(timeline.schedule.lanes):
+        bubble = percent(timeline.lane_bubble_fraction(i))
+        peak = (byte_size(peaks[lane.device]),) if peaks else ()
+        yield (lane.label, bubble, short(activations[lane.device]), *peak)

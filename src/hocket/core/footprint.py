@@ -30,6 +30,7 @@ from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.core.timelines.timeline import Timeline
+from hocket.core.walk import Walk
 from hocket.errors import PlanError
 
 Waits: TypeAlias = Mapping[Op, tuple[Op, ...]]
@@ -202,18 +203,19 @@ def issue_order(schedule: Schedule, waits: Waits) -> Iterator[tuple[int, Op]]:
     Raises:
         PlanError: lanes wait for each other for ever.
     """
-    left = [list(reversed(lane.ops)) for lane in schedule.lanes]
     done: set[Op] = set()
-    while any(left):
-        num_done = len(done)
-        for number, ops in enumerate(left):
-            while ops and done.issuperset(waits.get(ops[-1], ())):
-                op = ops.pop()
-                done.add(op)
-                yield number, op
-        if len(done) == num_done:
-            stuck = ", ".join(str(ops[-1]) for ops in left if ops)
-            raise PlanError(f"lanes wait for each other for ever, at {stuck}")
+
+    def lacks(op: Op) -> Op | None:
+        return next((x for x in waits.get(op, ()) if x not in done), None)
+
+    walk = Walk([lane.ops for lane in schedule.lanes], lacks)
+    for number, op in walk:
+        done.add(op)
+        walk.come(op)
+        yield number, op
+    if walk.heads:
+        stuck = ", ".join(map(str, walk.heads.values()))
+        raise PlanError(f"lanes wait for each other for ever, at {stuck}")
 
 
 def _clocks(

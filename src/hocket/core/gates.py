@@ -17,6 +17,7 @@ from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
+from hocket.core.walk import Walk
 
 _TRAINED: Final = ""  # all trained nets together; a net's name is never empty
 # The stages of each gate.
@@ -138,32 +139,18 @@ def early_updates(schedule: Schedule, gates: Gates) -> tuple[Op, ...]:
     """
     program = schedule.program
     gate_of = stage_gates(gates)
-    position = [0] * len(schedule.lanes)
     have: set[Value] = set()
 
-    def may_start(op: Op) -> bool:
-        return all(
-            value in have or is_given(value)
-            for one in with_gate(op, gate_of)
-            for value in needs(one, program)
-        )
+    def lacks(op: Op) -> Value | None:
+        needed = (x for one in with_gate(op, gate_of) for x in needs(one, program))
+        return next((x for x in needed if x not in have and not is_given(x)), None)
 
-    moved = True
-    while moved:
-        moved = False
-        for number, lane in enumerate(schedule.lanes):
-            for op in lane.ops[position[number] :]:
-                if not may_start(op):
-                    break
-                have.update(makes(op, program))
-                position[number] += 1
-                moved = True
-    stuck = [
-        lane.ops[at]
-        for lane, at in zip(schedule.lanes, position, strict=True)
-        if at < len(lane.ops)
-    ]
-    return tuple(op for op in stuck if op.kind is Kind.UPDATE)
+    walk = Walk([lane.ops for lane in schedule.lanes], lacks)
+    for _, op in walk:
+        for value in makes(op, program):
+            have.add(value)
+            walk.come(value)
+    return tuple(op for op in walk.heads.values() if op.kind is Kind.UPDATE)
 
 
 def describe(gate: Sequence[int], program: Program) -> str:

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from hocket.core.costs import Link
-from hocket.core.formats.documents import lines_of_keys, read_toml
-from hocket.core.formats.given import read_text
+from hocket.core.formats.documents import lines_of_keys, read_text, read_toml
 from hocket.errors import ParseError, PlanError
 from hocket.nearest import nearest
 

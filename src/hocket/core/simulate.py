@@ -26,17 +26,21 @@ devices at their ends, and that a device waits for memory.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
 from hocket.core.costs import Costs
-from hocket.core.gates import Gates
+from hocket.core.gates import Gates, gates_of
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
+from hocket.core.simulator.clocks import (
+    is_decided_by_lanes,
+    play_events,
+    play_in_order,
+)
 from hocket.core.simulator.columns import CODES, KINDS
-from hocket.core.simulator.events import play_events
-from hocket.core.simulator.in_order import is_decided_by_lanes, play_in_order
 from hocket.core.simulator.memory import Times, memory_curves
 from hocket.core.simulator.messages import UNREAD
 from hocket.core.simulator.needs import LOCAL
@@ -44,6 +48,8 @@ from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.core.timelines.traffic import Traffic
+
+_NUM_SETTLING: Final = 4  # steps until all steps take equally long, or nearly
 
 
 def simulate(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Timeline:
@@ -76,6 +82,24 @@ def simulate(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Timeline:
         np.array(played.arrived_s),
     )
     return _timeline(work, costs, times, played.reduced_s, Origin.SIMULATED)
+
+
+def long_step_s(schedule: Schedule, costs: Costs) -> float:
+    """Return how long a step takes in a long run.
+
+    Args:
+        schedule: an order of one step, or one with a body. If it flushes, updates wait
+            for all gradients of their step.
+        costs: the costs of its program.
+    """
+    num_steps = schedule.program.num_steps + _NUM_SETTLING
+    gates = gates_of(schedule, clips=False)
+    few_s, many_s = (
+        simulate(schedule.with_num_steps(num), costs, gates).makespan_s
+        for num in (num_steps, num_steps + _NUM_SETTLING)
+    )
+    step_s = (many_s - few_s) / _NUM_SETTLING
+    return float(f"{step_s:.9g}")  # sums differ in their last digits
 
 
 def observed(

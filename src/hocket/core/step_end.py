@@ -21,11 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from hocket.core.op import Kind, Op
+from hocket.core.op import MAKES_WEIGHT_GRAD, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
-
-_MAKES_WEIGHT_GRAD = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 
 
 def repeat_step(program: Program, order: Callable[[int], Iterable[Op]]) -> Schedule:
@@ -55,7 +53,7 @@ def close_step(program: Program, device: int, ops: Iterable[Op]) -> Lane:
 
 
 def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
-    last = {op.stage: i for i, op in enumerate(ops) if op.kind in _MAKES_WEIGHT_GRAD}
+    last = {op.stage: i for i, op in enumerate(ops) if op.kind in MAKES_WEIGHT_GRAD}
     step = ops[0].step if ops else 0
     reduced = program.reduced_stages
     for i, op in enumerate(ops):
@@ -87,7 +85,7 @@ def repeat_ahead(program: Program, lanes: Sequence[Lane]) -> Schedule:
     for lane in lanes:
         begin = sum(op.step for op in lane.ops)  # once for each step that is ahead
         ops = tuple(
-            Op(op.kind, op.stage, op.microbatch, op.step + step)
+            op.later(step)
             for step in range(-num_ahead, program.num_steps)
             for op in lane.ops
             if 0 <= op.step + step < program.num_steps

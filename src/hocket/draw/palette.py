@@ -9,7 +9,6 @@ protan, deutan and tritan sight, on white and on black (tests/draw/test_palette.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Final
@@ -25,48 +24,34 @@ class Theme(Enum):
     DARK = "dark"
 
 
-@dataclass(frozen=True, slots=True)
-class Surface:
-    """The colours of everything that is not an op.
-
-    Args:
-        page: what the picture stands on.
-        track: a lane where nothing runs: the bubble.
-        band: the same, in every second step.
-        ink: text.
-        muted: text and lines of second rank.
-        grid: the thinnest lines.
-        curve: memory over time.
-    """
-
-    page: str
-    track: str
-    band: str
-    ink: str
-    muted: str
-    grid: str
-    curve: str
-
-
+# The colours of everything that is not an op:
+#
+#     page     what the picture stands on
+#     track    a lane where nothing runs: the bubble
+#     band     the same, in every second step
+#     ink      text
+#     muted    text and lines of second rank
+#     grid     the thinnest lines
+#     curve    memory over time
 SURFACES: Final = {
-    Theme.LIGHT: Surface(
-        page="#FFFFFF",
-        track="#F2F3F5",
-        band="#E2E5E9",
-        ink="#1B2027",
-        muted="#626B76",
-        grid="#DBDFE4",
-        curve="#5A6673",
-    ),
-    Theme.DARK: Surface(
-        page="#14181D",
-        track="#1E242B",
-        band="#2C343D",
-        ink="#E8EBEF",
-        muted="#98A2AE",
-        grid="#323A44",
-        curve="#A3AEBB",
-    ),
+    Theme.LIGHT: {
+        "page": "#FFFFFF",
+        "track": "#F2F3F5",
+        "band": "#E2E5E9",
+        "ink": "#1B2027",
+        "muted": "#626B76",
+        "grid": "#DBDFE4",
+        "curve": "#5A6673",
+    },
+    Theme.DARK: {
+        "page": "#14181D",
+        "track": "#1E242B",
+        "band": "#2C343D",
+        "ink": "#E8EBEF",
+        "muted": "#98A2AE",
+        "grid": "#323A44",
+        "curve": "#A3AEBB",
+    },
 }
 
 # Sends and receives share one grey: their direction is drawn, not coloured.
@@ -145,7 +130,7 @@ def paler_note(programs: Iterable[Program]) -> str:
 def fill(kind: Kind, tone: float, theme: Theme) -> str:
     """Return the colour of an op: its kind's, faded towards the page by `tone`."""
     colour = channels(FILLS[theme][kind])
-    page = channels(SURFACES[theme].page)
+    page = channels(SURFACES[theme]["page"])
     mixed = (round(c + (p - c) * tone) for c, p in zip(colour, page, strict=True))
     return "#" + "".join(f"{channel:02X}" for channel in mixed)
 

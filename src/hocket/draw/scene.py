@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 
 class Role(Enum):
-    """What a shape is, where it is not an op. The value is its name in `Surface`."""
+    """What a shape is, where it is not an op. The value is its name in `SURFACES`."""
 
     PAGE = "page"
     TRACK = "track"
@@ -105,11 +105,31 @@ class Scene:
     title: str
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Where a time lies on the page.
+
+    Args:
+        left: the place of time 0.
+        right: the place of the latest end.
+        longest_s: the latest end of all panels.
+    """
+
+    left: float
+    right: float
+    longest_s: float
+
+    def x(self, time_s: float) -> float:
+        """Return the place of a time, counted from the timeline's begin."""
+        share = time_s / self.longest_s if self.longest_s > 0 else 0.0
+        return self.left + (self.right - self.left) * share
+
+
 def colour(paint: Paint, theme: Theme) -> str:
     """Return what a paint looks like in a theme."""
     match paint:
         case Role():
-            return str(getattr(SURFACES[theme], paint.value))
+            return SURFACES[theme][paint.value]
         case AreaFill(kind, tone):
             return palette.fill(kind, tone, theme)
         case TextOn(AreaFill(kind, tone)):

@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hocket.core.program import Program
-from hocket.core.timelines.memory import MemoryCurve, activation_units
+from hocket.core.timelines.memory import MemoryCurve
 from hocket.core.timelines.timeline import Timeline
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What a timeline comes to.
-
-    Args:
-        makespan_s: from the first op's start to the last op's end.
-        step_s: the makespan divided by the number of steps.
-        bubble: the share of the makespan in which a lane does not work, lanes' mean.
-        steady_bubble: the same while the pipeline is full.
-        lane_bubbles: `(lane's label, its bubble)`.
-        peak_activations: each device's peak, in microbatches' activations.
-        peak_bytes: each device's peak; empty if the timeline does not hold bytes.
-        sent_bytes: the bytes sent from device to device, without reductions.
-    """
-
-    makespan_s: float
-    step_s: float
-    bubble: float
-    steady_bubble: float
-    lane_bubbles: tuple[tuple[str, float], ...]
-    peak_activations: tuple[float, ...]
-    peak_bytes: tuple[float, ...]
-    sent_bytes: int
+def mean_step_s(timeline: Timeline) -> float:
+    """Return the makespan divided by the number of steps."""
+    return timeline.makespan_s / timeline.schedule.program.num_steps
 
 
-def summarize(timeline: Timeline) -> Summary:
-    """Read the numbers off a timeline."""
-    schedule = timeline.schedule
-    return Summary(
-        makespan_s=timeline.makespan_s,
-        step_s=timeline.makespan_s / schedule.program.num_steps,
-        bubble=timeline.bubble_fraction,
-        steady_bubble=timeline.steady_bubble_fraction,
-        lane_bubbles=tuple(
-            (lane.label, timeline.lane_bubble_fraction(i))
-            for i, lane in enumerate(schedule.lanes)
-        ),
-        peak_activations=tuple(
-            map(timeline.peak_activations, range(schedule.program.num_devices))
-        ),
-        peak_bytes=_peak_bytes(timeline),
-        sent_bytes=sum(
-            num_bytes
-            for (from_device, to_device), num_bytes in timeline.link_bytes().items()
-            if from_device != to_device
-        ),
-    )
+def peak_activations(timeline: Timeline) -> list[float]:
+    """Return each device's peak, in microbatches' activations."""
+    devices = range(timeline.schedule.program.num_devices)
+    return [*map(timeline.peak_activations, devices)]
 
 
-def _peak_bytes(timeline: Timeline) -> tuple[float, ...]:
-    if not knows_bytes(timeline):
-        return ()
-    return tuple(curve.peak for curve in timeline.memory)
+def peak_bytes(timeline: Timeline) -> list[float]:
+    """Return each device's peak; nothing if the timeline does not know bytes."""
+    return [x.peak for x in timeline.memory] if knows_bytes(timeline) else []
+
+
+def sent_bytes(timeline: Timeline) -> int:
+    """Return the bytes sent from device to device, without reductions."""
+    return sum(n for (a, b), n in timeline.link_bytes().items() if a != b)
 
 
 def num_microbatches_text(program: Program) -> str:
@@ -75,7 +43,7 @@ def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:
     if knows_bytes(timeline):
         return timeline.memory
     devices = range(timeline.schedule.program.num_devices)
-    return tuple(activation_units(timeline, device) for device in devices)
+    return tuple(map(timeline.activation_units, devices))
 
 
 # Less than this was not measured: `Costs.uniform` counts a byte for each microbatch.
@@ -85,3 +53,24 @@ _LEAST_BYTES: Final = 1024
 def knows_bytes(timeline: Timeline) -> bool:
     """Return whether the timeline knows how many bytes are alive."""
     return any(curve.peak >= _LEAST_BYTES for curve in timeline.memory)
+
+
+# Find where each step lies on each lane, so that pictures can shade steps.
+def step_ends(timeline: Timeline) -> tuple[NDArray[np.float64], ...]:
+    """Return when each lane ends each step: after its last op of that step.
+
+    Steps that overlap on a lane, as in flush-free orders, are cut where the earlier
+    one ends. Step `t` lies between end `t - 1` and end `t`; times are as in the
+    timeline's spans.
+
+    Returns:
+        One array per lane, one ascending entry per step.
+    """
+    num_steps = timeline.schedule.program.num_steps
+    ends = []
+    for lane, end_s in zip(timeline.schedule.lanes, timeline.end_s, strict=True):
+        last = np.full(num_steps, timeline.begin_s)
+        steps = np.fromiter((op.step for op in lane.ops), dtype=np.intp)
+        np.maximum.at(last, steps, end_s)
+        ends.append(np.maximum.accumulate(last))
+    return tuple(ends)

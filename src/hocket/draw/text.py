@@ -20,8 +20,7 @@ from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.palette import Theme, channels, fill, stage_tones, text_on
 from hocket.draw.quantity import percent, seconds, short, ticks, time_unit
-from hocket.draw.steps import step_ends
-from hocket.draw.summary import summarize
+from hocket.draw.summary import peak_activations, step_ends
 
 
 def to_text(
@@ -35,7 +34,7 @@ def to_text(
         width: the most columns to use, 60 or more.
         colour: ANSI colours for a light or a dark terminal; none by default.
     """
-    numbers = summarize(timeline)
+    peaks = peak_activations(timeline)
     lanes = timeline.schedule.lanes
     before = max(len(lane.label) for lane in lanes) + 2
     columns = _Columns.fitting(timeline, max(10, width - before - len(_HEADS)))
@@ -43,13 +42,14 @@ def to_text(
     lines = [f"{'':{before}}{_step_marks(timeline, columns)}{_HEADS}"]
     for i, lane in enumerate(lanes):
         bubble = percent(timeline.lane_bubble_fraction(i))
-        peak = short(numbers.peak_activations[lane.device])
+        peak = short(peaks[lane.device])
         row = "".join(painter.row(i))
         lines.append(f"{lane.label:<{before}}{row}{bubble:>9}{peak:>6}")
     lines.append(f"{'':{before}}{_ruler(timeline, columns)}")
     lines.append(
-        f"makespan {seconds(numbers.makespan_s)}, bubble {percent(numbers.bubble)}, "
-        f"steady {percent(numbers.steady_bubble)}"
+        f"makespan {seconds(timeline.makespan_s)}, bubble "
+        f"{percent(timeline.bubble_fraction)}, steady "
+        f"{percent(timeline.steady_bubble_fraction)}"
     )
     return "\n".join(line.rstrip() for line in lines)
 
@@ -114,14 +114,8 @@ class _Painter:
 
     def _shortest_columns(self) -> float:
         """Return how many columns the shortest op has that takes any time."""
-        lengths_s = np.concatenate(
-            [
-                end_s - start_s
-                for start_s, end_s in zip(
-                    self.timeline.start_s, self.timeline.end_s, strict=True
-                )
-            ]
-        )
+        starts, ends = self.timeline.start_s, self.timeline.end_s
+        lengths_s = np.concatenate(ends) - np.concatenate(starts)
         shortest_s = lengths_s[lengths_s > 0].min(initial=self.timeline.makespan_s)
         return float(shortest_s) * self.columns.per_s
 

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
-from hocket.core.op import ASYNCHRONOUS
-from hocket.core.timelines.critical_path import CriticalPath, PathKind, critical_path
+from hocket.core.timelines.causality import CriticalPath, PathKind, critical_path
 from hocket.core.timelines.idle import Cause, Idle, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds
@@ -126,13 +123,8 @@ def _savings(where: Where) -> Iterator[tuple[float, str]]:
 def _uneven(timeline: Timeline) -> Iterator[tuple[float, str]]:
     """Yield what even stages would save: the busiest device's work above the mean."""
     program = timeline.schedule.program
-    busy_s = np.zeros(program.num_devices)
-    for lane, starts, ends in zip(
-        timeline.schedule.lanes, timeline.start_s, timeline.end_s, strict=True
-    ):
-        works = np.array([op.kind not in ASYNCHRONOUS for op in lane.ops], bool)
-        busy_s[lane.device] += (ends - starts)[works].sum()
-    mean_s, busiest = float(busy_s.mean()), int(busy_s.argmax())
+    busy_s = timeline.device_work_s
+    mean_s, busiest = sum(busy_s) / len(busy_s), busy_s.index(max(busy_s))
     if mean_s <= 0.0:
         return
     stages = program.stages_on[busiest]
@@ -142,6 +134,6 @@ def _uneven(timeline: Timeline) -> Iterator[tuple[float, str]]:
     more = percent(busy_s[busiest] / mean_s - 1)
     verb = "is" if len(stages) == 1 else "are"
     yield (
-        float(busy_s[busiest]) - mean_s,
+        busy_s[busiest] - mean_s,
         f"{name} {verb} {more} longer than the mean of all devices: {{}} a step",
     )

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from math import ceil
-from typing import Protocol, TypeVar, runtime_checkable
+from numbers import Integral, Real
+from typing import Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from hocket.errors import ConfigError
-from hocket.freeze.plain_numbers import is_real, is_whole
 
 State = TypeVar("State")
 
@@ -267,3 +267,24 @@ class Listed(Planned):
         begun = [number for number in self.num_frozen if number <= seen.number]
         listed = self.num_frozen[max(begun)] if begun else 0
         return min(listed, seen.num_layers)
+
+
+# Checks that an argument of any type is a number; a bool is none.
+def is_whole(value: object, least: int) -> TypeGuard[int]:
+    """Return whether a value is an integer, no bool, and at least `least`.
+
+    >>> [is_whole(value, 1) for value in (2, 0, 1.0, "2", True)]
+    [True, False, False, False, False]
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return False
+    return int(value) >= least
+
+
+def is_real(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number (int, float, Fraction, NaN), no bool.
+
+    >>> [is_real(value) for value in (2, 0.5, "0.5", True)]
+    [True, True, False, False]
+    """
+    return not isinstance(value, bool) and isinstance(value, Real)

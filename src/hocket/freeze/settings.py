@@ -9,8 +9,7 @@ from pprint import pformat
 from typing import Final
 
 from hocket.freeze.cache.settings import Cache
-from hocket.freeze.plain_numbers import is_whole
-from hocket.freeze.policy import Measures, Policy, interval_faults
+from hocket.freeze.policy import Measures, Policy, interval_faults, is_whole
 
 _NEEDED: Final = ("every_steps", "layers", "measures", "begin", "observe", "decide")
 

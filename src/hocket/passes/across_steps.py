@@ -13,10 +13,9 @@ the last 32 convolutions of DenseNet-121 so.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import chain
 from typing import Final
 
 from hocket.core.costs import StageCost
@@ -108,16 +107,10 @@ def several_steps(part: Schedule, num_steps: int = _NUM_STEPS) -> Schedule:
     """
     lanes, body = [], []
     for lane in part.lanes:
-        first = [*_shifted((op for op in lane.ops if op.step), -1)]
-        parts = (_shifted(lane.ops, step) for step in range(num_steps - 1))
-        middle = [*chain.from_iterable(parts)]
-        last = _shifted((op for op in lane.ops if not op.step), num_steps - 1)
+        first = [op.later(-1) for op in lane.ops if op.step]
+        middle = [op.later(step) for step in range(num_steps - 1) for op in lane.ops]
+        last = [op.later(num_steps - 1) for op in lane.ops if not op.step]
         lanes.append(replace(lane, ops=(*first, *middle, *last)))
         body.append((len(first), len(first) + len(middle)))
     program = replace(part.program, num_steps=num_steps)
     return Schedule(program, tuple(lanes), tuple(body), num_steps - 1)
-
-
-def _shifted(ops: Iterable[Op], by: int) -> Iterator[Op]:
-    for op in ops:
-        yield replace(op, step=op.step + by)

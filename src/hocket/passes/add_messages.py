@@ -29,7 +29,7 @@ from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
-from hocket.passes.segments import filtered, repetitions
+from hocket.passes.segments import filtered, refuse_messages, repetitions
 
 # Every op that makes or reads a message takes time, so that no two tie on one lane.
 _EQUAL_STAGES: Final = Costs(
@@ -131,8 +131,7 @@ def add_messages(
     """
     if num_buffers < 1:
         raise PlanError(f"num_buffers is {num_buffers}, and must be at least 1")
-    if any(op.kind in MESSAGES for lane in schedule.lanes for op in lane.ops):
-        raise PlanError("the schedule holds messages already: use drop_messages first")
+    refuse_messages(schedule)
     ends_s = [ends.tolist() for ends in simulate(schedule, _EQUAL_STAGES).end_s]
     flows: dict[_Flow, list[_Message]] = defaultdict(list)
     for message in _messages(schedule):
@@ -290,4 +289,4 @@ def _longest_alike(lanes: list[Lane], starts: list[list[int]]) -> tuple[int, int
 
 
 def _is_next(before: Sequence[Op], after: Sequence[Op]) -> bool:
-    return [replace(op, step=op.step + 1) for op in before] == list(after)
+    return [op.later(1) for op in before] == list(after)

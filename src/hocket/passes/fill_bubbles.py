@@ -13,12 +13,11 @@ from hocket.core.gates import gates_of
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Stage
 from hocket.core.schedule import Lane, Schedule
-from hocket.core.simulate import simulate
+from hocket.core.simulate import long_step_s, simulate
 from hocket.core.simulator.work import prepare
 from hocket.core.timelines.arrays import Floats
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError
-from hocket.passes.fill_with import long_step_s
 
 _NET: Final = "fill-"  # followed by the device's number
 _SHARES: Final = (1.0, 0.95, 0.85, 0.7, 0.5)  # of each wait, to try in turn

@@ -9,8 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hocket.core.op import Op
+from hocket.core.op import MESSAGES, Op
 from hocket.core.schedule import Schedule
+from hocket.errors import PlanError
+
+
+def refuse_messages(schedule: Schedule) -> None:
+    """Refuse messages as ops.
+
+    Raises:
+        PlanError: there are some.
+    """
+    if schedule.kinds & MESSAGES:
+        raise PlanError("the schedule holds messages already: use drop_messages first")
 
 
 def rewritten(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any, Final
 
+import numpy as np
+
 from hocket.core.check import check
+from hocket.core.costs import StageCost
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
+from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ShapeError
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.planner.candidate import Candidate
@@ -17,39 +23,48 @@ from hocket.schedules import make_schedule
 _FULL_STEPS: Final = 3  # and as many as there are devices: then a pipeline is full
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Placement:
     """The devices, delays and versions of a schedule's stages.
 
     They do not depend on the number of microbatches.
 
     Args:
-        devices: the device of each stage.
-        splits: whether it splits any backward.
-        num_versions: the versions of each stage's weights.
-        delays: each stage's delay.
+        schedule: one step, from as few microbatches as possible.
+        name: the schedule's name.
+        stages_per_device: the stages on each device.
     """
 
-    devices: tuple[int, ...]
-    splits: bool
-    num_versions: tuple[int, ...]
-    delays: tuple[int, ...]
+    schedule: Schedule
+    name: str
+    stages_per_device: int
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage."""
+        return tuple(stage.device for stage in self.schedule.program.stages)
 
     @property
+    def splits(self) -> bool:
+        """Whether it splits any backward."""
+        return Kind.BACKWARD_INPUT in self.schedule.kinds
+
+    @cached_property
     def delay(self) -> int:
         """The largest delay of any stage."""
-        return max(self.delays)
+        return max(stage.delay for stage in self.schedule.program.stages)
 
-    @classmethod
-    def of(cls, schedule: Schedule) -> Placement:
-        """Return a schedule's placement, read from its ops."""
-        kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
-        devices = tuple(stage.device for stage in schedule.program.stages)
-        delays = tuple(stage.delay for stage in schedule.program.stages)
-        splits = Kind.BACKWARD_INPUT in kinds
-        if not any(delays):
-            return cls(devices, splits, (1,) * len(devices), delays)
-        return cls(devices, splits, check(schedule).num_versions, delays)
+    @cached_property
+    def num_versions(self) -> tuple[int, ...]:
+        """The versions of each stage's weights, in a pipeline that is full."""
+        if not self.delay:
+            return (1,) * len(self.devices)
+        p = self.schedule.program.num_devices
+        many = (p, 2 * p, 4 * p, 1)
+        few = _first_of(many, self.name, p, self.stages_per_device, 1).program
+        num_steps = _FULL_STEPS + -(-p // few.num_microbatches_of(0))
+        full = _first_of(many, self.name, p, self.stages_per_device, num_steps)
+        return check(full).num_versions
 
 
 def make_order(
@@ -81,13 +96,8 @@ def make_order(
     return merge_unneeded_splits(schedule)
 
 
-def prompt_placement_of(
-    name: str, num_devices: int, stages_per_device: int
-) -> Placement | None:
-    """Return a schedule's placement, from as few microbatches as possible.
-
-    Returns:
-        None if it reads old weights: `delayed_placement_of` takes longer.
+def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placement:
+    """Return a schedule's placement.
 
     Raises:
         ShapeError: the schedule does not take these numbers, or is no training of one
@@ -100,23 +110,7 @@ def prompt_placement_of(
         raise ShapeError(f"{name} does not train all of its stages")
     if len(program.nets) > 1:
         raise ShapeError(f"{name} holds several nets: a plan is of one model")
-    if any(stage.delay for stage in program.stages):
-        return None
-    return Placement.of(schedule)
-
-
-def delayed_placement_of(
-    name: str, num_devices: int, stages_per_device: int
-) -> Placement:
-    """Return the placement of a schedule that reads old weights.
-
-    Its delays and versions are those of a pipeline that is full.
-    """
-    p = num_devices
-    many = (p, 2 * p, 4 * p, 1)
-    program = _first_of(many, name, p, stages_per_device, 1).program
-    num_steps = _FULL_STEPS + -(-p // program.num_microbatches_of(0))
-    return Placement.of(_first_of(many, name, p, stages_per_device, num_steps))
+    return Placement(schedule, name, stages_per_device)
 
 
 def _first_of(
@@ -139,3 +133,92 @@ def _first_of(
         except ShapeError as error:
             refused = error
     raise refused
+
+
+# A quick lower bound of a step, which decides what need not be simulated.
+#
+#     device d   │ fill │ m x (F + B) of all its stages │ drain │
+#
+# A device's first op is the forward of its first stage, which waits for all stages
+# before; its last backward is that stage's, and all stages before follow. Where
+# backwards are split, only its last I is followed so, and its W come when they will.
+# With replicas, the stage whose backward is last is reduced and updated after it; and a
+# device's reductions follow each other, the first one after all backwards of some
+# stage.
+#
+# `search/bound.py` is tighter, holds for any order, and takes longer.
+class StageSums:
+    """Sums of all stages' costs, shared by all candidates that have these stages.
+
+    Args:
+        costs: the cost of each stage.
+    """
+
+    def __init__(self, costs: tuple[StageCost, ...]) -> None:
+        """Add up the costs before each stage."""
+        self.costs = costs
+        self._forward_s = np.array([cost.forward_s for cost in costs])
+        self._backward_s = np.array([cost.seconds(Kind.BACKWARD) for cost in costs])
+        self._weight_grad_s = np.array([cost.weight_grad_s for cost in costs])
+        self._update_s = np.array([cost.update_s for cost in costs])
+
+    @cached_property
+    def least_message_bytes(self) -> int:
+        """The smallest message between adjacent stages, there and back."""
+        there = (cost.output_bytes for cost in self.costs[:-1])
+        back = (cost.input_grad_bytes for cost in self.costs[1:])
+        return min((*there, *back), default=0)
+
+    def bound_s(
+        self,
+        placement: Placement,
+        num_microbatches: int,
+        hop_s: float,
+        reduce_s: Floats,
+    ) -> float:
+        """Return the least seconds of a step with stages placed so.
+
+        Args:
+            placement: the stages' devices.
+            num_microbatches: microbatches per step.
+            hop_s: seconds of a message from stage to stage.
+            reduce_s: seconds of each stage's reduction.
+        """
+        of = np.array(placement.devices)
+        rings_s = np.bincount(of, reduce_s)
+        if placement.delay:  # the pipeline is full: only work and reductions count
+            least_s = self.work_s(placement, num_microbatches)
+            return max(least_s, float(rings_s.max()))
+        num_devices = int(of.max()) + 1
+        first = np.full(num_devices, of.size)
+        np.minimum.at(first, of, np.arange(of.size))
+        hops_s = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first] * hop_s
+        fill_s = _before(self._forward_s)[first] + hops_s
+        drain_s = _before(self._backward_s)[first] + hops_s
+        stage_s = num_microbatches * (self._forward_s + self._backward_s)
+        busy_s = np.bincount(of, stage_s)
+        if placement.splits:
+            last_s = num_microbatches * np.bincount(of, self._weight_grad_s)
+            drain_s -= _before(self._weight_grad_s)[first] + last_s
+        end_s = np.maximum(drain_s, np.bincount(of, self._update_s))
+        end_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
+        after_s = _least(stage_s, of) + rings_s + _least(self._update_s, of)
+        return float((fill_s + np.maximum(busy_s + end_s, after_s)).max())
+
+    def work_s(self, placement: Placement, num_microbatches: int) -> float:
+        """Return the busiest device's work in a step."""
+        of = np.array(placement.devices)
+        work_s = num_microbatches * np.bincount(of, self._forward_s + self._backward_s)
+        return float((work_s + np.bincount(of, self._update_s)).max())
+
+
+def _before(stage_s: Floats) -> Floats:
+    """Return the sum over all stages before each."""
+    return np.array([0.0, *accumulate(stage_s.tolist())])
+
+
+def _least(stage_s: Floats, of: Ints) -> Floats:
+    """Return the least of each device's stages."""
+    least_s = np.full(int(of.max()) + 1, np.inf)
+    np.minimum.at(least_s, of, stage_s)
+    return least_s

@@ -12,7 +12,6 @@ num_samples ─▶ layers ─▶ boundaries ─▶ stage costs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from functools import cache
@@ -30,47 +29,59 @@ from hocket.errors import FitError, ShapeError
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
-from hocket.planner.orders import (
-    Placement,
-    delayed_placement_of,
-    make_order,
-    prompt_placement_of,
-)
-from hocket.planner.quick_bound import StageSums
-from hocket.planner.search.bound import bound_s
-from hocket.planner.stages import stage_costs
-from hocket.planner.trial import (
+from hocket.planner.orders import Placement, StageSums, make_order, placement_of
+from hocket.planner.search.problem import bound_s
+from hocket.planner.stages import (
     NO_TRIALS,
     MeasuredTrials,
     StageSlowdown,
     as_measured,
     nearest,
+    stage_costs,
 )
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES, options_of
 
+_MORE_STEPS: Final = 2
 
-class CutCosts:
-    """The costs of one model's layers and stages; they do not depend on the batch.
+
+class Predictor:
+    """Predicts candidates for one batch of one model on one cluster.
 
     Args:
         work: the model's costs.
+        cluster: the devices.
+        batch_size: samples per step, over all replicas.
         trials: the measured trials on these devices.
-        hop: the link between adjacent devices.
+        clips: whether updates without a flush need all gradients of their group.
 
     Attributes:
         layers: returns the layers' costs for microbatches of a size; cached.
-        sums: returns the sums over the stages of the balanced cut; cached.
     """
 
-    def __init__(self, work: ModelCosts, trials: MeasuredTrials, hop: Link) -> None:
-        """Make empty caches."""
+    def __init__(
+        self,
+        work: ModelCosts,
+        cluster: Cluster,
+        batch_size: int,
+        trials: MeasuredTrials = NO_TRIALS,
+        *,
+        clips: bool = False,
+    ) -> None:
+        """Make a predictor with empty caches."""
         self.work = work
-        self._hop = hop
+        self.cluster = cluster
+        self.batch_size = batch_size
         self.trials = trials
+        self.clips = clips
         self.layers = cache(work.layers)
         self._balancer = cache(self._make_balancer)
-        self.sums = cache(self._make_sums)
+        self._sums = cache(self._make_sums)
+        self._placements: dict[tuple[str, int, int], Placement | ShapeError] = {}
+        self._reduce_link = cache(cluster.reduce_link)
+        self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
+        self._last_order: tuple[Candidate, Schedule] | None = None
+        self._found: dict[Candidate, Schedule] = {}  # orders that took a search
 
     def boundaries(self, num_samples: int, num_stages: int) -> tuple[int, ...]:
         """Return the balanced cut.
@@ -105,26 +116,8 @@ class CutCosts:
         same = self._added(trial.num_samples, trial.boundaries, False)
         return tuple(map(StageSlowdown.of(trial.costs.stages, same).slowed, stages))
 
-    def in_place(
-        self, num_samples: int, num_devices: int, num_stages: int, link: Link
-    ) -> Costs:
-        """Return the costs of messages as the nearest trial measured them.
-
-        Args:
-            num_samples: samples of each microbatch.
-            num_devices: the devices that share the stages.
-            num_stages: the stages.
-            link: the link between two devices, if no trial had messages.
-        """
-        trial = nearest(self.trials.cuts, num_samples, num_devices, num_stages)
-        if trial is None:
-            return Costs((), link=link)
-        return (
-            replace(trial.costs, link=link) if trial.num_devices == 1 else trial.costs
-        )
-
     def _make_balancer(self, num_samples: int) -> Balancer:
-        return Balancer.of(self.layers(num_samples), self._hop)
+        return Balancer.of(self.layers(num_samples), self.cluster.hop)
 
     def _make_sums(
         self, num_samples: int, num_devices: int, num_stages: int, recomputes: bool
@@ -147,47 +140,6 @@ class CutCosts:
             update_s_per_byte=self.work.update_s_per_byte,
         )
 
-
-_MORE_STEPS: Final = 2
-
-
-class Predictor:
-    """Predicts candidates for one batch of one model on one cluster.
-
-    Args:
-        work: the model's costs.
-        cluster: the devices.
-        batch_size: samples per step, over all replicas.
-        trials: the measured trials on these devices.
-        clips: whether updates without a flush need all gradients of their group.
-
-    Attributes:
-        cuts: the costs of the model's layers and stages.
-    """
-
-    def __init__(
-        self,
-        work: ModelCosts,
-        cluster: Cluster,
-        batch_size: int,
-        trials: MeasuredTrials = NO_TRIALS,
-        *,
-        clips: bool = False,
-    ) -> None:
-        """Make a predictor with empty caches."""
-        self.work = work
-        self.cluster = cluster
-        self.batch_size = batch_size
-        self.trials = trials
-        self.clips = clips
-        self.cuts = CutCosts(work, trials, cluster.hop)
-        self._prompt = _cached_placement()
-        self._delayed = cache(delayed_placement_of)
-        self._reduce_link = cache(cluster.reduce_link)
-        self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
-        self._last_order: tuple[Candidate, Schedule] | None = None
-        self._found: dict[Candidate, Schedule] = {}  # orders that took a search
-
     def with_batch(self, batch_size: int) -> Predictor:
         """Return a predictor for another batch size that shares the caches."""
         other = copy(self)
@@ -195,12 +147,12 @@ class Predictor:
         return other
 
     def bound_s(self, candidate: Candidate) -> float:
-        """Return a lower bound of this candidate's step; see `quick_bound`.
+        """Return a lower bound of this candidate's step; see `StageSums`.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
         """
-        placement = self._placement_of(candidate)
+        placement = self.placement(candidate)
         stages = self._sums_of(candidate)
         link = self._in_place(candidate).link
         hop_s = link.latency_s + link.occupied_s(stages.least_message_bytes)
@@ -217,7 +169,7 @@ class Predictor:
         Raises:
             ShapeError: the schedule does not take its numbers.
         """
-        placement = self._placement_of(candidate)
+        placement = self.placement(candidate)
         if placement.delay:
             stages = self._sums_of(candidate)
             return stages.work_s(placement, candidate.num_microbatches)
@@ -232,30 +184,6 @@ class Predictor:
             self._least_s[key] = bound_s(program, costs)
         return self._least_s[key]
 
-    def splits(self, candidate: Candidate) -> bool:
-        """Return whether its schedule splits any backward.
-
-        Raises:
-            ShapeError: the schedule does not take its numbers.
-        """
-        return self._placement_of(candidate).splits
-
-    def is_delayed(self, candidate: Candidate) -> bool:
-        """Return whether any stage reads old weights, which is known soonest.
-
-        Raises:
-            ShapeError: the schedule does not take its numbers.
-        """
-        return self._prompt(*_shape_of(candidate)) is None
-
-    def delay(self, candidate: Candidate) -> int:
-        """Return the largest delay of any stage.
-
-        Raises:
-            ShapeError: the schedule does not take its numbers.
-        """
-        return self._placement_of(candidate).delay
-
     def outcome(self, candidate: Candidate) -> Outcome:
         """Simulate a pipeline and return its outcome.
 
@@ -265,7 +193,7 @@ class Predictor:
         timeline = self.timeline(candidate)
         program, traffic = timeline.schedule.program, timeline.traffic
         stages = self._sums_of(candidate).costs
-        placement = self._placement_of(candidate)
+        placement = self.placement(candidate)
         step_s = self._step_s(candidate, timeline)
         is_message = traffic.from_device != traffic.to_device
         is_reduced = candidate.num_replicas > 1
@@ -278,7 +206,7 @@ class Predictor:
             self.cluster.memory_bytes,
             int(traffic.num_bytes[is_message].sum()) // program.num_steps,
             sum(cost.gradient_bytes for cost in stages) if is_reduced else 0,
-            self.cuts.boundaries(self._num_samples(candidate), candidate.num_stages),
+            self.boundaries(self._num_samples(candidate), candidate.num_stages),
             self.tight_bound_s(candidate),
             placement.delay,
             placement.num_versions,
@@ -317,7 +245,7 @@ class Predictor:
 
     def _search(self, candidate: Candidate, options: dict[str, Any]) -> Schedule:
         """Return an order that is made for these costs and memory."""
-        placement = self._placement_of(candidate)
+        placement = self.placement(candidate)
         try:
             return make_order(candidate, placement, options)
         except FitError as error:
@@ -329,7 +257,7 @@ class Predictor:
         if self._last_order is None or self._last_order[0] != candidate:
             is_late = self.clips and "late_updates" in options_of(candidate.schedule)
             options = {"late_updates": True} if is_late else {}
-            order = make_order(candidate, self._placement_of(candidate), options)
+            order = make_order(candidate, self.placement(candidate), options)
             self._last_order = candidate, order
         return self._last_order[1]
 
@@ -359,11 +287,17 @@ class Predictor:
         messages = self.cluster.messages
         if messages is not None:
             return Costs((), link=messages.link, handling=messages.handling)
-        return self.cuts.in_place(
+        trial = nearest(
+            self.trials.cuts,
             self._num_samples(candidate),
             candidate.num_devices,
             candidate.num_stages,
-            self.cluster.inside,
+        )
+        link = self.cluster.inside
+        if trial is None:
+            return Costs((), link=link)
+        return (
+            replace(trial.costs, link=link) if trial.num_devices == 1 else trial.costs
         )
 
     def _step_s(self, candidate: Candidate, timeline: Timeline) -> float:
@@ -380,42 +314,29 @@ class Predictor:
         return candidate.samples_of_microbatch(self.batch_size)
 
     def _sums_of(self, candidate: Candidate) -> StageSums:
-        return self.cuts.sums(
+        return self._sums(
             self._num_samples(candidate),
             candidate.num_devices,
             candidate.num_stages,
             candidate.recomputes,
         )
 
-    def _placement_of(self, candidate: Candidate) -> Placement:
-        shape = _shape_of(candidate)
-        return self._prompt(*shape) or self._delayed(*shape)
+    def placement(self, candidate: Candidate) -> Placement:
+        """Return its schedule's placement; cached, as is that there is none.
 
-
-def _shape_of(candidate: Candidate) -> tuple[str, int, int]:
-    """Return what its placement depends on."""
-    return candidate.schedule, candidate.num_devices, candidate.stages_per_device
-
-
-def _cached_placement() -> Callable[[str, int, int], Placement | None]:
-    """Return `prompt_placement_of` with a cache, also of what schedules refuse."""
-
-    @cache
-    def found(
-        name: str, num_devices: int, per_device: int
-    ) -> Placement | ShapeError | None:
-        try:
-            return prompt_placement_of(name, num_devices, per_device)
-        except ShapeError as error:
-            return error
-
-    def placement(name: str, num_devices: int, per_device: int) -> Placement | None:
-        placed = found(name, num_devices, per_device)
-        if isinstance(placed, ShapeError):
-            raise placed.with_traceback(None)
-        return placed
-
-    return placement
+        Raises:
+            ShapeError: the schedule does not take its numbers.
+        """
+        key = candidate.schedule, candidate.num_devices, candidate.stages_per_device
+        if key not in self._placements:
+            try:
+                self._placements[key] = placement_of(*key)
+            except ShapeError as error:
+                self._placements[key] = error
+        found = self._placements[key]
+        if isinstance(found, ShapeError):
+            raise found.with_traceback(None)
+        return found
 
 
 def reduced_alone(cost: StageCost, link: Link, num_replicas: int) -> StageCost:

@@ -31,14 +31,14 @@ from hocket.planner.candidate import (
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
 from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
-from hocket.planner.ranking.rows import joined
+from hocket.planner.ranking.ranking import NUM_ROWS, joined
+from hocket.planner.ranking.report import Ranking
 from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
     least_s,
 )
-from hocket.planner.trial import NO_TRIALS, MeasuredTrials
+from hocket.planner.stages import NO_TRIALS, MeasuredTrials
 from hocket.planner.work import ModelCosts
 from hocket.schedules import SCHEDULES
 
@@ -276,7 +276,7 @@ def rank(
         tuple(sorted(found.outcomes, key=order)),
         found.num_beaten,
         found.num_too_long,
-        tuple(layer.name for layer in predictor.cuts.layers(1)),
+        tuple(layer.name for layer in predictor.layers(1)),
         notes=tuple(notes_on(predictor, found.outcomes)),
         max_delay=search.max_delay,
     )
@@ -352,9 +352,7 @@ def _bounds(
             yield least_s(predictor, candidate) if is_searched else 0.0, candidate
             continue
         try:
-            if not predictor.is_delayed(candidate) or (
-                most_delay and predictor.delay(candidate) <= most_delay
-            ):
+            if predictor.placement(candidate).delay <= most_delay:
                 yield predictor.bound_s(candidate), candidate
         except ShapeError:
             continue
@@ -396,7 +394,7 @@ def _stages_per_device(
     predictor: Predictor, search: Search, name: str, p: int
 ) -> tuple[int, ...]:
     """Return the numbers of stages per device to consider."""
-    num_layers = len(predictor.cuts.layers(1))
+    num_layers = len(predictor.layers(1))
     least = 1 if SCHEDULES[name].stages_per_device == 1 else 2
     return tuple(v for v in search.stages_per_device if least <= v <= num_layers // p)
 

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias, assert_never
 from hocket.core.costs import Costs, with_recompute
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.peak import peak_parts
+from hocket.core.simulator.memory import peak_parts
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 
@@ -94,10 +94,7 @@ def stages_to_recompute(
             break
         chosen |= best
         peaks = _peaks(schedule, costs, chosen)
-    fewer = _without_needless(schedule, costs, chosen, memory_bytes)
-    if max(_peaks(schedule, costs, fewer)) > memory_bytes:
-        fewer = frozenset(chosen)
-    return _one_by_one(schedule, costs, fewer, memory_bytes)
+    return _one_by_one(schedule, costs, chosen, memory_bytes)
 
 
 def _best(
@@ -123,26 +120,6 @@ def _best(
             rating = -spent_s if fits else saved / spent_s
             rated[device][stage] = (fits, rating)
     return {max(stages, key=stages.__getitem__) for stages in rated if stages}
-
-
-def _without_needless(
-    schedule: Schedule, costs: Costs, chosen: Collection[int], memory_bytes: int
-) -> frozenset[int]:
-    """Remove the most expensive stages that are not needed, on all devices at once.
-
-    This is quick and approximate: changes on other devices move this one's peak, too.
-    """
-    program, stage_costs = schedule.program, costs.of(schedule.program)
-    kept = set(chosen)
-    by_cost = [
-        sorted(kept.intersection(own), key=lambda s: -stage_costs[s].forward_s)
-        for own in program.stages_on
-    ]
-    for together in zip_longest(*by_cost):
-        out = {stage for stage in together if stage is not None}
-        peaks = _peaks(schedule, costs, kept - out)
-        kept -= {s for s in out if peaks[program.stages[s].device] <= memory_bytes}
-    return frozenset(kept)
 
 
 def _one_by_one(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, Link
 from hocket.core.simulate import simulate
-from hocket.core.timelines.critical_path import PathKind, critical_path
+from hocket.core.timelines.causality import PathKind, critical_path
 from hocket.core.timelines.timeline import DataWait
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import shapes

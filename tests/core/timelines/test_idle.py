@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.gates import gates_of
 from hocket.core.simulate import observed, simulate
-from hocket.core.timelines.critical_path import PathKind, critical_path
+from hocket.core.timelines.causality import PathKind, critical_path
 from hocket.core.timelines.idle import Cause, Idle, idle_by_cause
 from hocket.core.timelines.timeline import DataWait, Origin, Timeline
 from hocket.schedules import SCHEDULES, make_schedule

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from hocket.errors import ConfigError
-from hocket.freeze.cache.disk import Disk
-from hocket.freeze.cache.entry import RECORD_BYTES, Content, Key
-from hocket.freeze.cache.folder import ABOUT, claim_folder
+from hocket.freeze.cache.disk import ABOUT, Disk, claim_folder
 from hocket.freeze.cache.next_use import NextUse
-from hocket.freeze.cache.shard import SUFFIX, file_bytes
+from hocket.freeze.cache.shard import RECORD_BYTES, SUFFIX, Content, Key, file_bytes
 
 OLD, NEW = b"o" * 16, b"n" * 16
 NUM_SAMPLES = 8

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hocket.freeze.cache.entry import Key
 from hocket.freeze.cache.next_use import NEVER, NextUse
+from hocket.freeze.cache.shard import Key
 from hocket.freeze.cache.store import Memory
 
 PREFIX = b"p" * 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,9 @@ import pytest
 
 from hocket.errors import ConfigError
 from hocket.freeze.cache import payoff
-from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
 from hocket.freeze.cache.settings import Cache
+from hocket.freeze.cache.shard import Content, Key
 from hocket.freeze.cache.store import Store
 from tests.freeze.cache.test_disk import (
     NEW,
@@ -68,29 +67,15 @@ def test_disk_stands_behind_the_memory(tmp_path: Path) -> None:
     store.close()
 
 
-def test_reads_ahead_as_far_as_there_is_room(tmp_path: Path) -> None:
-    """What is read ahead is found though the files are gone; more, as time goes on."""
+def test_memory_takes_what_is_read_and_used_next(tmp_path: Path) -> None:
+    """What is read from the disk is found though the files are gone, if it is next."""
     store = open_store(tmp_path, 0, 1 << 20)
     put_all(store)
     store.close()
     store = open_store(tmp_path, 3 * SIZE, 1 << 20)
-    ahead = [(sample, key_of(sample)) for sample in range(NUM_SAMPLES)]
-
-    def ahead_of(number: int) -> None:
-        keys = [key_of(number + x) for x in range(3)]
-        end_s = time.perf_counter() + 10
-        while not all(key in store._memory for key in keys):
-            assert time.perf_counter() < end_s
-            time.sleep(0.001)
-
-    store.read_ahead(ahead)
-    ahead_of(0)
-    assert key_of(3) not in store._memory
-    store._use.now = 2
-    store.used([key_of(0), key_of(1)], [])
-    ahead_of(2)
+    assert found(store) == [*range(NUM_SAMPLES)]
     shards_of(tmp_path)[0].write_bytes(b"")
-    assert found(store) == [2, 3, 4]
+    assert found(store) == [0, 1, 2]
     store.close()
 
 

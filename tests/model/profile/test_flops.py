@@ -15,7 +15,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import count_layers
 from hocket.model.profile.measure import profile
 from hocket.model.profile.work import counted_work, layer_weights
-from hocket.planner.counted import LayerOps
+from hocket.planner.work import LayerOps
 from hocket.recipes.models.transformer import Blocks
 from hocket.run.stage.split.by_layers import ByLayers
 

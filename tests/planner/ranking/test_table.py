@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking.table import to_text
+from hocket.planner.ranking.table import Paper, to_text
 from tests.planner.toys import EVERYTHING, MIB, cluster, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
@@ -97,7 +97,7 @@ def test_equal_outcomes_share_a_row() -> None:
 def test_the_table_is_no_wider_than_asked_for(width: int) -> None:
     """Columns are left out, names wrapped; the first is always the choice's mark."""
     ranking = ranked(work(8), cluster(4), 16, Search())
-    text = to_text(ranking, width=width)
+    text = to_text(ranking, Paper(width=width))
     assert max(map(len, text.splitlines())) <= width
     assert len([x for x in text.splitlines() if x.startswith("> ")]) == 2  # and rule
     assert "limited" in text
@@ -132,4 +132,4 @@ def test_the_table_is_always_the_same(golden: Callable[[str, str], None]) -> Non
         32,
     )
     golden("planner/table.txt", str(ranking) + "\n")
-    golden("planner/table-80.txt", to_text(ranking, width=80) + "\n")
+    golden("planner/table-80.txt", to_text(ranking, Paper(width=80)) + "\n")

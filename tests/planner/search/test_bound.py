@@ -11,7 +11,7 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import ShapeError
-from hocket.planner.search.bound import bound_s
+from hocket.planner.search.problem import bound_s
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.strategies import accepted, orders, shares
 

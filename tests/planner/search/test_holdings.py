@@ -12,8 +12,8 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.program import Program
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
-from hocket.planner.search.holdings import Holding, Instant, always_bytes, holdings
-from hocket.planner.search.order import schedule_at
+from hocket.planner.search.model import Holding, Instant, always_bytes, holdings
+from hocket.planner.search.optimum import schedule_at
 from hocket.planner.search.problem import Problem
 from tests.strategies import chains
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import ShapeError
-from hocket.planner.balance import Balancer
-from hocket.planner.teachers.joint_balance import JointCut, joint_balance
+from hocket.planner.balance import Balancer, JointCut, joint_balance
 
 seconds = st.lists(st.integers(0, 9).map(float), min_size=3, max_size=6)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import hocket
-from hocket.freeze.plasticity import Plasticity
+from hocket.freeze.measuring import Plasticity
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.train import train_recipe
 from hocket.run.cluster.world import World, join_world

@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.errors import PlanError
 from hocket.planner.rank import Search
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 from hocket.run.cluster.world import World, join_world
 from hocket.run.tune.planning import plan
 from tests.run.support.short_measurements import measure_shortly

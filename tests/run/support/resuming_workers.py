@@ -13,7 +13,7 @@ import hocket
 from hocket.errors import HocketError
 from hocket.freeze import Plasticity
 from hocket.freeze.cache import shard
-from hocket.freeze.cache.entry import Content, Key, Record
+from hocket.freeze.cache.shard import Content, Key, Record
 from hocket.freeze.policy import LayerObservation
 from hocket.run.elastic import reshape
 from hocket.run.nets.moves import transfer

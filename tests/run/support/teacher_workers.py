@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import hocket
-from hocket.passes.fill_with import long_step_s
+from hocket.core.simulate import long_step_s
 from hocket.run.cluster.world import World, join_world
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.tune import build

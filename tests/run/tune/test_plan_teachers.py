@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import PlanError
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 
 WIDTH = 1024
 

@@ -60,7 +60,7 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
     Raises:
         PlanError: see `load_schedule`; or the schedule cannot be simulated.
     """
-    from hocket.core.formats.given import read_text
+    from hocket.core.formats.documents import read_text
     from hocket.core.timelines.timeline import Timeline
 
     if source.endswith(".json") and Path(source).exists():

@@ -75,7 +75,7 @@ class WhatIf:
             ParseError: they cannot be read.
         """
         from hocket.core.formats.costs_json import from_json
-        from hocket.core.formats.given import read_text
+        from hocket.core.formats.documents import read_text
         from hocket.recipes.run_files import COSTS_NAME
 
         if self.costs_from is None:
@@ -97,7 +97,7 @@ class WhatIf:
             CostsError: a device or number that cannot be.
             typer.BadParameter: an option that cannot be read.
         """
-        from hocket.core.what_if import with_bandwidth, with_slow_device
+        from hocket.core.costs import with_bandwidth, with_slow_device
 
         for text in self.slow or ():
             found = _SLOW.fullmatch(text)

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from hocket.core.checker.complete import is_complete
-from hocket.core.dataflow import due_ops
-from hocket.core.op import MESSAGES, SENDS, SPLIT_BACKWARD, Kind, Op
+import numpy as np
+
+from hocket.core.dataflow import due_ops, once_per_step
+from hocket.core.op import (
+    BACKWARDS,
+    MESSAGES,
+    ONCE_PER_STEP,
+    RECEIVES,
+    SENDS,
+    SPLIT_BACKWARD,
+    Kind,
+    Op,
+)
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
+from hocket.core.simulator.columns import NONE, Columns, ValueNumbers
+from hocket.core.timelines.arrays import Ints
 
 Fault = tuple[str, Op | None]
 
@@ -171,3 +183,114 @@ def message_order_faults(schedule: Schedule) -> Iterator[Fault]:
             f"receives {others[i]} there: post them in the same order at both ends",
             ops[i],
         )
+
+
+# Decide for all ops at once whether a schedule has the right ones, each once.
+#
+# Each microbatch of each stage and step has a number, by which ops are found.
+#
+# `faults` names what is wrong, op by op.
+
+_FORWARD_MESSAGES = frozenset({Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD})
+
+
+def is_complete(schedule: Schedule) -> bool:
+    """Return whether a schedule has all ops of its program, each once, and no others.
+
+    Args:
+        schedule: any schedule; nothing about it is assumed.
+    """
+    streams = [(lane.device, lane.stream) for lane in schedule.lanes]
+    try:
+        columns = Columns.read(schedule)
+    except OverflowError:  # a number that is too large for any program
+        return False
+    program = schedule.program
+    return (
+        len(set(streams)) == len(streams)
+        and _are_of_program(columns, program)
+        and _are_due(columns, program)
+        and _have_two_ends(columns, program)
+    )
+
+
+def _are_of_program(columns: Columns, program: Program) -> bool:
+    """Return whether the program has the numbers of all ops, on their devices."""
+    home = np.array([stage.device for stage in program.stages])
+    num_stages, num_microbatches = program.num_stages, _num_microbatches(program)
+    stage = np.clip(columns.stage, 0, num_stages - 1)
+    peer = np.clip(columns.peer, 0, num_stages - 1)
+    owner = np.where(columns.is_any(RECEIVES), peer, stage)
+    expected = (
+        columns.stage == stage,
+        columns.peer == np.where(columns.is_any(MESSAGES), peer, NONE),
+        columns.device == home[stage],
+        (columns.step >= 0) & (columns.step < program.num_steps),
+        (columns.microbatch == NONE) == columns.is_any(ONCE_PER_STEP),
+        (columns.microbatch >= 0) | columns.is_any(ONCE_PER_STEP),
+        columns.microbatch < num_microbatches[owner],
+    )
+    return all(bool(each.all()) for each in expected)
+
+
+def _are_due(columns: Columns, program: Program) -> bool:
+    """Return whether the compute, the reductions and the updates are those wanted."""
+    numbers = ValueNumbers.of(program)
+    key = numbers.number(
+        0 * columns.kind,
+        columns.stage,
+        columns.step,
+        np.maximum(0, columns.microbatch),
+    )
+
+    def found(*kinds: Kind) -> Ints:
+        return np.sort(key[columns.is_any(frozenset(kinds))])
+
+    def due(stages: Iterable[int], counts: Sequence[int]) -> Ints:
+        steps, zero = np.arange(program.num_steps)[:, None], np.zeros(1, np.int64)
+        each = (
+            numbers.number(zero, zero + stage, steps, np.arange(counts[stage]))
+            for stage in stages
+        )
+        return np.concatenate([zero[:0], *(of_one.ravel() for of_one in each)])
+
+    stages = range(program.num_stages)
+    counts, once = _num_microbatches(program).tolist(), [1] * program.num_stages
+    trained = [stage for stage in stages if program.stages[stage].trainable]
+    own = [{*once_per_step(stage, program)} for stage in stages]
+    pairs = (
+        (found(Kind.FORWARD), due(stages, counts)),
+        (found(*BACKWARDS), due(trained, counts)),
+        (found(Kind.BACKWARD_WEIGHT), found(Kind.BACKWARD_INPUT)),
+        *(
+            (found(kind), due((s for s in stages if kind in own[s]), once))
+            for kind in ONCE_PER_STEP
+        ),
+    )
+    return all(np.array_equal(*pair) for pair in pairs)
+
+
+def _have_two_ends(columns: Columns, program: Program) -> bool:
+    """Return whether each SEND has its RECV, each is there once, along a flow."""
+    is_message = columns.is_any(MESSAGES)
+    if not is_message.any():
+        return True
+    is_send, is_forward = columns.is_any(SENDS), columns.is_any(_FORWARD_MESSAGES)
+    ends = columns.stage, columns.peer
+    source, target = np.where(is_send == is_forward, ends, ends[::-1])
+    flow = source * program.num_stages + target
+    flows = np.array([a * program.num_stages + b for a, b in program.flows], np.int64)
+    most = int(_num_microbatches(program).max())
+    key = (flow * 2 + is_forward) * program.num_steps + columns.step
+    key = key * most + columns.microbatch
+    sent, received = (np.sort(key[ops]) for ops in (is_send, is_message & ~is_send))
+    return (
+        bool(np.isin(flow[is_message], flows).all())
+        and bool((np.diff(sent) > 0).all())
+        and np.array_equal(sent, received)
+    )
+
+
+def _num_microbatches(program: Program) -> Ints:
+    stages = range(program.num_stages)
+    return np.array([program.num_microbatches_of(stage) for stage in stages])

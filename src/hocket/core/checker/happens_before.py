@@ -16,14 +16,19 @@ decide. So clocks speak of those lanes alone that share a device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import accumulate
+from typing import Final
 
 import numpy as np
 
-from hocket.core.op import ASYNCHRONOUS
-from hocket.core.simulator.columns import Columns
+from hocket.core.accesses import Resource, access_rules
+from hocket.core.op import ASYNCHRONOUS, Kind
+from hocket.core.program import Program
+from hocket.core.simulator.columns import CODES, KINDS, Columns
 from hocket.core.simulator.needs import Needs
-from hocket.core.timelines.arrays import Ints
+from hocket.core.timelines.arrays import Bools, Ints
 
 _ALONE = -1
 
@@ -129,3 +134,161 @@ def _waits(columns: Columns, needs: Needs) -> tuple[list[int], list[int]]:
     rows = np.arange(columns.num_ops + 1)
     begins: Ints = np.searchsorted(needs.row[waits], rows)
     return begins.tolist(), maker[waits].tolist()
+
+
+# List every access of every op, as columns of numbers.
+
+RESOURCES: Final = tuple(Resource)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accesses:
+    """Every access of every op, in no order; one row each.
+
+    Args:
+        row: the op's row.
+        resource: the place of what is used in `RESOURCES`.
+        stage: the stage that owns it.
+        number: as in `Access`.
+        writes: whether it is changed.
+    """
+
+    row: Ints
+    resource: Ints
+    stage: Ints
+    number: Ints
+    writes: Bools
+
+    def of(self, resource: Resource) -> Bools:
+        """Select the accesses of one resource."""
+        found: Bools = self.resource == RESOURCES.index(resource)
+        return found
+
+    def taken(self, which: Bools | Ints) -> Accesses:
+        """Return a selection of the accesses."""
+        return Accesses(*(getattr(self, column.name)[which] for column in fields(self)))
+
+
+def find_accesses(columns: Columns, program: Program) -> Accesses:
+    """Fill in the rules of access for every op of a schedule."""
+    key = columns.kind * program.num_stages + columns.stage
+    order = np.argsort(key, kind="stable")
+    present, first = np.unique(key[order], return_index=True)
+    found: dict[str, list[Ints]] = {column.name: [] for column in fields(Accesses)}
+    for code, rows in zip(present.tolist(), np.split(order, first[1:]), strict=True):
+        kind, stage = divmod(code, program.num_stages)
+        for rule in access_rules(KINDS[kind], stage, program):
+            step = columns.step[rows] + rule.shift
+            found["row"].append(rows)
+            found["resource"].append(0 * rows + RESOURCES.index(rule.resource))
+            found["stage"].append(0 * rows + rule.stage)
+            found["number"].append(np.maximum(0, step) * rule.is_numbered)
+            found["writes"].append(0 * rows + rule.writes)
+    none = np.zeros(0, np.int64)
+    joined = {name: np.concatenate([none, *parts]) for name, parts in found.items()}
+    writes = joined.pop("writes").astype(bool)
+    return Accesses(**joined, writes=writes)
+
+
+# Count the versions of weights and the sums of gradients alive at once.
+#
+# Counted over every order that the events allow. A version of the weights lives until
+# every op that reads it has happened before an update:
+#
+#     d0    0F0@1        0B0@1    reads version 0        with the update in a lane of
+#     d0.1         0U             makes version 1        its own, both are alive: two
+
+# The rows of some of the ops that use a resource, by its number.
+_Users = dict[int, list[int]]
+
+
+def count_alive(
+    program: Program, columns: Columns, accesses: Accesses, before: HappensBefore
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the most that is alive at once, over every order that events allow.
+
+    Args:
+        program: the schedule's program.
+        columns: the ops of a complete schedule that is free of deadlock.
+        accesses: what they read and change.
+        before: the paths of events between them.
+
+    Returns:
+        By stage, the versions of its weights, and its sums of gradients, one per step;
+        0 if it is not trained.
+    """
+    lane = columns.lane[accesses.row]
+    weights, gradients = accesses.of(Resource.WEIGHTS), accesses.of(Resource.GRADIENTS)
+    is_update = columns.kind[accesses.row] == CODES[Kind.UPDATE]
+    is_reduce = columns.kind[accesses.row] == CODES[Kind.REDUCE]
+    adds = gradients & ~is_update & ~is_reduce
+    writers = _users(accesses, lane, weights & accesses.writes)
+    readers = _users(accesses, lane, weights & ~accesses.writes, last=True)
+    adders = _users(accesses, lane, adds)
+    stages = range(program.num_stages)
+    return (
+        tuple(
+            _most_versions(writers.get(s, {}), readers.get(s, {}), before)
+            for s in stages
+        ),
+        tuple(
+            _most_gradients(writers.get(s, {}), adders.get(s, {}), before)
+            for s in stages
+        ),
+    )
+
+
+def _users(
+    accesses: Accesses, lane: Ints, which: Bools, *, last: bool = False
+) -> dict[int, _Users]:
+    """Return, by stage and number, the first op of every lane, or the last one."""
+    taken = accesses.taken(which)
+    sign = -1 if last else 1
+    order = np.lexsort((sign * taken.row, lane[which], taken.number, taken.stage))
+    keys = np.stack((taken.stage, taken.number, lane[which]))[:, order]
+    is_first = np.ones(order.size, bool)
+    is_first[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    taken = taken.taken(order[is_first])
+    columns = taken.stage.tolist(), taken.number.tolist(), taken.row.tolist()
+    users: dict[int, _Users] = {}
+    for stage, number, row in zip(*columns, strict=True):
+        users.setdefault(stage, {}).setdefault(number, []).append(row)
+    return users
+
+
+def _most_versions(writers: _Users, readers: _Users, before: HappensBefore) -> int:
+    """Return the most versions of a stage's weights.
+
+    Just after an update that starts as early as it may, all ops that need not happen
+    before it are still to come: then the versions that they read are alive.
+    """
+    most, alive = 1, [readers.get(0, [])]
+    for version in sorted(writers):
+        (writer,) = writers[version]
+        alive = [
+            rows for rows in alive if not all(before.before(r, writer) for r in rows)
+        ]
+        most = max(most, 1 + len(alive))
+        alive.append(readers.get(version, []))
+    return most
+
+
+def _most_gradients(writers: _Users, adders: _Users, before: HappensBefore) -> int:
+    """Return the most steps whose gradients are begun and not yet applied.
+
+    Where the update of step `k` comes as late as it may, the gradients of step `u` are
+    begun before it unless it happens before all ops that add to them.
+    """
+    if not adders:
+        return 0
+    updates = [writers[version][0] for version in sorted(writers)]
+    changes = [0] * (len(updates) + 1)
+    for step in range(len(updates)):
+        first = step  # the first update before which they may be begun
+        while first and not all(
+            before.before(updates[first - 1], row) for row in adders[step]
+        ):
+            first -= 1
+        changes[first] += 1
+        changes[step + 1] -= 1
+    return max(accumulate(changes))

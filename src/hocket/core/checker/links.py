@@ -22,12 +22,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
+from typing import Any
 
-from hocket.core.dataflow import Value
-from hocket.core.op import Op
 from hocket.core.plans.lane_plan import OpPlan
-from hocket.core.plans.message_order import Barrier, Group, Queue, Together, barrier_of
+from hocket.core.plans.message_order import (
+    Group,
+    Item,
+    Queue,
+    Receives,
+    Together,
+    op_item,
+    play_messages,
+)
 from hocket.errors import DeadlockError, ScheduleError
 
 
@@ -56,12 +64,29 @@ def check_queues(queues: Mapping[int, Queue], together: Together | None = None) 
     faults = [*_missing(queues), *_order_faults(queues)]
     if faults:
         raise ScheduleError(tuple(faults))
-    positions = _Play(queues, together).positions
-    if any(positions[device] < len(queue) for device, queue in queues.items()):
+    lanes = [
+        [_item(entry, device, together) for entry in queue]
+        for device, queue in queues.items()
+    ]
+    positions = dict.fromkeys(queues, 0)
+    try:
+        for event in play_messages(lanes, Receives.AT_ONCE):
+            assert isinstance(event, Item), "messages are entries of the queues"
+            positions[event.device] += 1
+    except DeadlockError:
         raise DeadlockError(
             ("no device can go on, each waits for another:",),
             "\n".join(_picture(queues, positions)),
-        )
+        ) from None
+
+
+def _item(entry: OpPlan | Group, device: int, together: Together | None) -> Item[Any]:
+    """Return an op; or messages, which both devices exchange in one moment."""
+    if isinstance(entry, OpPlan):
+        return replace(op_item(entry, device, together), sends=())
+    sent = tuple(x.value for x in entry if x.from_device == device)
+    received = tuple(x.value for x in entry if x.to_device == device)
+    return Item(entry, device, sent, received, barrier=frozenset(entry))
 
 
 def _missing(queues: Mapping[int, Queue]) -> Iterator[str]:
@@ -111,85 +136,6 @@ def _order_faults(queues: Mapping[int, Queue]) -> Iterator[str]:
                     f"{peer} posts {_text(b, peer)}: NCCL pairs them by their order"
                 )
                 break
-
-
-class _Play:
-    """Plays the queues of all devices; see `check_queues`.
-
-    Attributes:
-        positions: how far each device has come in its queue.
-    """
-
-    def __init__(self, queues: Mapping[int, Queue], together: Together | None) -> None:
-        self.positions = dict.fromkeys(queues, 0)
-        self._queues = queues
-        self._due = {
-            device: _values_at_end(device, queue) for device, queue in queues.items()
-        }
-        self._together = together
-        self._undone: set[Op] = set()
-        # The devices of each barrier that have not come to it.
-        self._absent: defaultdict[Barrier | None, set[int]] = defaultdict(set)
-        for device, queue in queues.items():
-            for item in queue:
-                if isinstance(item, OpPlan):
-                    self._undone.add(item.op)
-                    barrier = barrier_of(item.op, self._together)
-                    if barrier is not None:
-                        self._absent[barrier].add(device)
-        while any(self._move(device) for device in queues):
-            pass
-
-    def _head(self, device: int) -> OpPlan | Group | None:
-        queue, place = self._queues[device], self.positions[device]
-        return queue[place] if place < len(queue) else None
-
-    def _move(self, device: int) -> bool:
-        """Do the first item that is left, if it can be done."""
-        match self._head(device):
-            case None:
-                return False
-            case OpPlan() as plan:
-                can = self._due[device].isdisjoint(plan.needed)
-                can = can and self._undone.isdisjoint(plan.follows)
-                absent = self._absent[barrier_of(plan.op, self._together)]
-                if can and absent:
-                    comes = device in absent
-                    absent.discard(device)
-                    return comes
-                if can:
-                    self._undone.discard(plan.op)
-                    self._due[device].difference_update(plan.made)
-                    self.positions[device] += 1
-                return can
-            case group:
-                return self._exchange(group, device, _peer(group, device))
-
-    def _exchange(self, group: Group, device: int, peer: int) -> bool:
-        """Move messages, if both devices stand at them and their values are made."""
-        other = self._head(peer)
-        if other is None or isinstance(other, OpPlan) or set(other) != set(group):
-            return False
-        if any(m.value in self._due[m.from_device] for m in group):
-            return False
-        for message in group:
-            self._due[message.to_device].discard(message.value)
-        self.positions[device] += 1
-        self.positions[peer] += 1
-        return True
-
-
-def _values_at_end(device: int, queue: Queue) -> set[Value]:
-    """Return the values that a device has once its queue has ended."""
-    return {
-        value
-        for item in queue
-        for value in (
-            item.made
-            if isinstance(item, OpPlan)
-            else [m.value for m in item if m.to_device == device]
-        )
-    }
 
 
 def _peer(group: Group, device: int) -> int:

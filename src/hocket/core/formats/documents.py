@@ -12,7 +12,10 @@ import tomllib
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from hocket.errors import ParseError
 
 Key = tuple[str, ...]  # ("training", "seed") is training.seed
 
@@ -37,6 +40,27 @@ def read_toml(text: str) -> dict[str, Any]:
         ValueError: it is not TOML, or nested too deeply; names the line.
     """
     return _read(text, tomllib.loads, tomllib.TOMLDecodeError)
+
+
+def read_text(path: Path) -> str:
+    """Read the text of a file.
+
+    Raises:
+        ParseError: it cannot be opened or read, with the reason; or it is not text,
+            with the line.
+    """
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: no path at all ("a\0b")
+        reason = getattr(error, "strerror", None) or error
+        raise ParseError(f"{path}: cannot be read: {reason}") from None
+    try:
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ParseError(
+            f"{path}, line {line}: is not text in UTF-8 (byte {error.start})"
+        ) from None
 
 
 def lines_of_keys(text: str) -> dict[Key, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hocket.core.formats.documents import read_text
 from hocket.core.formats.torch_csv import from_csv
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import ParseError, ShapeError
+from hocket.errors import ShapeError
 
 
 def is_path(source: str | Path) -> bool:
@@ -36,27 +37,6 @@ def read_schedule(path: Path, *, num_replicas: int = 1) -> Schedule:
     if path.suffix == ".csv":
         return from_csv(text, path=str(path), num_replicas=num_replicas)
     return Schedule.parse(text, path=str(path))
-
-
-def read_text(path: Path) -> str:
-    """Read the text of a file.
-
-    Raises:
-        ParseError: it cannot be opened or read, with the reason; or it is not text,
-            with the line.
-    """
-    try:
-        data = path.read_bytes()
-    except (OSError, ValueError) as error:  # ValueError: no path at all ("a\0b")
-        reason = getattr(error, "strerror", None) or error
-        raise ParseError(f"{path}: cannot be read: {reason}") from None
-    try:
-        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ParseError(
-            f"{path}, line {line}: is not text in UTF-8 (byte {error.start})"
-        ) from None
 
 
 def refuse_other_sizes(

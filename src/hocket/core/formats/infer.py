@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hocket.core.op import COLLECTIVES, Kind
+from hocket.core.op import COLLECTIVES, Kind, Op
 from hocket.core.program import Program
-from hocket.core.schedule import Lane
 from hocket.errors import ParseError
 
+# The device of a lane, and its ops.
+_Lane = tuple[int, tuple[Op, ...]]
 _IN_EVALUATION = frozenset(
     {Kind.FORWARD, Kind.LOSS, Kind.GATHER, Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD}
 )
 
 
 def infer_program(
-    lanes: Sequence[Lane], *, path: str = "<text>", lines: Sequence[int] = ()
+    lanes: Sequence[_Lane], *, path: str = "<text>", lines: Sequence[int] = ()
 ) -> Program:
     """Infer one net with its stages in a chain without delay.
 
     Args:
-        lanes: whose ops are read.
+        lanes: the device and the ops of each.
         path: named in errors.
         lines: the line of each lane, named in errors; 1, 2, ... when not given.
 
@@ -30,11 +31,11 @@ def infer_program(
         PlanError: the numbers of the devices have gaps.
     """
     lines = lines or range(1, len(lanes) + 1)
-    ops = [op for lane in lanes for op in lane.ops]
+    ops = [op for _, of_lane in lanes for op in of_lane]
     places = [
         f"{path}, line {line}"
-        for line, lane in zip(lines, lanes, strict=True)
-        for _ in lane.ops
+        for line, (_, of_lane) in zip(lines, lanes, strict=True)
+        for _ in of_lane
     ]
     devices = _devices(lanes, path, lines)
     kinds = {op.kind for op in ops}
@@ -52,15 +53,15 @@ def infer_program(
     )
 
 
-def _devices(lanes: Sequence[Lane], path: str, lines: Sequence[int]) -> dict[int, int]:
+def _devices(lanes: Sequence[_Lane], path: str, lines: Sequence[int]) -> dict[int, int]:
     devices: dict[int, int] = {}
-    for lane, line in zip(lanes, lines, strict=True):
-        for op in lane.ops:
-            other = devices.setdefault(op.stage, lane.device)
-            if other != lane.device:
+    for (device, ops), line in zip(lanes, lines, strict=True):
+        for op in ops:
+            other = devices.setdefault(op.stage, device)
+            if other != device:
                 raise ParseError(
                     f"{path}, line {line}: stage {op.stage} runs on device {other} "
-                    f"and, as {op}, on device {lane.device}; a stage lives on one "
+                    f"and, as {op}, on device {device}; a stage lives on one "
                     "device"
                 )
     return devices

@@ -43,7 +43,7 @@ from typing import Final, TypeAlias
 
 from hocket.core.dataflow import Fact, is_sent, makes, needs
 from hocket.core.formats.infer import infer_program
-from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
+from hocket.core.op import BACKWARDS, MAKES_WEIGHT_GRAD, MESSAGES, Kind, Op
 from hocket.core.plans.lane_plan import Message
 from hocket.core.plans.message_order import Item, Receives, play_messages
 from hocket.core.program import Program
@@ -91,11 +91,10 @@ def to_csv(schedule: Schedule) -> str:
             "PyTorch's CSV holds one row per device, in order; this order has lanes "
             + ", ".join(lane.label for lane in schedule.lanes)
         )
-    kinds = {op.kind for lane in schedule.lanes for op in lane.ops}
     cells = [_compute(lane) for lane in schedule.lanes]
     rows = (
         [[cell_text(ops) for ops in row] for row in cells]
-        if kinds.isdisjoint(MESSAGES)
+        if schedule.kinds.isdisjoint(MESSAGES)
         else rows_with_messages(cells, program)
     )
     return "".join(f"{','.join(row)}\n" for row in rows)
@@ -124,7 +123,10 @@ def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedu
             f"{path}, line 1: no ops in the file; expected rows like 0F0,0F1,0B0"
         )
     lanes = tuple(_lane(device, row, path) for device, row in enumerate(rows))
-    program = replace(infer_program(lanes, path=path), num_replicas=num_replicas)
+    program = replace(
+        infer_program([(x.device, x.ops) for x in lanes], path=path),
+        num_replicas=num_replicas,
+    )
     faults = tuple(_faults([cell for row in rows for cell in row]))
     if faults:
         raise ScheduleError(faults)
@@ -219,7 +221,6 @@ def _faults(cells: Iterable[_Cell]) -> Iterator[str]:
 # No op for a bubble, two for ops that torch starts together.
 CsvCell: TypeAlias = tuple[Op, ...]
 
-_ENDS_STAGE: Final = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 _NEXT: Final = {Fact.OUTPUT: ("F", 1), Fact.INPUT_GRAD: ("B", -1)}
 
 
@@ -266,7 +267,10 @@ def _items(
 ) -> Iterator[Item[str]]:
     """Yield cells, and REDUCE_GRAD after each stage's last backward."""
     last = {
-        op.stage: i for i, ops in enumerate(row) for op in ops if op.kind in _ENDS_STAGE
+        op.stage: i
+        for i, ops in enumerate(row)
+        for op in ops
+        if op.kind in MAKES_WEIGHT_GRAD
     }
     for i, ops in enumerate(row):
         if ops:

@@ -38,8 +38,9 @@ Group: TypeAlias = tuple[Message, ...]
 Queue: TypeAlias = list[OpPlan | Group]
 # The stages whose ops of a kind wait for one another, by kind and each of the stages.
 Together: TypeAlias = Mapping[tuple[Kind, int], tuple[int, ...]]
-# Ops that wait for one another: their kind, their stages, and the step.
-Barrier: TypeAlias = tuple[Kind, tuple[int, ...], int]
+# Ops that wait for one another: their kind, their stages, and the step; or messages
+# that two devices exchange.
+Barrier: TypeAlias = tuple[Kind, tuple[int, ...], int] | frozenset[Message]
 What = TypeVar("What")
 
 
@@ -113,7 +114,7 @@ def plan_queues(
     """
     queues: dict[int, Queue] = {device: [] for device in devices}
     items = [
-        [_item(plan, device, barrier_of(plan.op, together)) for plan in lane]
+        [op_item(plan, device, together) for plan in lane]
         for lane, device in zip(lanes, devices, strict=True)
     ]
     for event in play_messages(items, Receives.LATE):
@@ -125,15 +126,14 @@ def plan_queues(
     return queues
 
 
-def barrier_of(op: Op, together: Together | None) -> Barrier | None:
-    """Return the barrier that an op stands at; see `ops_together`."""
+def op_item(plan: OpPlan, device: int, together: Together | None) -> Item[OpPlan]:
+    """Return an op as an entry of its lane, at its barrier; see `ops_together`."""
+    op = plan.op
     stages = (together or {}).get((op.kind, op.stage))
-    return None if stages is None else (op.kind, stages, op.step)
-
-
-def _item(plan: OpPlan, device: int, barrier: Barrier | None) -> Item[OpPlan]:
-    ops, follows = (plan.op,), plan.follows
-    return Item(plan, device, plan.needed, plan.made, plan.sends, ops, follows, barrier)
+    barrier = None if stages is None else (op.kind, stages, op.step)
+    return Item(
+        plan, device, plan.needed, plan.made, plan.sends, (op,), plan.follows, barrier
+    )
 
 
 def play_messages(

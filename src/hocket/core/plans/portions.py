@@ -22,7 +22,7 @@ another lane makes in the next one. Where it would, other lanes' bodies begin la
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hocket.core.dataflow import Value, makes, needs
 from hocket.core.gates import Gates, stage_gates, with_gate
@@ -77,7 +77,7 @@ def portions(schedule: Schedule) -> Portions:
         middle = begin + (end - begin) // 2
         prologue.append(lane.ops[:middle])
         body.append(lane.ops[middle:end])
-        epilogue.append(tuple(replace(op, step=op.step - 1) for op in lane.ops[end:]))
+        epilogue.append(tuple(op.later(-1) for op in lane.ops[end:]))
     left = [op.step for ops in (*body, *epilogue) for op in ops]
     return Portions(
         tuple(prologue),

@@ -10,7 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from hocket.core.dataflow import PER_MICROBATCH, Fact, Rule, Value
 from hocket.core.op import RECEIVES, Kind, Op
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Bools, Ints
 from hocket.errors import ScheduleError
@@ -134,3 +136,117 @@ def _faults(columns: Columns, schedule: Schedule) -> Iterator[str]:
     ):
         for row in np.flatnonzero(wrong)[:1].tolist():
             yield f"{columns.describe(row, schedule)} {what}{HINT}"
+
+
+# Apply the rules of dataflow to every op of a schedule at once.
+
+FACTS: Final = tuple(Fact)
+_CODES: Final = {fact: code for code, fact in enumerate(FACTS)}
+_IS_PER_MICROBATCH: Final = np.array([fact in PER_MICROBATCH for fact in FACTS])
+
+
+@dataclass(frozen=True, slots=True)
+class ValueNumbers:
+    """Numbers the values of a program.
+
+    A value has the number
+    `((fact * stages + stage) * steps + step) * microbatches + microbatch`.
+
+    Args:
+        num_stages: the stages of the program.
+        num_steps: one more than the program has, because WEIGHTS count updates.
+        num_microbatches: the most that any net has.
+    """
+
+    num_stages: int
+    num_steps: int
+    num_microbatches: int
+
+    @classmethod
+    def of(cls, program: Program) -> ValueNumbers:
+        """Make room for every value of a program."""
+        num_microbatches = max(net.num_microbatches for net in program.nets)
+        return cls(program.num_stages, program.num_steps + 1, num_microbatches)
+
+    @property
+    def size(self) -> int:
+        """One more than the greatest number."""
+        return len(FACTS) * self.num_stages * self.num_steps * self.num_microbatches
+
+    def number(self, fact: Ints, stage: Ints, step: Ints, microbatch: Ints) -> Ints:
+        """Return the numbers of values given as columns; facts by place in `FACTS`."""
+        of_stage = (fact * self.num_stages + stage) * self.num_steps + step
+        return of_stage * self.num_microbatches + microbatch
+
+    def fact_and_stage(self, number: Ints) -> tuple[Ints, Ints]:
+        """Return the fact and the stage of values given by their numbers."""
+        return np.divmod(
+            number // (self.num_steps * self.num_microbatches), self.num_stages
+        )
+
+    def value(self, number: int) -> Value:
+        """Return the value that has a number."""
+        rest, microbatch = divmod(int(number), self.num_microbatches)
+        rest, step = divmod(rest, self.num_steps)
+        code, stage = divmod(rest, self.num_stages)
+        fact = FACTS[code]
+        return Value(fact, stage, microbatch if fact in PER_MICROBATCH else None, step)
+
+
+RulesOf = Callable[[Kind, int], tuple[Rule, ...]]
+
+
+def fill(columns: Columns, program: Program, rules_of: RulesOf) -> tuple[Ints, Ints]:
+    """Return every value that every op needs, or makes, by the given rules.
+
+    Args:
+        columns: the ops.
+        program: the program of the ops.
+        rules_of: the rules of a kind and stage, `need_rules` or `make_rules`.
+
+    Returns:
+        The rows of the ops, ascending, each as often as it has values; and the number
+        of one of its values, in the order of the rules.
+    """
+    # 1. The rules of every kind and stage that occurs, one after another.
+    key = columns.kind * program.num_stages + columns.stage
+    num_rules = np.zeros(len(KINDS) * program.num_stages, np.int64)
+    first_rule = np.zeros_like(num_rules)
+    rules: list[Rule] = []
+    for present in np.flatnonzero(np.bincount(key, minlength=num_rules.size)):
+        code, stage = divmod(int(present), program.num_stages)
+        found = rules_of(KINDS[code], stage)
+        num_rules[present], first_rule[present] = len(found), len(rules)
+        rules += found
+    fact = np.array([_CODES[rule.fact] for rule in rules], np.int64)
+    owner = np.array([rule.stage for rule in rules], np.int64)
+    shift = np.array([rule.shift for rule in rules], np.int64)
+    num_read = np.array([rule.num_read for rule in rules], np.int64)
+    num_readers = np.array([rule.num_readers for rule in rules], np.int64)
+
+    # 2. One entry for each rule of each op; then one for each value of each entry.
+    row, place = repeat(num_rules[key])
+    rule = first_rule[key[row]] + place
+    entry, place = repeat(np.where(_IS_PER_MICROBATCH[fact], num_read, 1)[rule])
+    row, rule = row[entry], rule[entry]
+    first = np.maximum(0, columns.microbatch[row]) // num_readers[rule]
+    microbatch = first * num_read[rule] + place
+
+    # 3. Their numbers.
+    return row, ValueNumbers.of(program).number(
+        fact[rule],
+        owner[rule],
+        np.maximum(0, columns.step[row] + shift[rule]),
+        microbatch * _IS_PER_MICROBATCH[fact[rule]],
+    )
+
+
+def repeat(counts: Ints) -> tuple[Ints, Ints]:
+    """Repeat each index as often as `counts` says, and number its repetitions.
+
+    >>> repeat(np.array([2, 0, 3]))
+    (array([0, 0, 2, 2, 2]), array([0, 1, 0, 1, 2]))
+    """
+    index = np.repeat(np.arange(counts.size), counts)
+    before = np.cumsum(counts) - counts
+    return index, np.arange(index.size) - before[index]

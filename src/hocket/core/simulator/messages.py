@@ -12,9 +12,8 @@ from hocket.core.dataflow import Fact
 from hocket.core.op import MESSAGES, RECEIVES, SENDS, Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.core.simulator.columns import HINT, Columns
+from hocket.core.simulator.columns import FACTS, HINT, Columns, ValueNumbers
 from hocket.core.simulator.needs import Needs
-from hocket.core.simulator.values import FACTS, ValueNumbers
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.errors import ScheduleError
 

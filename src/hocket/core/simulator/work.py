@@ -14,11 +14,9 @@ from hocket.core.dataflow import maker
 from hocket.core.gates import Gates
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES, Kind
 from hocket.core.schedule import Schedule
-from hocket.core.simulator.columns import CODES, KINDS, Columns
-from hocket.core.simulator.gate_waits import gate_waits
+from hocket.core.simulator.columns import CODES, KINDS, Columns, ValueNumbers
 from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
-from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs
-from hocket.core.simulator.values import ValueNumbers
+from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs, gate_waits
 from hocket.core.timelines.arrays import Bools, Floats, Ints
 
 

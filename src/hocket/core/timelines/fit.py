@@ -84,48 +84,6 @@ def _rows(work: Work, counted: Sequence[slice]) -> dict[tuple[int, Kind], Ints]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Handled:
-    """The messages of each op.
-
-    Args:
-        maker: the op that made what this one reads from another device; -1 for none.
-        num_read: how many messages it reads.
-        num: those, and what the op before it on its lane has sent.
-        bytes_read: the bytes of the messages that it reads.
-        num_bytes: the bytes of all those messages.
-    """
-
-    maker: Ints
-    num_read: Ints
-    num: Ints
-    bytes_read: Ints
-    num_bytes: Ints
-
-    @classmethod
-    def of(cls, work: Work) -> _Handled:
-        num_ops, needs, messages = work.columns.num_ops, work.needs, work.messages
-        is_read = messages.arrival != UNREAD
-        bytes_of = np.zeros(needs.arrivals.maker.size)
-        bytes_of[messages.arrival[is_read]] = messages.num_bytes[is_read]
-        remote = np.flatnonzero(needs.arrival != LOCAL)
-        reader = needs.row[remote]
-        maker = np.full(num_ops, -1)
-        maker[reader] = needs.maker[remote]
-        num_read = np.bincount(reader, minlength=num_ops)
-        arrived = bytes_of[needs.arrival[remote]]
-        bytes_read = np.bincount(reader, arrived, minlength=num_ops)
-        num_sent = np.bincount(messages.maker, minlength=num_ops)
-        bytes_sent = np.bincount(messages.maker, messages.num_bytes, minlength=num_ops)
-        return cls(
-            maker,
-            num_read,
-            num_read + np.roll(num_sent, 1),
-            bytes_read,
-            bytes_read + np.roll(bytes_sent, 1),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Gaps:
     """What lay between the ops of lanes, flat over all steps.
 
@@ -153,25 +111,40 @@ class _Gaps:
 
     @classmethod
     def of(cls, work: Work, start_s: Floats, end_s: Floats) -> _Gaps:
-        handled, num_ops = _Handled.of(work), work.columns.num_ops
+        num_ops, needs, messages = work.columns.num_ops, work.needs, work.messages
+        # 1. The messages that each op reads, and what the op before it has sent.
+        is_read = messages.arrival != UNREAD
+        bytes_of = np.zeros(needs.arrivals.maker.size)
+        bytes_of[messages.arrival[is_read]] = messages.num_bytes[is_read]
+        remote = np.flatnonzero(needs.arrival != LOCAL)
+        reader, arrived = needs.row[remote], bytes_of[needs.arrival[remote]]
+        maker = np.full(num_ops, -1)  # of what it reads from another device, if it does
+        maker[reader] = needs.maker[remote]
+        num_read = np.bincount(reader, minlength=num_ops)
+        bytes_read = np.bincount(reader, arrived, minlength=num_ops)
+        sent = messages.maker
+        num_sent = np.roll(np.bincount(sent, minlength=num_ops), 1)
+        bytes_sent = np.bincount(sent, messages.num_bytes, minlength=num_ops)
+        bytes_sent = np.roll(bytes_sent, 1)
+
+        # 2. The times between them.
         follows = np.ones(num_ops, bool)  # another op of its lane
         follows[[row for row in work.columns.first if row < num_ops]] = False
         before_s = np.roll(end_s, 1, axis=1)
-        is_remote = handled.maker >= 0
-        made_s = np.where(is_remote, end_s[:, handled.maker], -np.inf)
+        made_s = np.where(maker >= 0, end_s[:, maker], -np.inf)
         free = follows & (before_s - made_s > _EARLY_S)
-        reads = np.broadcast_to(handled.num_read == 1, start_s.shape)
+        reads = np.broadcast_to(num_read == 1, start_s.shape)
         late_s = np.where(follows, made_s - before_s, -np.inf)
         ops = np.broadcast_to(np.arange(num_ops), start_s.shape)
         return cls(
             (start_s - before_s)[free],
-            handled.num[ops[free]],
-            handled.num_bytes[ops[free]],
+            (num_read + num_sent)[ops[free]],
+            (bytes_read + bytes_sent)[ops[free]],
             (start_s - made_s)[reads],
-            handled.bytes_read[ops[reads]],
+            bytes_read[ops[reads]],
             late_s[reads],
-            (handled.num - handled.num_read)[ops[reads]],
-            (handled.num_bytes - handled.bytes_read)[ops[reads]],
+            num_sent[ops[reads]],
+            bytes_sent[ops[reads]],
         )
 
 

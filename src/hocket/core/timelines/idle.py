@@ -25,14 +25,12 @@ the median lane that waited on this link.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from hocket.core.op import ASYNCHRONOUS
 from hocket.core.timelines.causality import Causality
 from hocket.core.timelines.steady import Window, steady_windows
 from hocket.core.timelines.timeline import Timeline
@@ -124,13 +122,13 @@ def idle_by_cause(timeline: Timeline) -> Idle:
     """
     status = _Status(timeline)
     status.play()
-    busy_s = _busy_s(timeline)
+    work_s, lanes = timeline.device_work_s, timeline.schedule.lanes
     windows = steady_windows(timeline.schedule, timeline.start_s, timeline.end_s)
     waits = []
-    for lane in range(len(timeline.schedule.lanes)):
-        idle = [piece for piece in status.pieces[lane] if piece.cause is not None]
-        full = windows[lane] if windows else []
-        quota_s = max(busy_s) - busy_s[lane]
+    for number, lane in enumerate(lanes):
+        idle = [piece for piece in status.pieces[number] if piece.cause is not None]
+        full = windows[number] if windows else []
+        quota_s = max(work_s) - work_s[lane.device]
         waits.append(tuple(_named(idle, full, quota_s)))
     return Idle(timeline, tuple(waits))
 
@@ -235,20 +233,6 @@ class _Status:
             begin_s = end_s
         if begin_s < stop_s:
             yield _Piece(begin_s, stop_s, Cause.OTHER, lane)
-
-
-def _busy_s(timeline: Timeline) -> list[float]:
-    """Return the seconds of work of each lane's device."""
-    devices: defaultdict[int, float] = defaultdict(float)
-    lanes = timeline.schedule.lanes
-    for lane, starts, ends in zip(lanes, timeline.start_s, timeline.end_s, strict=True):
-        lasted = (ends - starts).tolist()
-        devices[lane.device] += sum(
-            seconds
-            for op, seconds in zip(lane.ops, lasted, strict=True)
-            if op.kind not in ASYNCHRONOUS
-        )
-    return [devices[lane.device] for lane in lanes]
 
 
 def _named(

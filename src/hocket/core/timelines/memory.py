@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hocket.core.op import BACKWARDS, Kind
+from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats
-
-if TYPE_CHECKING:
-    from hocket.core.timelines.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,22 +51,29 @@ class MemoryCurve:
         return cls(times, amounts)
 
 
-def activation_units(timeline: Timeline, device: int) -> MemoryCurve:
+def activation_units(
+    schedule: Schedule, start_s: Sequence[Floats], end_s: Sequence[Floats], device: int
+) -> MemoryCurve:
     """Return the activation units alive on a device over time.
 
     A microbatch counts in a stage from the start of its F to the end of its B or I, as
     one part in as many as the device has trainable stages. Forwards of a stage without
     backwards, such as a teacher's, leave nothing; in evaluation, where no stage of the
     device has backwards, a microbatch counts while its F runs.
+
+    Args:
+        schedule: what was done.
+        start_s: the start of each op of each lane.
+        end_s: the end of each op of each lane.
+        device: the device.
     """
-    schedule = timeline.schedule
     program = schedule.program
     own = program.stages_on[device]
     trained = [stage for stage in own if program.stages[stage].trainable]
     times: list[float] = []
     changes: list[int] = []
     for i in schedule.lanes_of(device):
-        starts, ends = timeline.start_s[i], timeline.end_s[i]
+        starts, ends = start_s[i], end_s[i]
         for j, op in enumerate(schedule.lanes[i].ops):
             if trained and op.stage not in trained:
                 continue

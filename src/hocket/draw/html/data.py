@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind
-from hocket.core.timelines.critical_path import CriticalPath
+from hocket.core.timelines.causality import CriticalPath
 from hocket.core.timelines.idle import Cause, Wait
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.flows import flows
 from hocket.draw.html.content import Chart
-from hocket.draw.layout import Titled
-from hocket.draw.memory import memory_title, merged_changes
+from hocket.draw.layout import Titled, memory_title, merged_changes
 from hocket.draw.palette import (
     KIND_NAMES,
     SURFACES,
@@ -30,8 +29,7 @@ from hocket.draw.palette import (
     stage_tones,
     text_on,
 )
-from hocket.draw.steps import step_ends
-from hocket.draw.summary import knows_bytes, memory_curves
+from hocket.draw.summary import knows_bytes, memory_curves, step_ends
 from hocket.draw.where import Where
 
 _KINDS = tuple(Kind)
@@ -76,8 +74,7 @@ def page_data(
 
 def surface_variables(theme: Theme) -> str:
     """Return the colours of everything that is not an op, as CSS variables."""
-    surface = SURFACES[theme]
-    return "".join(f"--{name}:{getattr(surface, name)};" for name in surface.__slots__)
+    return "".join(f"--{name}:{colour};" for name, colour in SURFACES[theme].items())
 
 
 def _fills(tones: Sequence[float], theme: Theme) -> list[list[list[str]]]:

@@ -14,7 +14,14 @@ from hocket.draw.html.data import page_data, surface_variables
 from hocket.draw.layout import Titled, as_panels
 from hocket.draw.palette import Theme
 from hocket.draw.quantity import byte_size, counted, percent, seconds, short
-from hocket.draw.summary import Summary, num_microbatches_text, summarize
+from hocket.draw.summary import (
+    knows_bytes,
+    mean_step_s,
+    num_microbatches_text,
+    peak_activations,
+    peak_bytes,
+    sent_bytes,
+)
 from hocket.draw.where import MEANINGS as CAUSES
 from hocket.draw.where import Where, advice
 
@@ -36,7 +43,6 @@ _SCRIPTS: Final = (
     "charts.js",
     "main.js",
 )
-_Summaries = Sequence[Summary]
 Row = tuple[str, ...]
 
 MEANINGS: Final = {
@@ -77,55 +83,58 @@ def number_tables(
     Where there are two timelines, the last column is the second compared with the
     first.
     """
-    summaries = [summarize(timeline) for _, timeline in timelines]
+    lines = [timeline for _, timeline in timelines]
     names = [title or timeline.origin.value for title, timeline in timelines]
     heads = (*names, "difference") if len(names) == 2 else tuple(names)
-    whole = Table("", ("", *heads), tuple(_whole(summaries, samples_per_step)))
-    return whole, _lanes(timelines, summaries, heads)
+    whole = Table("", ("", *heads), tuple(_whole(lines, samples_per_step)))
+    return whole, _lanes(lines, heads)
 
 
-def _whole(numbers: _Summaries, samples_per_step: float | None) -> Iterator[Row]:
-    yield _row("makespan", [n.makespan_s for n in numbers], seconds, _ratio)
-    yield _row("time per step", [n.step_s for n in numbers], seconds, _ratio)
+def _whole(lines: Sequence[Timeline], samples_per_step: float | None) -> Iterator[Row]:
+    steps_s = [*map(mean_step_s, lines)]
+    yield _row("makespan", [x.makespan_s for x in lines], seconds, _ratio)
+    yield _row("time per step", steps_s, seconds, _ratio)
     unit = "steps" if samples_per_step is None else "samples"
     per_step = 1.0 if samples_per_step is None else samples_per_step
-    rates = [per_step / n.step_s if n.step_s else 0.0 for n in numbers]
+    rates = [per_step / step_s if step_s else 0.0 for step_s in steps_s]
     yield _row(f"throughput, {unit}/s", rates, short, _ratio)
-    yield _row("bubble", [n.bubble for n in numbers], percent, _points)
-    yield _row("bubble, steady", [n.steady_bubble for n in numbers], percent, _points)
-    if any(n.peak_bytes for n in numbers):
-        peaks = [max(n.peak_bytes, default=0.0) for n in numbers]
+    yield _row("bubble", [x.bubble_fraction for x in lines], percent, _points)
+    steady = [x.steady_bubble_fraction for x in lines]
+    yield _row("bubble, steady", steady, percent, _points)
+    peaks = [max(peak_bytes(x), default=0.0) for x in lines]
+    if any(peaks):
         yield _row("peak memory of a device", peaks, _known_bytes, _ratio)
-    activations = [max(n.peak_activations) for n in numbers]
+    activations = [max(peak_activations(x)) for x in lines]
     yield _row("peak activations, microbatches", activations, short, _ratio)
-    if any(n.sent_bytes for n in numbers):
-        sent = [float(n.sent_bytes) for n in numbers]
+    sent = [float(sent_bytes(x)) for x in lines]
+    if any(sent):
         yield _row("sent over links", sent, _known_bytes, _ratio)
 
 
-def _lanes(timelines: Sequence[Titled], summaries: _Summaries, heads: Row) -> Table:
+def _lanes(lines: Sequence[Timeline], heads: Row) -> Table:
     """Return a row per lane of any timeline: its bubble, and its device's memory."""
-    knows_bytes = any(summary.peak_bytes for summary in summaries)
-    text = _known_bytes if knows_bytes else short
+    is_bytes = any(map(knows_bytes, lines))
+    text = _known_bytes if is_bytes else short
     head = ["lane", *(f"bubble, {name}" for name in heads)]
-    head += [f"{'memory' if knows_bytes else 'activations'}, {name}" for name in heads]
-    devices = {
-        lane.label: lane.device
-        for _, timeline in timelines
-        for lane in timeline.schedule.lanes
-    }
+    head += [f"{'memory' if is_bytes else 'activations'}, {name}" for name in heads]
+    devices = {lane.label: lane.device for x in lines for lane in x.schedule.lanes}
+    bubbles = [
+        {
+            lane.label: x.lane_bubble_fraction(i)
+            for i, lane in enumerate(x.schedule.lanes)
+        }
+        for x in lines
+    ]
+    peaks = [
+        dict(enumerate(peak_bytes(x) if is_bytes else peak_activations(x)))
+        for x in lines
+    ]
     rows = []
     for label, device in devices.items():
-        bubbles = [dict(summary.lane_bubbles).get(label) for summary in summaries]
-        peaks = [_peak(summary, device, knows_bytes) for summary in summaries]
-        cells = _row(label, bubbles, percent, _points)
-        rows.append((*cells, *_row("", peaks, text, _ratio)[1:]))
+        cells = _row(label, [of.get(label) for of in bubbles], percent, _points)
+        more = _row("", [of.get(device) for of in peaks], text, _ratio)
+        rows.append((*cells, *more[1:]))
     return Table("Each lane", tuple(head), tuple(rows), is_open=len(rows) <= 8)
-
-
-def _peak(summary: Summary, device: int, knows_bytes: bool) -> float | None:
-    peaks = summary.peak_bytes if knows_bytes else summary.peak_activations
-    return peaks[device] if device < len(peaks) else None
 
 
 def _row(
@@ -196,9 +205,9 @@ def to_html(
     panels = as_panels(timelines)
     wheres = [Where.of(timeline) for _, timeline in panels]
     whole, each = number_tables(panels, samples_per_step)
-    return _template().render(
-        title=title,
-        summary=summary or _sizes(panels[0][1]),
+    return _page(
+        title,
+        summary or _sizes(panels[0][1]),
         whole=whole,
         idle=idle_table(panels, wheres),
         advice=advice(wheres[-1]),
@@ -211,9 +220,6 @@ def to_html(
         figures=figures,
         facts=facts,
         data=page_data(panels, wheres, charts),
-        light=surface_variables(Theme.LIGHT),
-        dark=surface_variables(Theme.DARK),
-        style=_asset("style.css"),
         script="\n".join(_asset(name) for name in _SCRIPTS),
     )
 
@@ -235,20 +241,16 @@ def still_page(
         figures: pictures.
         tables: further tables, below them.
     """
-    return _template().render(
+    return _page(title, summary, whole=numbers, figures=figures, tables=tables)
+
+
+def _page(title: str, summary: str, **parts: object) -> str:
+    """Fill in the page; what is not given is empty."""
+    empty = dict.fromkeys(("leading", "tables", "panels", "charts", "facts"), ())
+    return template("page.html").render(
+        {"idle": None, "each": None, "advice": (), "meanings": {}, **empty, **parts},
         title=title,
         summary=summary,
-        leading=(),
-        whole=numbers,
-        idle=None,
-        advice=(),
-        meanings={},
-        each=None,
-        tables=tables,
-        panels=(),
-        charts=(),
-        figures=figures,
-        facts=(),
         light=surface_variables(Theme.LIGHT),
         dark=surface_variables(Theme.DARK),
         style=_asset("style.css"),
@@ -266,15 +268,16 @@ def _sizes(timeline: Timeline) -> str:
     return ", ".join(counted(count, noun) for count, noun in counts)
 
 
-def _asset(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
+def _asset(name: str, package: str = __package__) -> str:
+    return (files(package) / name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> Template:
+def template(name: str, package: str = __package__) -> Template:
+    """Return a template of HTML or SVG, which escapes what is filled in."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(_asset("page.html"))
+    return environment.from_string(_asset(name, package))

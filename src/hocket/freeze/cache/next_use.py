@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.freeze.cache.entry import Key
+from hocket.freeze.cache.shard import Key
 
 NEVER: Final = 1 << 62
 _EPOCHS_AHEAD: Final = 3

@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from hocket.errors import ConfigError
-from hocket.freeze.plain_numbers import is_whole
+from hocket.freeze.policy import is_whole
 
 _DTYPES = (None, "bfloat16")
 

@@ -40,8 +40,7 @@ from hocket.model.profile.passes import detached, sum_of_outputs
 from hocket.model.stages.cut import cut
 from hocket.model.trace.observe import storage_of
 from hocket.model.trace.per_sample import tensors_in
-from hocket.planner.counted import LayerOps, Ops
-from hocket.planner.work import Affine, Weights
+from hocket.planner.work import Affine, LayerOps, Ops, Weights
 
 Finish = Callable[[Any, int], Tensor]  # (the model's output, number of samples)
 

@@ -16,13 +16,14 @@ from typing import Any, Final
 
 import torch
 
-from hocket import __version__, cuda
+from hocket import cuda
 from hocket.core.costs import Link
 from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured
 from hocket.planner.balance import Balancer
 from hocket.planner.work import HeldBytes, LayerCost, Weights
+from hocket.version import __version__
 
 FORMAT = 5
 _MOST: Final = 2**62  # bytes, or seconds

@@ -8,8 +8,7 @@ from hocket.core.hardware import Hardware
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import Finish, count_layers
 from hocket.model.profile.profile import Profile
-from hocket.planner.counted import CountedCosts
-from hocket.planner.work import MeasuredCosts, Weights
+from hocket.planner.work import CountedCosts, MeasuredCosts, Weights
 
 
 def counted_work(

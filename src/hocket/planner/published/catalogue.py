@@ -21,10 +21,9 @@ import numpy as np
 from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.nearest import nearest
-from hocket.planner.counted import CountedCosts, LayerOps, Ops
 from hocket.planner.rank import PlanConfig, Progress, rank
-from hocket.planner.ranking.ranking import Ranking
-from hocket.planner.work import Affine, Weights
+from hocket.planner.ranking.report import Ranking
+from hocket.planner.work import Affine, CountedCosts, LayerOps, Ops, Weights
 
 _FLOAT: Final = 4  # bytes
 _STATES: Final = 2  # of Adam, per weight

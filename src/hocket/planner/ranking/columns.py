@@ -9,8 +9,7 @@ from typing import Final
 
 from hocket.draw.quantity import Unit, byte_size, byte_unit, percent, short
 from hocket.planner.candidate import Outcome
-from hocket.planner.ranking.ranking import Ranking
-from hocket.planner.ranking.rows import Row
+from hocket.planner.ranking.ranking import RankedOutcomes, Row
 
 GAP: Final = 1  # spaces between two columns
 NAME_WIDTH: Final = 16  # of the first column: the longest name of one schedule
@@ -27,21 +26,21 @@ class Column:
     """
 
     head: str
-    cell: Callable[[Outcome, Ranking], str]
+    cell: Callable[[Outcome, RankedOutcomes], str]
     place: int
 
-    def width(self, outcomes: Iterable[Outcome], ranking: Ranking) -> int:
+    def width(self, outcomes: Iterable[Outcome], ranking: RankedOutcomes) -> int:
         """Return the characters that its texts need."""
         texts = [*self.head.split("\n"), *(self.cell(x, ranking) for x in outcomes)]
         return max(map(len, texts))
 
 
-def columns(ranking: Ranking) -> tuple[Column, ...]:
+def columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
     """Return all columns after the name, as they stand in the table."""
     unit = unit_of(ranking)
 
     def kind(name: str, place: int, *parts: str) -> Column:
-        def cell(outcome: Outcome, _: Ranking) -> str:
+        def cell(outcome: Outcome, _: RankedOutcomes) -> str:
             return unit.number(sum(getattr(outcome.fullest, part) for part in parts))
 
         return Column(name, cell, place)
@@ -64,7 +63,10 @@ def columns(ranking: Ranking) -> tuple[Column, ...]:
 
 
 def fitting(
-    columns: Sequence[Column], outcomes: Sequence[Outcome], ranking: Ranking, width: int
+    columns: Sequence[Column],
+    outcomes: Sequence[Outcome],
+    ranking: RankedOutcomes,
+    width: int,
 ) -> tuple[Column, ...]:
     """Return the columns that fit beside the name, in their order.
 
@@ -92,12 +94,12 @@ def name_of(row: Row) -> str:
     return joined + (" (recompute)" if row[0].candidate.recomputes else "")
 
 
-def unit_of(ranking: Ranking) -> Unit:
+def unit_of(ranking: RankedOutcomes) -> Unit:
     """Return the unit in which the best outcome's memory reads best."""
     return byte_unit(ranking.outcomes[0].peak_bytes)
 
 
-def stale_columns(ranking: Ranking) -> tuple[str, ...]:
+def stale_columns(ranking: RankedOutcomes) -> tuple[str, ...]:
     """Return the column names for orders with stale weights."""
     unit = unit_of(ranking).name
     return (
@@ -109,7 +111,7 @@ def stale_columns(ranking: Ranking) -> tuple[str, ...]:
     )
 
 
-def stale_cells(outcome: Outcome, ranking: Ranking) -> tuple[str, ...]:
+def stale_cells(outcome: Outcome, ranking: RankedOutcomes) -> tuple[str, ...]:
     """Return a text per name of `stale_columns`, for the fullest device."""
     split, unit = outcome.fullest, unit_of(ranking)
     copies = 1 + split.version_bytes / split.weight_bytes if split.weight_bytes else 1
@@ -122,12 +124,12 @@ def stale_cells(outcome: Outcome, ranking: Ranking) -> tuple[str, ...]:
     )
 
 
-def _layout(outcome: Outcome, _: Ranking) -> str:
+def _layout(outcome: Outcome, _: RankedOutcomes) -> str:
     candidate = outcome.candidate
     return f"{candidate.num_devices}x{candidate.num_replicas}"
 
 
-def _microbatches(outcome: Outcome, ranking: Ranking) -> str:
+def _microbatches(outcome: Outcome, ranking: RankedOutcomes) -> str:
     candidate = outcome.candidate
     size = candidate.samples_of_microbatch(ranking.batch_size)
     return f"{candidate.num_microbatches} of {size}"

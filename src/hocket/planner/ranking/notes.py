@@ -17,8 +17,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from hocket.core.costs import StageCost
-from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size, counted, seconds, short
 from hocket.errors import ShapeError
@@ -38,8 +36,8 @@ def notes_on(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[str]
         outcomes: the outcomes of all candidates.
     """
     pipelines = (x.candidate for x in outcomes if not x.candidate.is_data_parallel)
-    unknown = any(layer.split is None for layer in predictor.cuts.layers(1))
-    if unknown and any(predictor.splits(candidate) for candidate in pipelines):
+    unknown = any(layer.split is None for layer in predictor.layers(1))
+    if unknown and any(predictor.placement(x).splits for x in pipelines):
         yield (
             "Where backwards are split into I and W, a microbatch is assumed to hold "
             "all that its forward left until its W is done, and W to take what is left "
@@ -64,13 +62,9 @@ def _repeating(predictor: Predictor, outcomes: Iterable[Outcome]) -> Iterator[st
     if not theirs:
         return
     candidate = min(theirs, key=lambda outcome: outcome.step_s).candidate
-    stages, p = predictor.costs(candidate).stages, candidate.num_devices
-    share = StageCost(
-        forward_s=sum(stage.forward_s for stage in stages) / p,
-        input_grad_s=sum(x.seconds(Kind.BACKWARD_INPUT) for x in stages) / p,
-        weight_grad_s=sum(x.seconds(Kind.BACKWARD_WEIGHT) for x in stages) / p,
-    )
-    text = repeating_bubble(p, share)
+    program = predictor.placement(candidate).schedule.program
+    share = predictor.costs(candidate).mean_share(program)
+    text = repeating_bubble(candidate.num_devices, share)
     if text:
         yield text
 

@@ -1,26 +1,30 @@
-"""The result of a plan: outcomes, the best first. It prints as a table."""
+"""The result of a plan: outcomes, the best first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from hocket.core.costs import Costs
 from hocket.core.timelines.timeline import Timeline
-from hocket.planner.candidate import DATA_PARALLEL, Buckets, Candidate, Outcome
+from hocket.draw.quantity import percent, short
+from hocket.planner.candidate import DATA_PARALLEL, Candidate, Outcome
 from hocket.planner.cluster import Cluster
-from hocket.planner.ranking.rows import Row, chosen
 
 FORMAT: Final = 1
 NUM_ROWS: Final = 12
+_NUMBERS: Final = (  # of an outcome, as JSON has them
+    *("step_s", "samples_per_s", "bubble_fraction", "bound_s", "gap", "fits"),
+    *("missing_bytes", "peak_bytes", "message_bytes", "reduce_bytes", "delay"),
+)
 _AS_FAST: Final = 0.01
 _PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Ranking:
+class RankedOutcomes:
     """All simulated outcomes of a plan, the best first.
 
     Args:
@@ -66,17 +70,6 @@ class Ranking:
             f"<hocket.Ranking of {self.model} on {self.cluster.num_devices} devices: "
             f"{best}, of {self.num_candidates} candidates>"
         )
-
-    def _repr_html_(self) -> str:
-        from hocket.planner.ranking.report import to_card
-
-        return to_card(self)
-
-    def __str__(self) -> str:
-        """Return the table, the choice and its picture, as plain text."""
-        from hocket.planner.ranking.table import to_text
-
-        return to_text(self)
 
     @cached_property
     def fitting(self) -> tuple[Outcome, ...]:
@@ -206,38 +199,24 @@ class Ranking:
         return next(found, None)
 
     def _outcome_json(self, outcome: Outcome) -> dict[str, Any]:
+        buckets = outcome.buckets
         return {
             **asdict(outcome.candidate),
             "samples_per_microbatch": outcome.candidate.samples_of_microbatch(
                 self.batch_size
             ),
             "is_data_parallel": outcome.candidate.is_data_parallel,
-            "step_s": outcome.step_s,
-            "samples_per_s": outcome.samples_per_s,
-            "bubble_fraction": outcome.bubble_fraction,
-            "bound_s": outcome.bound_s,
-            "gap": outcome.gap,
+            **{name: getattr(outcome, name) for name in _NUMBERS},
             "limit": self.limit_of(outcome) or None,
-            "fits": outcome.fits,
-            "missing_bytes": outcome.missing_bytes,
-            "peak_bytes": outcome.peak_bytes,
             "memory": [
                 {**asdict(split), "total_bytes": split.total_bytes}
                 for split in outcome.memory
             ],
-            "message_bytes": outcome.message_bytes,
-            "reduce_bytes": outcome.reduce_bytes,
-            "delay": outcome.delay,
             "num_versions": list(outcome.num_versions),
             "stages": list(self.stage_names(outcome)),
-            "buckets": _buckets_json(outcome.buckets),
+            "buckets": buckets
+            and {"k": buckets.k, "gradient_bytes": list(buckets.gradient_bytes)},
         }
-
-
-def _buckets_json(buckets: Buckets | None) -> dict[str, Any] | None:
-    if buckets is None:
-        return None
-    return {"k": buckets.k, "gradient_bytes": list(buckets.gradient_bytes)}
 
 
 def _complexity(outcome: Outcome) -> tuple[float, ...]:
@@ -260,3 +239,81 @@ def _cluster_json(cluster: Cluster) -> dict[str, Any]:
         "link": cluster.link.key,
         "network": None if cluster.network is None else cluster.network.key,
     }
+
+
+# Choose the rows of a plan's table: the best, its rivals, and equals as one row.
+
+Row: TypeAlias = tuple[Outcome, ...]  # equal but for the name of the schedule
+
+_NEIGHBOURS: Final = 1  # further rows of a schedule that has a row already
+
+
+def joined(outcomes: Iterable[Outcome]) -> list[Row]:
+    """Return rows: outcomes that read the same but for their schedules are one."""
+    rows: dict[tuple[object, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        rows.setdefault(_numbers(outcome), []).append(outcome)
+    return [tuple(row) for row in rows.values()]
+
+
+def chosen(
+    outcomes: Iterable[Outcome], num_rows: int, wanted: Iterable[Outcome | None]
+) -> list[Row]:
+    """Return at most so many rows, the fastest first.
+
+    They are the best of each schedule, and its next best with another layout, if that
+    is faster than the best of others; and always those that are wanted.
+
+    Args:
+        outcomes: what fits, the fastest first.
+        num_rows: the most rows.
+        wanted: outcomes that must have a row, such as the choice.
+    """
+    rows = joined(outcomes)
+    asked = [outcome for outcome in wanted if outcome is not None]
+    is_asked = [any(outcome in row for outcome in asked) for row in rows]
+    taken = _first_of_each(rows, num_rows - sum(is_asked), is_asked)
+    return [row for row, is_taken in zip(rows, taken, strict=True) if is_taken]
+
+
+def _first_of_each(rows: list[Row], num_rows: int, is_asked: list[bool]) -> list[bool]:
+    """Return which rows are taken: all that are asked for, and `num_rows` others."""
+    seen: dict[str, int] = {}
+    shapes: set[tuple[object, ...]] = set()
+    taken = []
+    for row, is_due in zip(rows, is_asked, strict=True):
+        names = [outcome.candidate.schedule for outcome in row]
+        shape = _shape(row[0])
+        is_new = any(seen.get(name, 0) <= _NEIGHBOURS for name in names) and any(
+            (name, shape) not in shapes for name in names
+        )
+        is_taken = is_due or (is_new and num_rows > 0)
+        num_rows -= is_taken and not is_due
+        if is_taken:
+            for name in names:
+                seen[name] = seen.get(name, 0) + 1
+                shapes.add((name, shape))
+        taken.append(is_taken)
+    return taken
+
+
+def _shape(outcome: Outcome) -> tuple[object, ...]:
+    candidate = outcome.candidate
+    return candidate.num_devices, candidate.stages_per_device
+
+
+def _numbers(outcome: Outcome) -> tuple[object, ...]:
+    """Return what a row shows of an outcome, besides the schedule's name."""
+    candidate = outcome.candidate
+    return (
+        candidate.num_devices,
+        candidate.num_replicas,
+        candidate.stages_per_device,
+        candidate.num_microbatches,
+        candidate.recomputes,
+        candidate.is_data_parallel and candidate.schedule,
+        short(outcome.samples_per_s),
+        percent(outcome.bubble_fraction),
+        short(outcome.peak_bytes),
+        outcome.delay,
+    )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
+from hocket.core.formats.costs_json import to_json
 from hocket.draw import html
 from hocket.draw.html import Facts, Figure, Table
 from hocket.draw.notebook import html_card
@@ -20,10 +21,29 @@ from hocket.planner.ranking.columns import (
     stale_cells,
     stale_columns,
 )
-from hocket.planner.ranking.ranking import Ranking
-from hocket.planner.ranking.rows import Row, joined
+from hocket.planner.ranking.ranking import RankedOutcomes, Row, joined
 from hocket.planner.ranking.scatter import to_svg
-from hocket.planner.ranking.table import RULE, advice, choice, head, sentence
+from hocket.planner.ranking.table import (
+    RULE,
+    Paper,
+    advice,
+    choice,
+    head,
+    sentence,
+    to_text,
+)
+
+
+class Ranking(RankedOutcomes):
+    """What a plan returns: it prints as a table, and notebooks show it."""
+
+    def __str__(self) -> str:
+        """Return the table, the choice and its picture, as plain text."""
+        return to_text(self)
+
+    def _repr_html_(self) -> str:
+        return to_card(self)
+
 
 _MOST_ROWS: Final = 200
 _CARD_WIDTH: Final = 92  # in columns of text
@@ -43,7 +63,7 @@ _MEANINGS: Final = {
 }
 
 
-def to_html(ranking: Ranking) -> str:
+def to_html(ranking: RankedOutcomes) -> str:
     """Return one self-contained page.
 
     Raises:
@@ -80,7 +100,7 @@ def to_html(ranking: Ranking) -> str:
     )
 
 
-def to_card(ranking: Ranking) -> str:
+def to_card(ranking: RankedOutcomes) -> str:
     """Return what a notebook shows: the table, and a step of the best."""
     if ranking.best is None:
         return html_card(None, text="\n".join((*head(ranking), *choice(ranking))))
@@ -93,7 +113,7 @@ def to_card(ranking: Ranking) -> str:
     )
 
 
-def _best_table(ranking: Ranking, width: int | None = None) -> Table:
+def _best_table(ranking: RankedOutcomes, width: int | None = None) -> Table:
     """Return the table of the best and its rivals, with the rule of the choice."""
     note = "\n".join((RULE, *advice(ranking)))
     return replace(_table(_TITLE, ranking.rows(), ranking, width=width), note=note)
@@ -102,7 +122,7 @@ def _best_table(ranking: Ranking, width: int | None = None) -> Table:
 def _table(
     title: str,
     rows: Sequence[Row],
-    ranking: Ranking,
+    ranking: RankedOutcomes,
     *,
     is_open: bool = True,
     width: int | None = None,
@@ -122,7 +142,7 @@ def _table(
     return Table(title, ("schedule", *heads), texts, is_open)
 
 
-def _stale_tables(ranking: Ranking) -> Iterator[Table]:
+def _stale_tables(ranking: RankedOutcomes) -> Iterator[Table]:
     """Return the table of flush-free orders, if there are any."""
     behind = [x for x in islice(ranking.fitting, _MOST_ROWS) if x.delay]
     shown = columns(ranking)[:3]
@@ -168,3 +188,44 @@ def _memory_table(best: Outcome) -> Table:
     return Table(
         f"Memory of the best, at {short(best.samples_per_s)} samples/s", names, rows
     )
+
+
+# A ranking as the command shows it: text, JSON and a page.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A ranking as it is shown.
+
+    Args:
+        text: the table, the choice, the picture.
+        document: all outcomes, as JSON has them.
+        page: HTML; empty where none was wanted.
+        costs: those of the best pipeline, as JSON; empty without one.
+        simulation: the command that simulates it with these costs, but for their file.
+    """
+
+    text: str
+    document: dict[str, Any]
+    page: str
+    costs: str = ""
+    simulation: str = ""
+
+    @classmethod
+    def of(cls, ranking: RankedOutcomes, paper: Paper) -> Shown:
+        """Draw it.
+
+        Raises:
+            PlanError: a page was wanted, and nothing fits.
+        """
+        text = to_text(ranking, paper)
+        page = to_html(ranking) if paper.has_page else ""
+        document = ranking.to_json()
+        if ranking.costs is None or ranking.pipeline is None:
+            return cls(text, document, page)
+        candidate = ranking.pipeline.candidate
+        simulation = (
+            f"hocket simulate {candidate.schedule} --devices {candidate.num_devices} "
+            f"--stages-per-device {candidate.stages_per_device} "
+            f"--microbatches {candidate.num_microbatches} "
+            f"--replicas {candidate.num_replicas} --costs"
+        )
+        return cls(text, document, page, to_json(ranking.costs), simulation)

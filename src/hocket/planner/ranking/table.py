@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from typing import Final
 
@@ -23,8 +24,7 @@ from hocket.planner.ranking.columns import (
     stale_columns,
     unit_of,
 )
-from hocket.planner.ranking.ranking import NUM_ROWS, Ranking
-from hocket.planner.ranking.rows import Row, joined
+from hocket.planner.ranking.ranking import NUM_ROWS, RankedOutcomes, Row, joined
 
 NUM_MISFITS: Final = 3
 RULE: Final = (
@@ -33,33 +33,38 @@ RULE: Final = (
 )
 _WIDE: Final = 110  # columns from which the table of old weights has all of its own
 _MOST_LANES: Final = 16  # of a picture in text
-_WIDTH: Final = 140
 
 
-def to_text(
-    ranking: Ranking,
-    *,
-    num_rows: int = NUM_ROWS,
-    width: int = _WIDTH,
-    is_terminal: bool = False,
-    has_all: bool = False,
-) -> str:
-    """Return everything as plain text.
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """How a ranking is to be shown.
 
     Args:
-        ranking: what to show.
-        num_rows: the most rows of the table.
-        width: the most columns.
-        is_terminal: whether to set the table's styles for a terminal.
-        has_all: whether to show all rows and columns, however wide they are.
+        num_rows: the table's rows.
+        width: columns of text.
+        is_terminal: whether colours can be seen.
+        has_page: whether an HTML page is wanted.
+        has_all: whether all rows and columns are wanted, however wide they are.
     """
-    page = StringIO()
-    console = Console(file=page, width=width, force_terminal=is_terminal)
-    _show(ranking, console, num_rows, has_all=has_all)
+
+    num_rows: int = NUM_ROWS
+    width: int = 140
+    is_terminal: bool = False
+    has_page: bool = False
+    has_all: bool = False
+
+
+def to_text(ranking: RankedOutcomes, paper: Paper | None = None) -> str:
+    """Return everything as plain text."""
+    paper, page = paper or Paper(), StringIO()
+    console = Console(file=page, width=paper.width, force_terminal=paper.is_terminal)
+    _show(ranking, console, paper.num_rows, has_all=paper.has_all)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
 
 
-def _show(ranking: Ranking, console: Console, num_rows: int, *, has_all: bool) -> None:
+def _show(
+    ranking: RankedOutcomes, console: Console, num_rows: int, *, has_all: bool
+) -> None:
     """Print a ranking to a console."""
     _print(console, head(ranking))
     console.print()
@@ -92,7 +97,7 @@ def _print(console: Console, lines: Iterable[str]) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def choice(ranking: Ranking) -> Iterator[str]:
+def choice(ranking: RankedOutcomes) -> Iterator[str]:
     """Yield the choice, the rule that it follows from, and what it beats."""
     best = ranking.best
     if best is None:
@@ -104,7 +109,7 @@ def choice(ranking: Ranking) -> Iterator[str]:
     yield from ranking.notes
 
 
-def advice(ranking: Ranking) -> Iterator[str]:
+def advice(ranking: RankedOutcomes) -> Iterator[str]:
     """Yield how the choice compares with the others, a short line each."""
     best, fastest = ranking.best, ranking.fastest
     if best is None or fastest is None:
@@ -130,7 +135,7 @@ def advice(ranking: Ranking) -> Iterator[str]:
         yield f"reverse first-k: {_brief(reversed_best, ranking)}"
 
 
-def head(ranking: Ranking) -> Iterator[str]:
+def head(ranking: RankedOutcomes) -> Iterator[str]:
     """Return the question and its assumptions, a line each."""
     cluster = ranking.cluster
     where = f"{cluster.num_devices} x {cluster.name}"
@@ -166,7 +171,7 @@ def _new_table(names: Iterable[str], *, name_width: int | None = None) -> Table:
     return table
 
 
-def _table(ranking: Ranking, rows: Sequence[Row], width: int) -> Table:
+def _table(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Table:
     outcomes = [row[0] for row in rows]
     kept = fitting(columns(ranking), outcomes, ranking, width)
     taken = sum(GAP + column.width(outcomes, ranking) for column in kept)
@@ -196,11 +201,13 @@ def _wrapped(name: str, width: int) -> list[str]:
     return lines
 
 
-def _cells(outcome: Outcome, ranking: Ranking, shown: Sequence[Column]) -> list[str]:
+def _cells(
+    outcome: Outcome, ranking: RankedOutcomes, shown: Sequence[Column]
+) -> list[str]:
     return [column.cell(outcome, ranking) for column in shown]
 
 
-def _stale_table(outcomes: list[Outcome], ranking: Ranking, width: int) -> Table:
+def _stale_table(outcomes: list[Outcome], ranking: RankedOutcomes, width: int) -> Table:
     """Return the table of flush-free orders: their delays and memory."""
     shown = columns(ranking)[: 3 if width >= _WIDE else 1]
     names = [column.head.replace("-\n", "") for column in shown]
@@ -213,7 +220,7 @@ def _stale_table(outcomes: list[Outcome], ranking: Ranking, width: int) -> Table
     return table
 
 
-def _misfit_table(misfits: list[Outcome], ranking: Ranking) -> Table:
+def _misfit_table(misfits: list[Outcome], ranking: RankedOutcomes) -> Table:
     unit, shown = unit_of(ranking), columns(ranking)[:3]
     heads = [column.head for column in shown]
     table = _new_table(
@@ -226,14 +233,14 @@ def _misfit_table(misfits: list[Outcome], ranking: Ranking) -> Table:
     return table
 
 
-def _brief(outcome: Outcome, ranking: Ranking) -> str:
+def _brief(outcome: Outcome, ranking: RankedOutcomes) -> str:
     """Name an outcome as its row does: `zb-h1 4x2, 8 of 4, 512 samples/s`."""
     layout, _, microbatches, speed, *_ = _cells(outcome, ranking, columns(ranking))
     name = f"{outcome.candidate.schedule} {layout}, {microbatches}"
     return f"{name}{_bucket_sentence(outcome)}, {speed} samples/s"
 
 
-def sentence(outcome: Outcome, ranking: Ranking) -> str:
+def sentence(outcome: Outcome, ranking: RankedOutcomes) -> str:
     """Describe an outcome: its shape, its speed, the seconds of a step."""
     candidate = outcome.candidate
     v = candidate.stages_per_device
@@ -264,7 +271,7 @@ def _bucket_sentence(outcome: Outcome) -> str:
     return f", k = {outcome.buckets.k} of {counted(len(sizes), 'bucket')} of {span}"
 
 
-def _nothing_fits(ranking: Ranking) -> Iterator[str]:
+def _nothing_fits(ranking: RankedOutcomes) -> Iterator[str]:
     if not ranking.too_large:
         yield "Only orders with delayed updates fit; none is taken by itself."
         return

@@ -12,18 +12,21 @@ for the same as an integer program; Perron and Didier, CP-SAT (OR-tools).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from hocket.core.costs import Costs, StageCost
+from hocket.core.op import BACKWARDS, Kind, Op
+from hocket.core.program import Program
+from hocket.core.simulator.needs import LOCAL
 from hocket.errors import MissingPackageError
-from hocket.planner.search.holdings import Holding, Instant
-from hocket.planner.search.paths import Paths
-from hocket.planner.search.problem import StartLag, TimedTask
+from hocket.planner.search.problem import Paths, Problem, StartLag, TimedTask
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
+
 
 _MOST_UNITS: Final = 10**6  # of memory; more are rounded down, so that nothing is lost
 
@@ -56,14 +59,6 @@ class SolverQuery:
     always_bytes: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SolverLimits:
-    """The time and threads for a query."""
-
-    time_limit_s: float
-    num_threads: int
-
-
 def require_ortools() -> None:
     """Raise MissingPackageError unless OR-tools is installed.
 
@@ -81,7 +76,8 @@ def require_ortools() -> None:
 
 def ask(
     question: SolverQuery,
-    effort: SolverLimits,
+    time_limit_s: float,
+    num_threads: int,
     on_order: Callable[[tuple[int, ...]], object],
     on_bound: Callable[[float], None],
 ) -> tuple[int, ...]:
@@ -89,7 +85,8 @@ def ask(
 
     Args:
         question: the query.
-        effort: the time and threads.
+        time_limit_s: the time for it.
+        num_threads: the solver's threads.
         on_order: called with the starts of each better order.
         on_bound: called with each higher bound: ticks, or bytes if memory is minimized.
 
@@ -99,7 +96,8 @@ def ask(
     paths = Paths.of([task.seconds for task in question.tasks], question.waits)
     if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
         return ()
-    return _Model(question, paths).solve(effort, on_order, on_bound)
+    model = _Model(question, paths)
+    return model.solve(time_limit_s, num_threads, on_order, on_bound)
 
 
 class _Model:
@@ -129,7 +127,8 @@ class _Model:
 
     def solve(
         self,
-        effort: SolverLimits,
+        time_limit_s: float,
+        num_threads: int,
         on_order: Callable[[tuple[int, ...]], object],
         on_bound: Callable[[float], None],
     ) -> tuple[int, ...]:
@@ -141,8 +140,8 @@ class _Model:
                 on_order(tuple(self.value(start) for start in ops))
 
         solver = cp.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.1, effort.time_limit_s)
-        solver.parameters.num_workers = effort.num_threads
+        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+        solver.parameters.num_workers = num_threads
         solver.parameters.random_seed = 0
         solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
         status = solver.solve(self.model, _OnSolution())
@@ -222,3 +221,157 @@ def _unit_bytes(question: SolverQuery, more: Iterable[int]) -> int:
     if largest <= _MOST_UNITS * common:
         return common
     return -(-largest // _MOST_UNITS)
+
+
+# Which ops hold memory from when to when, without a clock.
+#
+# `core/simulator/memory.py` says what is held and for how long; here are those of its
+# rows that the order of one lane decides. A message is counted from when it is read,
+# not from when it is on its way, unless asked for: so no order that fits is lost, and
+# what the queues hold is seen when an order is simulated. Left to that, too: older
+# versions of weights.
+class Instant(NamedTuple):
+    """The start or the end of an op, by its row."""
+
+    row: int
+    is_end: bool
+
+
+class Holding(NamedTuple):
+    """Bytes on a device, from one instant to another.
+
+    Args:
+        device: the device.
+        begin: when they are allocated; None if they are there from the beginning.
+        end: when they are released, before allocations at the same instant; None if
+            never.
+        num_bytes: the bytes; at least 1.
+    """
+
+    device: int
+    begin: Instant | None
+    end: Instant
+    num_bytes: int
+
+
+def always_bytes(program: Program, costs: Costs) -> tuple[int, ...]:
+    """Return what each device always holds: weights and optimizer state."""
+    num_bytes = [0] * program.num_devices
+    for stage, cost in zip(program.stages, costs.of(program), strict=True):
+        num_bytes[stage.device] += cost.weight_bytes
+        num_bytes[stage.device] += cost.optimizer_bytes * stage.trainable
+    return tuple(num_bytes)
+
+
+def holdings(
+    problem: Problem, costs: Costs, *, counts_queues: bool = False
+) -> tuple[Holding, ...]:
+    """Return everything that is allocated and released.
+
+    Args:
+        problem: the program's ops.
+        costs: the program's costs.
+        counts_queues: count messages from when they are made, not from when they are
+            read. Then a lane could make room by waiting, which no lane does.
+    """
+    rows = _HoldingRows(problem, costs)
+    found = (*rows.of_ops(), *rows.received(counts_queues), *rows.kept_outputs())
+    return tuple(holding for holding in found if holding.num_bytes > 0)
+
+
+class _HoldingRows:
+    """The ops by name, and what each of them holds."""
+
+    def __init__(self, problem: Problem, costs: Costs) -> None:
+        self.problem = problem
+        self.row = {op: row for row, op in enumerate(problem.ops)}
+        self.costs = costs.of(problem.program)
+        self.accumulates = costs.accumulates
+
+    def of_ops(self) -> Iterator[Holding]:
+        for row, op in enumerate(self.problem.ops):
+            cost = self.costs[op.stage]
+            yield self._from_to(Instant(row, False), row, _at_work(op, cost))
+            match op.kind:
+                case Kind.FORWARD if self._trains(op):
+                    begin, back = Instant(row, False), self._backward(op)
+                    yield self._from_to(begin, back, cost.kept_bytes)
+                case Kind.FORWARD:
+                    begin = Instant(row, False)
+                    yield self._from_to(begin, row, cost.activation_bytes)
+                case Kind.BACKWARD_WEIGHT:
+                    begin = Instant(self._backward(op), True)
+                    yield self._from_to(begin, row, cost.weight_grad_held_bytes)
+                case Kind.UPDATE if self._trains(op):
+                    first = None if self.accumulates else self._first_gradient(op)
+                    yield self._from_to(first, row, cost.gradient_bytes)
+                case _:
+                    pass
+
+    def received(self, counts_queues: bool) -> Iterator[Holding]:
+        """Yield received messages, until their last use."""
+        needs, messages = self.problem.work.needs, self.problem.work.messages
+        seen: set[int] = set()
+        columns = needs.row.tolist(), needs.maker.tolist(), needs.arrival.tolist()
+        for row, maker, arrival in zip(*columns, strict=True):
+            if arrival != LOCAL and arrival not in seen:
+                seen.add(arrival)
+                num_bytes = int(messages.num_bytes[arrival])
+                begin = Instant(maker, True) if counts_queues else Instant(row, False)
+                yield self._from_to(begin, self._release(row), num_bytes)
+
+    def kept_outputs(self) -> Iterator[Holding]:
+        """Yield outputs that another stage of the same device reads."""
+        needs, ops = self.problem.work.needs, self.problem.ops
+        columns = needs.row.tolist(), needs.maker.tolist(), needs.arrival.tolist()
+        seen: set[int] = set()
+        for row, maker, arrival in zip(*columns, strict=True):
+            if arrival != LOCAL or maker < 0 or maker in seen:
+                continue
+            made = ops[maker]
+            if made.stage == ops[row].stage or made.kind is Kind.UPDATE:
+                continue
+            seen.add(maker)
+            cost = self.costs[made.stage]
+            is_output = made.kind is Kind.FORWARD
+            num_bytes = cost.output_bytes if is_output else cost.input_grad_bytes
+            yield self._from_to(Instant(maker, True), self._release(row), num_bytes)
+
+    def _from_to(self, begin: Instant | None, row: int, num_bytes: int) -> Holding:
+        stage = self.problem.ops[row].stage
+        device = self.problem.program.stages[stage].device
+        return Holding(device, begin, Instant(row, True), num_bytes)
+
+    def _trains(self, op: Op) -> bool:
+        return self.problem.program.stages[op.stage].trainable
+
+    def _find(self, op: Op, kinds: Sequence[Kind]) -> int:
+        """Return the row of the same microbatch's op of the first of these kinds."""
+        others = (Op(kind, op.stage, op.microbatch, op.step) for kind in kinds)
+        return next(self.row[other] for other in others if other in self.row)
+
+    def _backward(self, op: Op) -> int:
+        return self._find(op, (Kind.BACKWARD, Kind.BACKWARD_INPUT))
+
+    def _release(self, row: int) -> int:
+        """Return the last op that uses what this one read."""
+        op = self.problem.ops[row]
+        if op.kind is not Kind.FORWARD or not self._trains(op):
+            return row
+        if self.costs[op.stage].holds_input:
+            return self._find(op, _MAKES_WEIGHT_GRAD)
+        return self._backward(op)
+
+    def _first_gradient(self, update: Op) -> Instant:
+        """Return the step's first gradient: microbatches go in order."""
+        first = Op(Kind.FORWARD, update.stage, 0, update.step)
+        return Instant(self._find(first, _MAKES_WEIGHT_GRAD), True)
+
+
+_MAKES_WEIGHT_GRAD: Final = (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+
+
+def _at_work(op: Op, cost: StageCost) -> int:
+    """Return what an op holds only while it runs."""
+    again = cost.activation_bytes - cost.kept_bytes if op.kind in BACKWARDS else 0
+    return again + cost.work_bytes(op.kind)

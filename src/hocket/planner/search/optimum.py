@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil, floor, inf, lcm
 from time import perf_counter
 from typing import Final
 
 from hocket.core.costs import Costs, StageCost
-from hocket.core.op import BACKWARDS, Kind, Op
+from hocket.core.op import (
+    BACKWARDS,
+    MESSAGES,
+    SPLIT_BACKWARD,
+    WHOLE_OR_SPLIT_BACKWARD,
+    Kind,
+    Op,
+)
 from hocket.core.program import Program
-from hocket.core.schedule import Schedule
+from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
-from hocket.planner.search.bound import bound_s
-from hocket.planner.search.holdings import Holding, always_bytes, holdings
-from hocket.planner.search.model import SolverLimits, SolverQuery, ask, require_ortools
-from hocket.planner.search.order import known_orders, schedule_at, starts_of
-from hocket.planner.search.problem import Problem, StartLag, TimedTask
+from hocket.passes.delay_weight_gradients import delay_weight_gradients
+from hocket.passes.split_backward import split_backward as split
+from hocket.planner.search.model import (
+    Holding,
+    SolverQuery,
+    always_bytes,
+    ask,
+    holdings,
+    require_ortools,
+)
+from hocket.planner.search.problem import (
+    Problem,
+    StartLag,
+    TimedTask,
+    bound_s,
+    in_order,
+)
 from hocket.planner.search.result import SAME, SearchProgress, SearchResult
+from hocket.schedules import SCHEDULES, Shape
 
 Report = Callable[[SearchProgress], None]
 
@@ -31,50 +52,30 @@ _MOST: Final = 10**8  # ticks of all work together; then their products fit 64 b
 _MOST_PARTS: Final = 1000  # of the longest time, in which simple times are counted
 
 
-# Converts seconds to whole numbers for CP-SAT.
-@dataclass(frozen=True, slots=True)
-class Ticks:
-    """A unit of time in which everything is whole, or is rounded down.
-
-    Rounded down, no order becomes impossible and none takes longer, so that a bound in
-    ticks is a bound in seconds.
+# Times become whole numbers for CP-SAT, or are rounded down: then no order becomes
+# impossible and none takes longer, so that a bound in ticks is a bound in seconds.
+def tick_of(seconds: Iterable[float], total_s: float) -> float:
+    """Return the largest tick in which all times are whole, or a fine one; in seconds.
 
     Args:
-        tick_s: seconds of a tick.
+        seconds: times that are to be whole.
+        total_s: the longest time.
+
+    >>> tick_of([1.0, 0.5, 0.3], 100.0)
+    0.1
     """
-
-    tick_s: float
-
-    @classmethod
-    def of(cls, seconds: Iterable[float], total_s: float) -> Ticks:
-        """Return the largest tick in which all times are whole, or a fine one.
-
-        Args:
-            seconds: times that are to be whole.
-            total_s: the longest time.
-
-        >>> Ticks.of([1.0, 0.5, 0.3], 100.0)
-        Ticks(tick_s=0.1)
-        """
-        times = {time for time in seconds if time > 0}
-        if not times:
-            return cls(1.0)
-        longest = max(times)
-        parts = [
-            Fraction(time / longest).limit_denominator(_MOST_PARTS) for time in times
-        ]
-        is_simple = all(
-            abs(float(part) * longest - time) < _NEAR * time
-            for part, time in zip(parts, times, strict=True)
-        )
-        tick_s = longest / lcm(*(part.denominator for part in parts))
-        if is_simple and total_s < _MOST * tick_s:
-            return cls(tick_s)
-        return cls(max(total_s, longest) / _MOST)
-
-    def count(self, seconds: float) -> int:
-        """Return whole ticks, rounded down."""
-        return floor(seconds / self.tick_s + _NEAR)
+    times = {time for time in seconds if time > 0}
+    if not times:
+        return 1.0
+    longest = max(times)
+    parts = [Fraction(time / longest).limit_denominator(_MOST_PARTS) for time in times]
+    is_simple = all(
+        abs(float(part) * longest - time) < _NEAR * time
+        for part, time in zip(parts, times, strict=True)
+    )
+    tick_s = longest / lcm(*(part.denominator for part in parts))
+    is_fine = is_simple and total_s < _MOST * tick_s
+    return tick_s if is_fine else max(total_s, longest) / _MOST
 
 
 def search(
@@ -146,7 +147,7 @@ class _Search:
         serial_s += sum(_longest_lags(self.problem.waits).values())
         parts = {part for task in self.problem.tasks for part in task[1:]}
         lags = {wait.lag_s for wait in self.problem.waits}
-        self.ticks = Ticks.of(parts | lags, serial_s)
+        self.tick_s = tick_of(parts | lags, serial_s)
         self.serial_s = serial_s
 
     def run(self, time_limit_s: float, num_threads: int) -> SearchResult:
@@ -182,8 +183,8 @@ class _Search:
         on_bound: Callable[[float], None] = self._raise_bound
         while True:
             question = self._question(limit, counts_queues=counts_queues)
-            effort = SolverLimits(until_s - perf_counter(), num_threads)
-            starts = ask(question, effort, self._better_schedule, on_bound)
+            left_s = until_s - perf_counter()
+            starts = ask(question, left_s, num_threads, self._better_schedule, on_bound)
             missing = self._better_schedule(starts) if starts else 0
             is_late = perf_counter() >= until_s
             if limit is None or not missing or is_late or self._is_proved_best():
@@ -191,13 +192,13 @@ class _Search:
             limit -= missing if counts_queues else 0
             counts_queues, on_bound = True, _nothing
         if self.best is None:
-            self._ask_for_least(SolverLimits(until_s - perf_counter(), num_threads))
+            self._ask_for_least(until_s - perf_counter(), num_threads)
 
-    def _ask_for_least(self, effort: SolverLimits) -> None:
+    def _ask_for_least(self, left_s: float, num_threads: int) -> None:
         """Search for the order with least memory, if none that fits is known."""
         question = self._question(None, counts_queues=True, seeks_memory=True)
-        if effort.time_limit_s > 0:
-            ask(question, effort, self._better_schedule, _nothing)
+        if left_s > 0:
+            ask(question, left_s, num_threads, self._better_schedule, _nothing)
 
     def _better_schedule(self, starts: tuple[int, ...]) -> int:
         return self._keep_if_best(schedule_at(self.problem, starts))
@@ -217,7 +218,7 @@ class _Search:
         return 0
 
     def _raise_bound(self, ticks: float) -> None:
-        new_s = ceil(ticks - _NEAR) * self.ticks.tick_s
+        new_s = ceil(ticks - _NEAR) * self.tick_s
         if new_s > self.bound_s:
             self.bound_s = min(new_s, self.best_s)
             self._report_progress()
@@ -234,7 +235,7 @@ class _Search:
         counts_queues: bool = False,
         seeks_memory: bool = False,
     ) -> SolverQuery:
-        problem, count = self.problem, self.ticks.count
+        problem, count = self.problem, self._count
         always = always_bytes(problem.program, self.costs)
         rooms = None if limit is None else [limit - size for size in always]
         waits = [*problem.waits, *problem.microbatch_waits()]
@@ -259,6 +260,10 @@ class _Search:
             rooms,
             always,
         )
+
+    def _count(self, seconds: float) -> int:
+        """Return whole ticks, rounded down."""
+        return floor(seconds / self.tick_s + _NEAR)
 
     def _refusal(self) -> PlanError:
         assert self.least is not None  # without a limit, every order fits
@@ -327,3 +332,133 @@ def _num_before_full(kind: Kind, cost: StageCost, room: int) -> int:
         # Beside the new one, each that waits for W holds so much, or more.
         return (room - kept) // held + 1
     return 0
+
+
+# Converts start times to orders and back, and makes orders without a search.
+def schedule_at(problem: Problem, start: Sequence[float]) -> Schedule:
+    """Return the order in which ops start at these times.
+
+    A reduction only starts something: its lane reaches it as soon as it may begin.
+
+    Args:
+        problem: the program's ops.
+        start: the earliest start of each op; in any unit.
+    """
+    keys = [(start[row], 0, start[row]) for row in range(len(problem.ops))]
+    for before, after, _ in problem.waits:
+        if after < len(keys) and problem.work.is_collective[after]:
+            ready = start[before]
+            known = keys[after][0] if keys[after][1] else ready
+            keys[after] = max(known, ready), 1, start[after]
+    return _lanes(problem, keys)
+
+
+def starts_of(problem: Problem, schedule: Schedule, costs: Costs) -> list[float]:
+    """Return when each op starts in an order, in seconds.
+
+    Args:
+        problem: a problem with as many ops of each kind as the schedule.
+        schedule: any order of the program.
+        costs: the program's costs.
+    """
+    spans = simulate(schedule, costs).spans
+    start_of = {span.op: span.start_s for span in spans}
+    start_s = [start_of[op] for op in problem.ops]
+    for numbers in problem.sequences():
+        rows = [row for row in numbers if row < len(start_s)]
+        for row, time_s in zip(rows, sorted(start_s[r] for r in rows), strict=True):
+            start_s[row] = time_s
+    return start_s
+
+
+def known_orders(
+    problem: Problem,
+    costs: Costs,
+    *,
+    memory_bytes: int | None,
+    split_backward: bool,
+) -> Iterator[Schedule]:
+    """Yield one microbatch after another, every published order, and delayed W.
+
+    Args:
+        problem: the program's ops.
+        costs: the costs, for orders that depend on them.
+        memory_bytes: the memory of each device, for orders that depend on it.
+        split_backward: whether the backwards are to be split, or whole.
+    """
+    yield one_by_one(problem)
+    given = {"costs": costs, "memory_bytes": memory_bytes}
+    published = [*_published(problem.program, given, split_backward)]
+    if not split_backward:
+        yield from published
+        return
+    yield from map(_split, published)
+    for schedule in published:
+        with suppress(PlanError):  # it may not fit, however soon W come
+            delayed = delay_weight_gradients(schedule, costs, memory_bytes=memory_bytes)
+            yield _split(delayed)
+
+
+def one_by_one(problem: Problem) -> Schedule:
+    """Return the order with the fewest activations: one microbatch after another."""
+    keys = [_place(op) for op in problem.ops]
+    return _lanes(problem, keys)
+
+
+def _place(op: Op) -> tuple[float, ...]:
+    is_back = op.kind in WHOLE_OR_SPLIT_BACKWARD
+    microbatch = inf if op.microbatch is None else op.microbatch
+    depth = -op.stage if is_back else op.stage
+    return op.step, microbatch, is_back, depth, op.kind is Kind.BACKWARD_WEIGHT
+
+
+def _lanes(problem: Problem, keys: Sequence[tuple[float, ...]]) -> Schedule:
+    """Return each device's ops after all that they wait for, else by the lowest key."""
+    program = problem.program
+    lanes: list[list[Op]] = [[] for _ in range(program.num_devices)]
+    of_messages = (keys[row] for row in problem.rows[len(keys) :])
+    for task in in_order([*keys, *of_messages], problem.waits):
+        if task < len(problem.ops):
+            op = problem.ops[task]
+            lanes[program.stages[op.stage].device].append(op)
+    return Schedule(
+        program, tuple(Lane(d, 0, tuple(ops)) for d, ops in enumerate(lanes))
+    )
+
+
+def _shape(program: Program) -> Shape | None:
+    """Return the shape that a published order of this program would be made for."""
+    per_device, rest = divmod(program.num_stages, program.num_devices)
+    if rest or len(program.nets) != 1:
+        return None
+    return Shape(
+        program.num_devices,
+        program.nets[0].num_microbatches,
+        per_device,
+        program.num_steps,
+        program.num_replicas,
+    )
+
+
+def _published(
+    program: Program, given: Mapping[str, object], split_backward: bool
+) -> Iterator[Schedule]:
+    """Yield the schedules of the table that fit this program.
+
+    Messages are left out.
+    """
+    shape = _shape(program)
+    refused = MESSAGES if split_backward else MESSAGES | {*SPLIT_BACKWARD}
+    for entry in SCHEDULES.values() if shape else ():
+        options = {name: x for name, x in given.items() if name in entry.options}
+        try:
+            schedule = entry.make(shape, **options)
+        except PlanError:
+            continue
+        if schedule.program == program and not schedule.kinds & refused:
+            yield schedule
+
+
+def _split(schedule: Schedule) -> Schedule:
+    """Return the order with all backwards split, and without a body."""
+    return replace(split(schedule), body=(), num_repeats=0)

@@ -19,17 +19,16 @@ from typing import Final
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Schedule
-from hocket.core.simulate import simulate
+from hocket.core.simulate import long_step_s, simulate
 from hocket.draw.quantity import counted, seconds, short
 from hocket.errors import PlanError, ShapeError
-from hocket.passes.fill_with import fill_with, long_step_s
-from hocket.planner.balance import Balancer
+from hocket.passes.fill_with import fill_with
+from hocket.planner.balance import Balancer, JointCut, joint_balance
 from hocket.planner.candidate import DDP, FSDP, ZERO_1, Candidate, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
 from hocket.planner.replicas.data_parallel import data_parallel_outcome
 from hocket.planner.stages import add_layers, stage_costs
-from hocket.planner.teachers.joint_balance import JointCut, joint_balance
 from hocket.planner.work import LayerCost, ModelCosts
 from hocket.schedules import make_schedule
 

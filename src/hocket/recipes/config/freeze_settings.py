@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from hocket.freeze.greedy import Balance
+from hocket.freeze.shapes import Balance
 from hocket.recipes.config.settings import (
     Count,
     NaturalNumber,

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hocket.planner.rank import PlanConfig, Progress, Search
-from hocket.planner.ranking.ranking import Ranking
-from hocket.planner.ranking.shown import Paper, Shown
+from hocket.planner.ranking.report import Ranking, Shown
+from hocket.planner.ranking.table import Paper
 from hocket.recipes.config.resolve import Resolved, resolved_in
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.recipes.training.step_layout import StepLayout

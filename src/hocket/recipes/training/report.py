@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 
-from hocket import __version__
 from hocket.core.costs import Costs
 from hocket.core.formats import costs_json
 from hocket.core.gates import gates_of
@@ -33,6 +32,7 @@ from hocket.recipes.training.epochs import epoch_table
 from hocket.recipes.training.progress import result_line
 from hocket.recipes.training.records import EvaluationRecord, SummaryRecord
 from hocket.run.engine.plan import Plan
+from hocket.version import __version__
 
 # What every evaluation has beside the user's metrics.
 _NO_METRICS: Final = {"kind", *(x.name for x in fields(EvaluationRecord))}

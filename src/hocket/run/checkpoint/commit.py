@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hocket import __version__
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.format.durable import (
@@ -51,6 +50,7 @@ from hocket.run.checkpoint.format.newest import newest
 from hocket.run.checkpoint.format.opened import is_whole, read_checkpoint
 from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 from hocket.run.cluster.store.store_exchange import StoreExchange
+from hocket.version import __version__
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from hocket.core.costs import Costs
 from hocket.core.op import Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.peak import PeakBytes, peak_parts
+from hocket.core.simulator.memory import PeakBytes, peak_parts
 from hocket.draw.quantity import byte_size
 from hocket.errors import NoMemoryError
 from hocket.planner.recompute import recomputing

@@ -23,14 +23,12 @@ from torch import Tensor, nn
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.freeze.greedy import Balance
-from hocket.freeze.shapes import Frozen, Prediction, with_frozen_layers
+from hocket.freeze.shapes import Balance, Frozen, Prediction, with_frozen_layers
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule
 from hocket.model.trace.layers import Layer
 from hocket.model.trace.state import saved_tensors
-from hocket.planner.stages import stage_costs
-from hocket.planner.trial import StageSlowdown
+from hocket.planner.stages import StageSlowdown, stage_costs
 from hocket.planner.work import Weights
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.store.values import decode, encode

@@ -26,14 +26,13 @@ import torch
 from hocket.core.costs import Costs, StageCost
 from hocket.core.gates import gates_of
 from hocket.core.schedule import Schedule
-from hocket.core.simulate import simulate
+from hocket.core.simulate import long_step_s, simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, DataError, FitError, PlanError, WaitError
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import clock_of
 from hocket.passes.fill_bubbles import fill_bubbles
-from hocket.passes.fill_with import long_step_s
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World

@@ -19,7 +19,7 @@ from hocket.model.profile.work import measured_work
 from hocket.planner.candidate import REVERSE_FIRST_K, Outcome
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext

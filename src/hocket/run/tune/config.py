@@ -18,9 +18,9 @@ from torch import nn
 
 from hocket.errors import ConfigError
 from hocket.freeze.cache.settings import Cache
-from hocket.freeze.greedy import Balance
 from hocket.freeze.policy import Policy
 from hocket.freeze.settings import text_of, type_faults
+from hocket.freeze.shapes import Balance
 from hocket.model.trace.state import model_fault
 from hocket.options import ScheduleOptions, fixed_cut_faults
 from hocket.run.cluster.world import World

@@ -19,7 +19,7 @@ from hocket.model.profile.work import counted_work
 from hocket.model.trace.state import model_fault
 from hocket.options import PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
-from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.report import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World, single_process_world

@@ -32,7 +32,7 @@ from hocket.model.profile.measure import profile, restored_model
 from hocket.model.profile.profile import Profile, mean_profile
 from hocket.model.profile.work import measured_work
 from hocket.model.trace.per_sample import num_rows, take_rows
-from hocket.planner.trial import MeasuredTrials, Trial
+from hocket.planner.stages import MeasuredTrials, Trial
 from hocket.planner.work import ModelCosts
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import Microbatch, on_device

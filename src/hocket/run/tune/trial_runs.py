@@ -26,7 +26,7 @@ from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut, num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.planner.trial import Trial
+from hocket.planner.stages import Trial
 from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.world import World

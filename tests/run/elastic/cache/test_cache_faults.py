@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ConfigError, DataError
-from hocket.freeze.cache.entry import Content, Key
-from hocket.freeze.cache.folder import claim_folder
-from hocket.freeze.cache.shard import SUFFIX, Shard
+from hocket.freeze.cache.disk import claim_folder
+from hocket.freeze.cache.shard import SUFFIX, Content, Key, Shard
 from hocket.run.elastic.cache.cached_prefix import CacheWarning
 from tests.run.support.cache_runs import (
     NUM_TRIALS,

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hocket import __version__
 from hocket.run.cluster.doctor.finding import Finding, Severity
+from hocket.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

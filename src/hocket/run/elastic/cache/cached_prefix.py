@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.freeze.cache.disk import slot_size
-from hocket.freeze.cache.folder import claim_folder
+from hocket.freeze.cache.disk import claim_folder, slot_size
 from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
 from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import file_bytes
@@ -148,7 +147,6 @@ class CachedPrefix:
             module = prefix.module
             self._extension = self._maker.extension(before, boundary, module, kept)
             self._kept.open(part, self._before)
-        self._kept.read_ahead(self._now, layout)
 
     def outputs(
         self, microbatch: Microbatch, compute: Callable[[], tuple[Tensor, ...]]
@@ -214,8 +212,6 @@ class CachedPrefix:
         self._kept.flush()
         self._over_all(0)  # all have written what they had
         self._kept.refresh()
-        if self._now is not None and self._layout is not None:
-            self._kept.read_ahead(self._now, self._layout)
 
     def _over_all(self, own: int) -> int:
         """Sum a number over all workers (all-reduce); every worker must call this."""
@@ -328,8 +324,7 @@ class CachedPrefix:
             return None
         for text in small:
             self._warnings.add(f"{text}: nothing is kept there")
-        if part is self._now and self._layout is not None:
-            self._kept.read_ahead(part, self._layout)
+        if part is self._now:
             self._judge_as_before(form, rows)
         return rows
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.freeze.cache.entry import Key
+from hocket.freeze.cache.shard import Key
 from hocket.model.trace.per_sample import num_rows, take_rows, unshared
 from hocket.run.data.batch import Microbatch
 from hocket.run.elastic.cache.output_rows import OutputRows

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from hocket.freeze.cache.disk import slot_size
-from hocket.freeze.cache.entry import Content, Key
 from hocket.freeze.cache.settings import Cache
-from hocket.freeze.cache.shard import file_bytes
+from hocket.freeze.cache.shard import Content, Key, file_bytes
 from hocket.freeze.cache.store import Store
-from hocket.run.cluster.layout import Layout
 from hocket.run.device.copies import copies_of
 from hocket.run.elastic.cache.frozen_part import FrozenPart
 from hocket.run.elastic.cache.training_order import TrainingOrder
@@ -113,17 +111,6 @@ class KeptRows:
         """
         if self._store is not None and samples:
             self._store.used(*(self._all_keys(x, samples) for x in (now, before)))
-
-    def read_ahead(self, part: FrozenPart, layout: Layout) -> None:
-        """Read what this worker's replica uses next, as far as memory has room."""
-        if self._store is None or not part.rows or not self._settings.ram_bytes:
-            return
-        data = self._order.use.data
-        form = next(reversed(part.rows))
-        self._store.read_ahead(
-            (time, part.keys(data, form, [sample])[0])
-            for time, sample in self._order.ahead(layout)
-        )
 
     def read(
         self,

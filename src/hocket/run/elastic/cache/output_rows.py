@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
-from hocket.freeze.cache.entry import Content
+from hocket.freeze.cache.shard import Content
 from hocket.model.trace.per_sample import PerSample, Shared
 from hocket.model.trace.value import SentTensor, order_of, ordered
 from hocket.run.data.batch import Microbatch

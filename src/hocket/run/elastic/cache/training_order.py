@@ -11,7 +11,6 @@ import torch
 
 from hocket.freeze.cache.next_use import NextUse
 from hocket.freeze.cache.settings import Cache
-from hocket.run.cluster.layout import Layout
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sample_loader import SampleLoader
 from hocket.run.data.sampler import BatchRows
@@ -68,7 +67,16 @@ class TrainingOrder:
             lambda epoch: sampler.order(epoch).numpy(),
         )
         self.use.now = sampler.current.epoch * num_used + sampler.current.position
-        return checked.parts(self._reads(num_replicas=1, replica=0))
+        spec = ReadSpec(
+            inputs=True,
+            targets=True,
+            num_microbatches=self._num_parts,
+            num_replicas=1,
+            replica=0,
+            device=self._device,
+            draws_once=True,  # also where no sample seems to vary
+        )
+        return checked.parts(spec)
 
     def advance(self, batch: PartBatch) -> tuple[list[int], bool]:
         """Go on to the step that a batch is of.
@@ -87,27 +95,3 @@ class TrainingOrder:
         first = self._recent[0]
         self.use.now = self.use.time_of(first.epoch, int(first.rows[0]))
         return samples, len(epochs) > 1
-
-    def ahead(self, layout: Layout) -> Iterator[tuple[int, int]]:
-        """Yield times and samples of one replica, from now on for an epoch."""
-        loader, use = self._loader, self.use
-        if loader is None:
-            return
-        reads = self._reads(layout.num_replicas, layout.replica)
-        epoch, place = divmod(use.now, use.num_used)
-        for later, begin, end in ((epoch, place, use.num_used), (epoch + 1, 0, place)):
-            order = loader.sampler.order(later)[begin:end]
-            for rows in order.split(loader.batch_size):
-                for sample in rows[reads.rows(len(rows))].tolist():
-                    yield use.time_of(later, sample), sample
-
-    def _reads(self, num_replicas: int, replica: int) -> ReadSpec:
-        return ReadSpec(
-            inputs=True,
-            targets=True,
-            num_microbatches=self._num_parts // num_replicas,
-            num_replicas=num_replicas,
-            replica=replica,
-            device=self._device,
-            draws_once=True,  # also where no sample seems to vary
-        )

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError, ShapeError
-from hocket.freeze.plain_numbers import is_whole
+from hocket.freeze.policy import is_whole
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.parameter_paths import Home

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hocket.core.costs import Costs, Link
 from hocket.core.program import Program
 from hocket.errors import ModelError
-from hocket.freeze.greedy import greedy_boundaries
+from hocket.freeze.shapes import greedy_boundaries
 from hocket.model.profile.costs import stage_costs
 from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
 from hocket.model.stages.stage import StageModule

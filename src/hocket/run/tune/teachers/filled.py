@@ -20,8 +20,8 @@ from hocket.model.stages.cut import boundaries_from_names, num_frozen_stages
 from hocket.model.stages.stage import StageModule
 from hocket.passes.fill_with import fill_with
 from hocket.passes.freeze_stages import freeze_stages
+from hocket.planner.balance import cut_teacher, joint_balance
 from hocket.planner.stages import add_layers
-from hocket.planner.teachers.joint_balance import cut_teacher, joint_balance
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig

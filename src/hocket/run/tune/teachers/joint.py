@@ -18,13 +18,12 @@ from typing import Final
 from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
-from hocket.core.simulate import simulate
+from hocket.core.simulate import long_step_s, simulate
 from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, FitError, ModelError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
-from hocket.passes.fill_with import long_step_s
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout

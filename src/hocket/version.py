@@ -1,0 +1,7 @@
+"""The version of hocket, which files that it writes name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__version__: Final = "0.1.0"
