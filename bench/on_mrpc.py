@@ -18,8 +18,7 @@ import torch
 
 from bench.in_turn import environment
 from examples.zoo.glue import glue
-from hocket.recipes.config.data_settings import DataFunctionSettings
-from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.recipe import DataFunctionSettings, Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task

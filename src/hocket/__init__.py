@@ -92,20 +92,20 @@ if TYPE_CHECKING:
     from hocket.sharing.running.job import JobContext as JobContext
     from hocket.sharing.running.share import share as share
     from hocket.sharing.waves.emulate import emulate_waves as emulate_waves
-    from hocket.sharing.waves.result import WaveResult as WaveResult
+    from hocket.sharing.waves.player import WaveResult as WaveResult
     from hocket.sharing.waves.waves import Waves as Waves
     from hocket.teacher.evaluation import LinearProbe as LinearProbe
     from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
     from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
     from hocket.teacher.lars import Lars as Lars
-    from hocket.teacher.losses.dino import Dino as Dino
-    from hocket.teacher.losses.distilbert import DistilBERT as DistilBERT
+    from hocket.teacher.losses.distillation import DistilBERT as DistilBERT
     from hocket.teacher.losses.distillation import Distillation as Distillation
     from hocket.teacher.losses.two_views import Byol as Byol
+    from hocket.teacher.losses.two_views import Dino as Dino
     from hocket.teacher.losses.two_views import MocoV3 as MocoV3
-    from hocket.teacher.view_loader import TwoViewLoader as TwoViewLoader
-    from hocket.teacher.view_loader import TwoViewSamples as TwoViewSamples
+    from hocket.teacher.views import TwoViewLoader as TwoViewLoader
     from hocket.teacher.views import TwoViews as TwoViews
+    from hocket.teacher.views import TwoViewSamples as TwoViewSamples
 
 __version__ = "0.1.0"
 
@@ -125,8 +125,8 @@ _HOMES = {
     "DamagedError": "hocket.errors",
     "DataError": "hocket.errors",
     "DeadlockError": "hocket.errors",
-    "Dino": "hocket.teacher.losses.dino",
-    "DistilBERT": "hocket.teacher.losses.distilbert",
+    "Dino": "hocket.teacher.losses.two_views",
+    "DistilBERT": "hocket.teacher.losses.distillation",
     "Distillation": "hocket.teacher.losses.distillation",
     "EvaluationLoader": "hocket.run.data.sample_loader",
     "EvaluationResult": "hocket.run.data.metrics",
@@ -183,11 +183,11 @@ _HOMES = {
     "Teacher": "hocket.run.tune.teachers.teacher",
     "Timeline": "hocket.core.timelines.timeline",
     "TokenMean": "hocket.run.data.token_mean",
-    "TwoViewLoader": "hocket.teacher.view_loader",
-    "TwoViewSamples": "hocket.teacher.view_loader",
+    "TwoViewLoader": "hocket.teacher.views",
+    "TwoViewSamples": "hocket.teacher.views",
     "TwoViews": "hocket.teacher.views",
     "WaitError": "hocket.errors",
-    "WaveResult": "hocket.sharing.waves.result",
+    "WaveResult": "hocket.sharing.waves.player",
     "Waves": "hocket.sharing.waves.waves",
     "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",

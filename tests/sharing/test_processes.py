@@ -22,7 +22,7 @@ from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode, Point
 from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.plan import SharePlan
-from hocket.sharing.running.request import process_note
+from hocket.sharing.running.share import process_note
 from tests.run.support.forked import answers_of
 from tests.sharing.support.jobs import (
     Trained,

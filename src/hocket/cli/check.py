@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hocket.cli.shared.options import Sizes, with_options
+from hocket.cli.shared.options import Sizes, load_schedule, with_options
 from hocket.cli.shared.output import sentence
-from hocket.cli.shared.planning import load_schedule
 from hocket.errors import ScheduleError
 
 if TYPE_CHECKING:

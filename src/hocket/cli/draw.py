@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final, assert_never
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import Sizes, UniformCosts, load_timeline, with_options
 from hocket.cli.shared.output import write_output
-from hocket.cli.shared.planning import load_timeline
 
 if TYPE_CHECKING:
     from hocket.draw.layout import Titled

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import Sizes, UniformCosts, load_schedule, with_options
 from hocket.cli.shared.output import aligned, write_output
-from hocket.cli.shared.planning import load_schedule
 
 if TYPE_CHECKING:
     from hocket.core.timelines.timeline import Timeline

@@ -77,8 +77,7 @@ def share_command(
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
     from hocket.sharing.picture import share_page
     from hocket.sharing.running.job import Job
-    from hocket.sharing.running.request import read_request
-    from hocket.sharing.running.share import share
+    from hocket.sharing.running.share import read_request, share
 
     own = list(settings or [])
     if max_steps is not None:

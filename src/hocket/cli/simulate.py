@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import (
+    Sizes,
+    UniformCosts,
+    WhatIf,
+    load_timeline,
+    simulated,
+    with_options,
+)
 from hocket.cli.shared.output import aligned, sentence
-from hocket.cli.shared.planning import load_timeline, simulated
-from hocket.cli.shared.what_if import WhatIf
 from hocket.errors import PlanError
 
 if TYPE_CHECKING:

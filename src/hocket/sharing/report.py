@@ -13,9 +13,9 @@ from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
 from hocket.errors import RunError
 from hocket.sharing.board import Iteration
-from hocket.sharing.choose import ModePrediction
 from hocket.sharing.forecast import Forecast, summed
 from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import ModePrediction
 
 HEAD: Final = (
     *("job", "iterations", "alone", "shared", "speed"),

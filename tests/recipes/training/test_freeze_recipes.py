@@ -18,11 +18,11 @@ from hocket.cli.train import ENTRY
 from hocket.errors import DataError
 from hocket.freeze import Alpha
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.metrics_log import TENSORBOARD_NAME
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import freezing_options, make_pipeline, train_recipe
+from hocket.recipes.training.watchers import TENSORBOARD_NAME
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
 from tests.examples.test_squad import CONTEXT, file_of, question, write

@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training import progress
-from hocket.recipes.training.progress import (
+from hocket.recipes.training.watchers import (
     RunProgress,
     duration,
     metrics_text,

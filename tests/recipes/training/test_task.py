@@ -13,11 +13,10 @@ from examples.zoo import text
 from examples.zoo.text import Gpt
 from hocket.errors import DataError
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.data.load import load_samples
+from hocket.recipes.data import load_samples
 from hocket.recipes.models.make import make_model
-from hocket.recipes.models.transformer import Block
-from hocket.recipes.models.vit import VisionTransformer
-from hocket.recipes.objectives.losses import class_loss, class_metrics
+from hocket.recipes.models.vit import Block, VisionTransformer
+from hocket.recipes.objectives import class_loss, class_metrics
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.sample_loader import SampleLoader

@@ -15,13 +15,12 @@ from hocket.cli.train import ENTRY
 from hocket.planner.rank import PlanConfig
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.models.heads import Predicting, Projected
+from hocket.recipes.models.make import Predicting, Projected
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.planning import plan_recipe
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.recipes.training.train import train_recipe
+from hocket.recipes.training.train import plan_recipe, train_recipe
 from hocket.run.data.loss import TOTAL, named_losses
 from tests.recipes.support.cifar_folder import cifar10
 from tests.run.support.forked import answers_of

@@ -13,7 +13,7 @@ from hocket.errors import CallbackError
 from hocket.model.profile.profile import Profile
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.objectives.losses import class_metrics
+from hocket.recipes.objectives import class_metrics
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import StepRecord, Watcher

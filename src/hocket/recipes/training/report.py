@@ -29,9 +29,9 @@ from hocket.recipes.run_files import (
     TIMELINE_NAME,
     read_metrics,
 )
-from hocket.recipes.training.epochs import epoch_table
-from hocket.recipes.training.progress import result_line
+from hocket.recipes.training.loop import epoch_table
 from hocket.recipes.training.records import EvaluationRecord, SummaryRecord
+from hocket.recipes.training.watchers import result_line
 from hocket.run.engine.plan import Plan
 
 # What every evaluation has beside the user's metrics.

@@ -18,7 +18,6 @@ from typing import Any, Final
 from hocket.errors import DataError
 from hocket.recipes.config.recipe import CheckpointSettings, TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
-from hocket.recipes.training.metrics_log import recipe_watchers
 from hocket.recipes.training.records import (
     EvaluationRecord,
     StepRecord,
@@ -27,6 +26,7 @@ from hocket.recipes.training.records import (
 )
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
+from hocket.recipes.training.watchers import recipe_watchers
 from hocket.run.checkpoint.format.folder import LATEST, step_of
 from hocket.run.checkpoint.format.newest import find, newest
 from hocket.run.data.loss import TOTAL

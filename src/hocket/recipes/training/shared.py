@@ -27,7 +27,7 @@ from hocket.errors import NonFiniteError, RecipeError
 from hocket.model.trace.observe import in_mode
 from hocket.options import UpdateOptions
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.objectives.whole import WholeEvaluation
+from hocket.recipes.objectives import WholeEvaluation
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import refuse_failures
 from hocket.recipes.training.saving import NEWEST, RecipeRun, resume_point
@@ -43,7 +43,7 @@ from hocket.run.device.memory import peak_bytes
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from hocket.sharing.running.job import Job, JobContext
-from hocket.sharing.waves.evaluate import add_part
+from hocket.sharing.waves.wave import add_part
 from hocket.signatures import values_of
 
 

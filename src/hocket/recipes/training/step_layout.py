@@ -8,11 +8,11 @@ from functools import partial
 
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.teacher_settings import TwoViewSettings
-from hocket.recipes.teachers.two_views import two_view_samples
 from hocket.recipes.training.optimizer import learning_rate_share
+from hocket.recipes.two_views import two_view_samples
 from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
 from hocket.run.data.samples import Samples
-from hocket.teacher.view_loader import TwoViewLoader
+from hocket.teacher.views import TwoViewLoader
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from hocket.core.layout import WorkerLayout
@@ -21,6 +23,9 @@ from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
 from hocket.freeze.cache.settings import Cache
 from hocket.model.profile.profile import path_of
 from hocket.options import ScheduleOptions, UpdateOptions
+from hocket.planner.rank import PlanConfig, Progress, Search
+from hocket.planner.ranking.ranking import Ranking
+from hocket.planner.ranking.shown import Paper, Shown
 from hocket.recipes.config.freeze_settings import (
     AnyFreezing,
     CacheSettings,
@@ -32,19 +37,20 @@ from hocket.recipes.config.resolve import Resolved, resolved_in
 from hocket.recipes.run_files import CACHE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.progress import RunProgress, plan_line, print_plain
 from hocket.recipes.training.records import EvaluationRecord, Watcher, refuse_failures
 from hocket.recipes.training.report import write_report
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import NEWEST, resume_point
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
+from hocket.recipes.training.watchers import RunProgress, plan_line, print_plain
 from hocket.run.checkpoint.format.folder import pointer
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.startup import StartupProgress
 from hocket.run.elastic.cache.cache_refusals import refuse_random
 from hocket.run.pipeline import Pipeline
+from hocket.run.tune.planning import plan
 from hocket.signatures import values_of
 
 POLICIES: Final[Mapping[str, type[Any]]] = {
@@ -322,3 +328,65 @@ def _print_start(progress: StartupProgress) -> None:
     """Print what the start of the pipeline does, if output goes to a terminal."""
     if sys.stdout.isatty():
         print_plain(Console(file=sys.stdout), str(progress))
+
+
+# Plan a recipe: in this process, or measured by as many workers as it would have.
+def planned(
+    run_dir: str, request: dict[str, Any], paper: dict[str, Any]
+) -> dict[str, Any]:
+    """Plan the recipe that a folder holds; each worker's entry.
+
+    Args:
+        run_dir: the folder, with its `recipe.toml`.
+        request: a `PlanConfig`, as JSON.
+        paper: a `Paper`.
+
+    Returns:
+        On rank 0 a `Shown`, else nothing.
+    """
+    resolved = resolved_in(run_dir)
+    with closing(join_world()) as world:
+        config = TypeAdapter(PlanConfig).validate_python(request)
+        ranking = plan_recipe(resolved, config, world)
+        return {} if world.rank else asdict(Shown.of(ranking, Paper(**paper)))
+
+
+def plan_recipe(
+    resolved: Resolved,
+    config: PlanConfig,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Predict every way to train a recipe.
+
+    Args:
+        resolved: the recipe.
+        config: what to plan for; batch size and precision are the recipe's when not
+            given.
+        world: the job, where all its workers measure.
+        progress: called with the number of candidates done, and of all.
+
+    Raises:
+        DataError: its data are missing or too few.
+        PlanError: a name that is not known, or numbers that nothing fits.
+    """
+    recipe = resolved.recipe
+    task = make_task(recipe)
+    layout = StepLayout.of(recipe, task.training)
+    search, training = config.search or Search(), recipe.training
+    config = replace(
+        config,
+        batch_size=config.batch_size or training.batch_size,
+        precision=config.precision or training.precision,
+        search=replace(search, clips=training.clip_norm is not None),
+    )
+    return plan(
+        task.make_model(),
+        next(iter(layout.loader())),
+        task.loss,
+        optimizer=make_optimizer(recipe.optimizer),
+        teachers=task.make_teachers(layout.num_steps),
+        world=world,
+        progress=progress,
+        **values_of(PlanConfig, config),
+    )

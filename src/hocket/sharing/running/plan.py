@@ -16,14 +16,13 @@ from typing import Final
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError
 from hocket.sharing.board import MEMORY_MARGIN, Board, Iteration, JobRecord
-from hocket.sharing.choose import Choice, choose, slowdowns
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import JobReport, ShareReport
 from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.job import Job
 from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.runner import NUM_WATCHED, JobRunner
-from hocket.sharing.simulate import SimulatedJob
+from hocket.sharing.simulate import Choice, SimulatedJob, choose, slowdowns
 
 # Eight after warm-up, for a mean also where every second or fourth one is long.
 _NUM_ALONE: Final = NUM_WATCHED + 8  # iterations in turns, at first

@@ -26,11 +26,10 @@ from hocket.errors import ConfigError, HocketError, NoMemoryError
 from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import ADMITTING, Mode, Point
-from hocket.sharing.running.gates import Gates, StoppedError
+from hocket.sharing.running.gate import Gates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step, made_parts
-from hocket.sharing.running.job_threads import JobThreads
 from hocket.sharing.running.memory_log import MemoryLog, open_log
-from hocket.sharing.running.random_state import THREAD, DrawGuard, JobRandom
+from hocket.sharing.running.random_state import THREAD, DrawGuard, JobRandom, JobThreads
 from hocket.sharing.running.shared_state import SharedState
 
 NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on

@@ -7,13 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind, Op
+from hocket.errors import ConfigError, NonFiniteError
 from hocket.model.trace.per_sample import tensors_in
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
@@ -332,3 +333,101 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
         microbatch: the microbatch's number in the step, over all replicas.
     """
     return step_seed(step_seed(seed, step), microbatch)
+
+
+# Refuses what waves cannot do.
+def checked_microbatches(sync: str, num_microbatches: int | None) -> int:
+    """Return the number of microbatches.
+
+    Raises:
+        ConfigError: `sync` is unknown, or the number is not possible with it.
+    """
+    if sync not in get_args(SyncName):
+        raise ConfigError(f"sync={sync!r}: it may be {', '.join(get_args(SyncName))}")
+    if num_microbatches is None:
+        return NUM_WAVES if sync == "exact" else 1
+    if num_microbatches < 1:
+        raise ConfigError(f"num_microbatches is {num_microbatches}: at least 1")
+    if sync == "exact" and num_microbatches % NUM_WAVES:
+        raise ConfigError(
+            f"num_microbatches is {num_microbatches}, and with sync='exact' the two "
+            f"waves take turns: use an even number, such as {num_microbatches + 1}, or "
+            "sync='wave', whose batches go whole to one wave"
+        )
+    return num_microbatches
+
+
+def refuse_scale(sync: str, precision: Precision) -> None:
+    """Refuse a loss scale that is judged too late.
+
+    Raises:
+        ConfigError: sync is "wave", and forwards compute in float16.
+    """
+    if sync == "wave" and precision is Precision.FLOAT16:
+        raise ConfigError(
+            'precision="float16" with sync="wave": an update reads the gradients of '
+            "two batches. Whether the newer one has overflowed its loss scale is known "
+            "when the next batch has begun with that scale, and its update reads the "
+            'same gradients again: take precision="bfloat16", which needs no scale, or '
+            "sync='exact', whose updates end each batch"
+        )
+
+
+# What one batch of `hocket.Waves` came to.
+@dataclass(frozen=True, slots=True)
+class WaveResult:
+    """What one batch came to. Every worker gets the same numbers.
+
+    Args:
+        step: the batch's number, from 0 over the life of the run.
+        wave: the wave whose weights were updated: 0 for tick, 1 for tock; 0 for both if
+            sync is "exact".
+        loss: what is trained, the mean over all samples of the batch.
+        losses: every scalar that the loss function names, the means over all samples.
+        num_samples: the samples of the batch, over all replicas.
+        grad_norm: the norm of the gradients that the update read, before clipping.
+        seconds: since the result before.
+        skipped: whether nothing was updated, for gradients of float16 were too large.
+    """
+
+    step: int
+    wave: int
+    loss: float
+    losses: dict[str, float]
+    num_samples: int
+    grad_norm: float
+    seconds: float
+    skipped: bool = False
+
+
+def result_of(step: WaveStep, wave: int) -> WaveResult:
+    """Return what a step came to, without its seconds.
+
+    Args:
+        step: one whose losses and norm are there.
+        wave: the wave whose weights were updated.
+
+    Raises:
+        NonFiniteError: a loss or a gradient is not finite.
+    """
+    assert step.losses is not None
+    assert step.norm is not None
+    losses = dict(zip(step.names, step.losses.tolist(), strict=True))
+    norm = float(step.norm)
+    bad = [name for name, value in losses.items() if not isfinite(value)]
+    if not step.is_skipped and (bad or not isfinite(norm)):
+        what = f"the loss {bad[0]!r}" if bad else "a gradient"
+        raise NonFiniteError(
+            f"{what} of step {step.number} is not finite, and weights were updated "
+            "from it before this was known: load the last checkpoint"
+        )
+    return WaveResult(
+        step.number,
+        wave,
+        losses[TOTAL],
+        losses,
+        step.num_samples,
+        norm,
+        0.0,
+        step.is_skipped,
+    )

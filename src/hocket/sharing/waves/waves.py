@@ -42,13 +42,18 @@ from hocket.run.weights.settings import (
     SchedulerFactory,
     TrainingConfig,
 )
-from hocket.sharing.waves.evaluate import WaveEvaluation, evaluate_sums
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
-from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
-from hocket.sharing.waves.refusals import checked_microbatches, refuse_scale
-from hocket.sharing.waves.result import WaveResult, result_of
+from hocket.sharing.waves.player import (
+    WavePlayer,
+    WaveResult,
+    WaveSettings,
+    WaveStep,
+    checked_microbatches,
+    refuse_scale,
+    result_of,
+)
 from hocket.sharing.waves.saved import SavedWaves
-from hocket.sharing.waves.wave import Wave, copy_of
+from hocket.sharing.waves.wave import Wave, WaveEvaluation, copy_of, evaluate_sums
 
 _TICK: Final = 0
 

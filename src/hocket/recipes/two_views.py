@@ -11,13 +11,12 @@ from torch import Tensor
 from hocket.errors import RecipeError
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.teacher_settings import TwoViewSettings
-from hocket.recipes.data.load import whole_of
+from hocket.recipes.data import whole_of
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import Samples, first_samples
 from hocket.teacher.evaluation import knn_accuracy
-from hocket.teacher.view_loader import TwoViewLoader, TwoViewSamples
-from hocket.teacher.views import TwoViews
+from hocket.teacher.views import TwoViewLoader, TwoViews, TwoViewSamples
 
 if TYPE_CHECKING:
     from hocket.run.pipeline import Pipeline
