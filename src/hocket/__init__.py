@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from hocket.sharing.running.job import JobContext as JobContext
     from hocket.sharing.running.share import share as share
     from hocket.sharing.waves.emulate import emulate_waves as emulate_waves
-    from hocket.sharing.waves.player import WaveResult as WaveResult
+    from hocket.sharing.waves.wave import WaveResult as WaveResult
     from hocket.sharing.waves.waves import Waves as Waves
     from hocket.teacher.evaluation import LinearProbe as LinearProbe
     from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
@@ -187,7 +187,7 @@ _HOMES = {
     "TwoViewSamples": "hocket.teacher.views",
     "TwoViews": "hocket.teacher.views",
     "WaitError": "hocket.errors",
-    "WaveResult": "hocket.sharing.waves.player",
+    "WaveResult": "hocket.sharing.waves.wave",
     "Waves": "hocket.sharing.waves.waves",
     "WholeBatch": "hocket.run.data.loss",
     "WorkerError": "hocket.errors",

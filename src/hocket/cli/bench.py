@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from hocket.cli.shared.options import JsonOption
 from hocket.cli.shared.output import folded, num_columns, sentence
 
 _COLUMNS: Final = 100  # of a legend, at most
@@ -22,9 +23,7 @@ def bench_command(
             help="ooo-pipeline, ooo-single, ooo-data, wpipe, tspipe, pipetransformer.",
         ),
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a published experiment, simulated and measured, beside its source.
 

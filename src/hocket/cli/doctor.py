@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hocket import env
+from hocket.cli.shared.options import JsonOption
 from hocket.env import ExitCode
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def doctor_command(
         bool,
         typer.Option("--prove", help="Train a small model on all devices; compare it."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine, or all hosts of a job, for what stops people.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from hocket.cli.shared.options import JsonOption
 from hocket.cli.shared.output import folded, num_columns
 from hocket.cli.train import (
     LayoutOption,
@@ -35,9 +36,7 @@ def profile_command(
         bool, typer.Option("--again", help="Measure again, and keep that instead.")
     ] = False,
     allow_outside: OutsideOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure a recipe's model, layer by layer.
 

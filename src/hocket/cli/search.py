@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, load_schedule, with_options
+from hocket.cli.shared.options import (
+    JsonOption,
+    Sizes,
+    UniformCosts,
+    load_schedule,
+    with_options,
+)
 from hocket.cli.shared.output import aligned, write_output
 
 if TYPE_CHECKING:
@@ -48,9 +54,7 @@ def search_command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the order.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers and the order as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search for the best order of a schedule's work, and prove how good it is.
 

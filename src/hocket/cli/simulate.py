@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hocket.cli.shared.options import (
+    JsonOption,
     Sizes,
     UniformCosts,
     WhatIf,
@@ -40,9 +41,7 @@ def simulate_command(
     sizes: Sizes,
     costs: UniformCosts,
     what_if: WhatIf,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a schedule: makespan, idle time by cause, memory and bytes sent.
 

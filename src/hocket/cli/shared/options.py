@@ -39,42 +39,58 @@ _LINK: Final = re.compile(r"(\d+)-(\d+):(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(b|B)/s")
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
+
+
+def _option(metavar: str, help_: str, *names: str) -> Any:
+    """Return an option; its name is the field's where none is given."""
+    return typer.Option(*names, metavar=metavar, help=help_)
+
+
+def _finite(seconds: float) -> float:
+    """Parse a finite number of seconds."""
+    if not isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds")
+    return seconds
+
+
+def _seconds(help_: str) -> Any:
+    """Return an option that takes seconds."""
+    return typer.Option(metavar="S", min=0.0, callback=_finite, help=help_)
+
+
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """The options that say where costs come from, and what is changed in them."""
 
     costs_from: Annotated[
         Path | None,
-        typer.Option(
+        _option(
+            "RUN|FILE",
+            "The costs that a run has left in its folder, or such a file; instead of "
+            "equal devices.",
             "--costs",
-            metavar="RUN|FILE",
-            help="The costs that a run has left in its folder, or such a file; "
-            "instead of equal devices.",
         ),
     ] = None
     slow: Annotated[
         list[str] | None,
-        typer.Option(
-            "--slow",
-            metavar="rank=D:X",
-            help="What if device D took X times as long? Such as rank=1:1.2.",
+        _option(
+            "rank=D:X", "What if device D took X times as long? Such as rank=1:1.2."
         ),
     ] = None
     link: Annotated[
         list[str] | None,
-        typer.Option(
-            "--link",
-            metavar="A-B:SPEED",
-            help="What if this link had another bandwidth? Such as 0-1:10Gb/s.",
+        _option(
+            "A-B:SPEED",
+            "What if this link had another bandwidth? Such as 0-1:10Gb/s.",
         ),
     ] = None
     jitter: Annotated[
         float | None,
-        typer.Option(
-            "--jitter",
-            metavar="X",
-            help="What if ops took longer or shorter by chance? Their standard "
-            "deviation over their mean, such as 0.05.",
+        _option(
+            "X",
+            "What if ops took longer or shorter by chance? Their standard deviation "
+            "over their mean, such as 0.05.",
         ),
     ] = None
 
@@ -97,8 +113,7 @@ class WhatIf:
         if self.costs_from is None:
             return None
         path = self.costs_from
-        if path.is_dir():
-            path = path / COSTS_NAME
+        path = path / COSTS_NAME if path.is_dir() else path
         if not path.exists():
             raise PlanError(
                 f"{path} does not exist: `hocket train` leaves {COSTS_NAME} in a run's "
@@ -142,50 +157,25 @@ class Sizes:
     """The options that set a schedule's size; None for those not given."""
 
     devices: Annotated[
-        int | None,
-        typer.Option("--devices", "-d", metavar="N", help="Devices of one replica."),
+        int | None, _option("N", "Devices of one replica.", "--devices", "-d")
     ] = None
     microbatches: Annotated[
-        int | None,
-        typer.Option(
-            "--microbatches", "-m", metavar="N", help="Microbatches per step."
-        ),
+        int | None, _option("N", "Microbatches per step.", "--microbatches", "-m")
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(
-            "--steps",
-            metavar="N",
-            help="Steps, by default 1; of a file, as many as it has. Orders without a "
-            "flush are full from 4 on.",
+        _option(
+            "N",
+            "Steps, by default 1; of a file, as many as it has. Orders without a flush "
+            "are full from 4 on.",
         ),
     ] = None
     stages_per_device: Annotated[
-        int | None,
-        typer.Option(
-            "--stages-per-device",
-            metavar="N",
-            help="By default as the schedule is used.",
-        ),
+        int | None, _option("N", "By default as the schedule is used.")
     ] = None
     replicas: Annotated[
-        int | None,
-        typer.Option(
-            "--replicas", metavar="N", help="Copies of the pipeline, by default 1."
-        ),
+        int | None, _option("N", "Copies of the pipeline, by default 1.")
     ] = None
-
-
-def _finite(seconds: float) -> float:
-    """Parse a finite number of seconds."""
-    if not isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds")
-    return seconds
-
-
-def _seconds(name: str, help_: str) -> Any:
-    """Return an option that takes seconds."""
-    return typer.Option(name, metavar="S", min=0.0, callback=_finite, help=help_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,33 +184,20 @@ class UniformCosts:
 
     forward: Annotated[
         float,
-        _seconds(
-            "--forward",
-            "Seconds of one microbatch's forward on a device, in all its stages.",
-        ),
+        _seconds("Seconds of one microbatch's forward on a device, in all its stages."),
     ] = 1.0
-    input_grad: Annotated[
-        float, _seconds("--input-grad", "The same for the input gradient.")
-    ] = 1.0
-    weight_grad: Annotated[
-        float, _seconds("--weight-grad", "The same for the weight gradient.")
-    ] = 1.0
+    input_grad: Annotated[float, _seconds("The same for the input gradient.")] = 1.0
+    weight_grad: Annotated[float, _seconds("The same for the weight gradient.")] = 1.0
     update: Annotated[
-        float, _seconds("--update", "Seconds of a device's update, in all its stages.")
+        float, _seconds("Seconds of a device's update, in all its stages.")
     ] = 0.0
-    message: Annotated[
-        float, _seconds("--message", "Seconds of a message between devices.")
-    ] = 0.0
+    message: Annotated[float, _seconds("Seconds of a message between devices.")] = 0.0
     message_bytes: Annotated[
-        int,
-        typer.Option(
-            "--message-bytes", metavar="N", min=0, help="Size of each message."
-        ),
+        int, typer.Option(metavar="N", min=0, help="Size of each message.")
     ] = 0
     activation_bytes: Annotated[
         int,
         typer.Option(
-            "--activation-bytes",
             metavar="N",
             min=0,
             help="Activation bytes of one microbatch on a device; 0 counts "
@@ -244,11 +221,7 @@ class UniformCosts:
         return Costs((share,), is_device_share=True, link=Link(latency_s=self.message))
 
 
-_GROUPS: Final[dict[str, type]] = {
-    "sizes": Sizes,
-    "costs": UniformCosts,
-    "what_if": WhatIf,
-}
+_GROUPS: Final = {"sizes": Sizes, "costs": UniformCosts, "what_if": WhatIf}
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -43,7 +43,7 @@ from hocket.run.device.memory import peak_bytes
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from hocket.sharing.running.job import Job, JobContext
-from hocket.sharing.waves.wave import add_part
+from hocket.sharing.waves.player import add_part
 from hocket.signatures import values_of
 
 

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind, Op
-from hocket.errors import ConfigError, NonFiniteError
+from hocket.errors import ConfigError, SchemaError
+from hocket.model.trace.observe import in_mode
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import overwrite
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
     Microbatch,
     call_arguments,
     count_samples,
+    digest,
     on_device,
     split_batch,
 )
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
+from hocket.run.data.reads import parts_of
+from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import step_seed
@@ -41,6 +49,7 @@ from hocket.sharing.waves.wave import (
     DrawDetector,
     Due,
     Wave,
+    WaveStep,
     mean_gradients,
     sum_gradients,
     tensors_of,
@@ -66,33 +75,6 @@ class WaveSettings:
     seed: int
     timeout_s: float
     precision: Precision = Precision.FLOAT32
-
-
-@dataclass(slots=True)
-class WaveStep:
-    """A step under way.
-
-    Args:
-        number: the step's number.
-        parts: its microbatches on this replica.
-        spec: how their leaves are the model's arguments.
-        num_samples: the samples of the batch, over all replicas.
-        names: the losses' names.
-        losses: their weighted sums over the microbatches so far, in one tensor.
-        totals: the losses whose backward is to come, by microbatch.
-        norm: the norm of the gradients that the update read.
-        is_skipped: whether nothing was updated, as float16 has overflowed.
-    """
-
-    number: int
-    parts: tuple[Microbatch, ...]
-    spec: pytree.TreeSpec
-    num_samples: int
-    names: tuple[str, ...] = ()
-    losses: Tensor | None = None
-    totals: dict[int, Tensor] = field(default_factory=dict)
-    norm: Tensor | None = None
-    is_skipped: bool = False
 
 
 class WavePlayer:
@@ -192,6 +174,55 @@ class WavePlayer:
         """
         self._events.clear()
         self.due = dict(due)
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics | None, world: World
+    ) -> EvaluationSums:
+        """Sum tick's losses and metrics over all samples, for every worker.
+
+            batch   part 0 | part 1   ─▶ rank 0
+                    part 2 | part 3   ─▶ rank 1
+
+        Args:
+            loader: yields the same batches on every worker.
+            metrics: as for `Waves.evaluate`.
+            world: the job.
+
+        Raises:
+            SchemaError: the workers did not evaluate on the same batches.
+        """
+        module, sums, seen = self.waves[0].module, DeviceSums(metrics), 0
+        with (
+            in_mode(module, training=False),
+            _first_buffers(module, self._group),
+            torch.no_grad(),
+        ):
+            for batch in loader:
+                seen = zlib.crc32(digest(batch).to_bytes(4), seen)
+                self._evaluate_batch(module, batch, sums)
+        parts = world.gather_json(
+            {**sums.read(), "digest": seen}, "end of the evaluation"
+        )
+        for rank, part in enumerate(parts):
+            if part["digest"] != seen:
+                raise SchemaError(
+                    f"ranks {world.rank} and {rank} evaluated on different batches: "
+                    "every worker must iterate over the same ones in the same order"
+                )
+        return EvaluationSums(parts, sums.error)
+
+    def _evaluate_batch(self, module: nn.Module, batch: Any, sums: DeviceSums) -> None:
+        """Add this worker's part of a batch; a small one may have none for it."""
+        if not (num_samples := count_samples(batch)):
+            return
+        layout, settings = self._layout, self._settings
+        num_parts, each = parts_of(
+            num_samples, settings.num_microbatches, layout.num_replicas
+        )
+        spec = pytree.tree_structure(call_arguments(batch[0]))
+        parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
+        for part in parts[layout.replica * each : (layout.replica + 1) * each]:
+            add_part(module, self._loss, settings.precision, part, spec, sums)
 
     def _follow_modes(self) -> None:
         """Set tock's modules to train or eval mode as the user has set tick's."""
@@ -373,61 +404,47 @@ def refuse_scale(sync: str, precision: Precision) -> None:
         )
 
 
-# What one batch of `hocket.Waves` came to.
-@dataclass(frozen=True, slots=True)
-class WaveResult:
-    """What one batch came to. Every worker gets the same numbers.
+def add_part(
+    module: nn.Module,
+    loss: LossFunction,
+    precision: Precision,
+    part: Microbatch,
+    spec: pytree.TreeSpec,
+    sums: DeviceSums,
+) -> Any:
+    """Add a part of a batch to the sums; return the model's output.
 
     Args:
-        step: the batch's number, from 0 over the life of the run.
-        wave: the wave whose weights were updated: 0 for tick, 1 for tock; 0 for both if
-            sync is "exact".
-        loss: what is trained, the mean over all samples of the batch.
-        losses: every scalar that the loss function names, the means over all samples.
-        num_samples: the samples of the batch, over all replicas.
-        grad_norm: the norm of the gradients that the update read, before clipping.
-        seconds: since the result before.
-        skipped: whether nothing was updated, for gradients of float16 were too large.
+        module: the model, in evaluation mode.
+        loss: as for `Waves`.
+        precision: the type that forwards compute in.
+        part: on the model's device.
+        spec: how its leaves are the model's arguments.
+        sums: get the losses and metrics.
     """
+    args, kwargs = pytree.tree_unflatten(part.leaves, spec)
+    device = next(module.parameters()).device
+    with precision.autocast(device, caches=False):
+        output = module(*args, **kwargs)
+        named = losses_of(loss, output, part.targets)
+    weight = count_of(loss, part)
+    sums.add_losses(named if weight else zero_losses(named, output), weight)
+    sums.add_samples(output, part.targets, part.num_samples)
+    return output
 
-    step: int
-    wave: int
-    loss: float
-    losses: dict[str, float]
-    num_samples: int
-    grad_norm: float
-    seconds: float
-    skipped: bool = False
 
-
-def result_of(step: WaveStep, wave: int) -> WaveResult:
-    """Return what a step came to, without its seconds.
-
-    Args:
-        step: one whose losses and norm are there.
-        wave: the wave whose weights were updated.
-
-    Raises:
-        NonFiniteError: a loss or a gradient is not finite.
-    """
-    assert step.losses is not None
-    assert step.norm is not None
-    losses = dict(zip(step.names, step.losses.tolist(), strict=True))
-    norm = float(step.norm)
-    bad = [name for name, value in losses.items() if not isfinite(value)]
-    if not step.is_skipped and (bad or not isfinite(norm)):
-        what = f"the loss {bad[0]!r}" if bad else "a gradient"
-        raise NonFiniteError(
-            f"{what} of step {step.number} is not finite, and weights were updated "
-            "from it before this was known: load the last checkpoint"
-        )
-    return WaveResult(
-        step.number,
-        wave,
-        losses[TOTAL],
-        losses,
-        step.num_samples,
-        norm,
-        0.0,
-        step.is_skipped,
-    )
+@contextmanager
+def _first_buffers(module: nn.Module, group: WorkerGroup | None) -> Iterator[None]:
+    """Evaluate with replica 0's buffers: only they go into checkpoints."""
+    if group is None:
+        yield
+        return
+    buffers = [*module.buffers()]
+    own = [x.clone() for x in buffers]
+    try:
+        for x in buffers:
+            group.broadcast(x, 0, "buffers of the first replica")
+        yield
+    finally:
+        for x, mine in zip(buffers, own, strict=True):
+            overwrite(x, mine)
