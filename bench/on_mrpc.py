@@ -107,7 +107,7 @@ class Run:
     @classmethod
     def of(cls, recipe: Recipe, task: Task, world: World, place: Path) -> Run:
         """Ready to train: batches are read and written in word pieces before."""
-        layout = StepLayout.of(recipe, task.training)
+        layout = StepLayout(recipe, task.training)
         pipeline = make_pipeline(
             task, layout, place, profile_dir=place / "profiles", world=world
         )

@@ -102,7 +102,7 @@ def train(
         place: a folder for profiles.
         known: what the run is predicted by.
     """
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     with make_pipeline(
         task, layout, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
@@ -184,7 +184,7 @@ def base(recipe: Recipe, task: Task, world: World, place: Path) -> Base:
         world: the job.
         place: a folder for profiles.
     """
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     probe = Probe(world)
     before_s = probe.seconds()
     with make_pipeline(
@@ -212,7 +212,7 @@ def pretrain(
         A folder with the weights; and the pace of the steps: what they took longer than
         simulated, and outside of their order (reading and cutting up the batch).
     """
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     probe, probes_s = Probe(world), list[float]()
     with make_pipeline(
         task, layout, folder, profile_dir=folder.parent / "profiles", world=world

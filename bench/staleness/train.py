@@ -37,7 +37,7 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
     """
     recipe = case.resolved(seed, folder)
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     model = task.make_model()
     assert recipe.pipeline.cut is not None, "each case has a cut"
     begin_s = process_time()

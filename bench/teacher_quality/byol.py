@@ -55,7 +55,7 @@ def runs(seed: int, folder: Path, variants: list[str]) -> Iterator[dict[str, Any
     where = f"data.path={folder / 'cifar-10-batches-py'}"
     recipe = resolve(RECIPE, [*settings, where], allow_outside=True).recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     batches: list[Any] = []
     for name in variants:
         variant, begin_s = BYOL[name], process_time()

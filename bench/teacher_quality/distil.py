@@ -95,7 +95,7 @@ def _laid_out(
     settings = [*chosen, f"training.seed={seed}", f"data.path={folder / 'sst2'}"]
     recipe = resolve(RECIPE, settings, allow_outside=True).recipe
     task = make_task(recipe)
-    return recipe, task, StepLayout.of(recipe, task.training)
+    return recipe, task, StepLayout(recipe, task.training)
 
 
 def _distil(

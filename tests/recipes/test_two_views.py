@@ -11,8 +11,8 @@ import torch
 
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.objectives import KnnEvaluation
 from hocket.recipes.training.task import Task, make_task
-from hocket.recipes.two_views import KnnEvaluation
 from hocket.run.weights.momentum import CopyEvery, Momentum
 from tests.recipes.models.test_kinds import image_folder
 from tests.recipes.support import stl10_folder

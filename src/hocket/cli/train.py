@@ -240,7 +240,7 @@ def show(resolved: Resolved) -> None:
     from hocket.recipes.training.task import make_task
 
     task = make_task(resolved.recipe)
-    steps = StepLayout.of(resolved.recipe, task.training)
+    steps = StepLayout(resolved.recipe, task.training)
     num_parameters = sum(x.numel() for x in task.make_model().parameters())
     print(resolved.to_toml())
     print(

@@ -48,7 +48,7 @@ def train_variants(settings: list[str], folder: str) -> Any:
             asked.append(f"cache.folder={place}")
         recipe = resolve("cifar100-vit", asked, allow_outside=True).recipe
         task = make_task(recipe)
-        layout = StepLayout.of(recipe, task.training)
+        layout = StepLayout(recipe, task.training)
         with make_pipeline(
             task, layout, place, profile_dir=Path(folder), world=world
         ) as pipeline:

@@ -180,7 +180,7 @@ def test_a_cache_of_random_samples_is_refused_before_the_model_is_made(
     )
     recipe = resolve("cifar100-vit", settings).recipe
     task = replace(make_task(recipe), make_model=lambda: pytest.fail("it is made"))
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     with pytest.raises(DataError, match=r"differ .* --set cache.draws_once=true draws"):
         make_pipeline(task, layout, tmp_path, profile_dir=None)
 
@@ -207,9 +207,9 @@ def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
         "cache.draws_once=true",
     )
     resolved = resolve("cifar100-vit", settings)
-    steps_per_epoch = StepLayout.of(
+    steps_per_epoch = StepLayout(
         resolved.recipe, make_task(resolved.recipe).training
-    ).steps_per_epoch
+    ).steps_in()
     run_dir, lock = enter_folder(resolved, tmp_path / "run")
     answers_of(
         ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S

@@ -150,13 +150,11 @@ def test_a_course_is_as_long_as_the_recipe_says(
     fixed = ["batch_size=64", "evaluate_every_epochs=1.0"]
     items = [f"training.{item}" for item in (*fixed, *settings)]
     recipe = resolve("digits-vit", items).recipe
-    layout = StepLayout.of(recipe, make_task(recipe).training)
+    layout = StepLayout(recipe, make_task(recipe).training)
 
     assert layout.batches_per_epoch == 1347 // 64 == 21
     assert layout.num_steps == num_steps == len(layout.loader())
-    every = layout.evaluate_every_steps
-    due = [s for s in range(num_steps) if (s + 1) % every == 0 or s == num_steps - 1]
-    assert due == evaluated
+    assert list(filter(layout.evaluates_after, range(num_steps))) == evaluated
     assert layout.epoch(20) == 0
     assert layout.epoch(21) == 1
     assert isclose(layout.learning_rate(42), 2e-3) or num_steps <= 42

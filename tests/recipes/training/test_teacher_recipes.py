@@ -77,7 +77,7 @@ class Own:
 def plain_loop(recipe: Recipe) -> list[float]:
     """The losses of each step, of a loop over microbatches without a pipeline."""
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     model = task.make_model()
     teacher = task.make_teachers(layout.num_steps)["teacher"].net.eval()
     optimizer = make_optimizer(recipe.optimizer)(model.parameters())
@@ -147,7 +147,7 @@ def test_a_teacher_begins_as_the_student(name: str, tmp_path: Path) -> None:
     sizes = (*VIEWS, *(SMALL_VIT if "moco" in name else ()))
     recipe = resolve(name, [f"data.path={cifar10(tmp_path)}", *sizes]).recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     student = task.make_model()
     teacher = task.make_teachers(layout.num_steps)["teacher"]
 

@@ -57,7 +57,7 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
     """The losses of each step, and the accuracy at the end, without a pipeline."""
     task = make_task(recipe)
     model = task.make_model()
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     optimizer = make_optimizer(recipe.optimizer)(model.parameters())
     scheduler = make_scheduler(layout.learning_rate_share)(optimizer)
     losses = []

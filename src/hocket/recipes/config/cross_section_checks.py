@@ -20,10 +20,10 @@ from hocket.options import (
     fixed_cut_faults,
     freezing_faults,
 )
-from hocket.recipes.config.freeze_settings import FreezeSettings
-from hocket.recipes.config.teacher_settings import (
+from hocket.recipes.config.settings import (
     AnyTeacher,
     DistilbertSettings,
+    FreezeSettings,
     TwoViewSettings,
 )
 from hocket.schedules import make_schedule, options_of

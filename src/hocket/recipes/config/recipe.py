@@ -7,12 +7,12 @@ A recipe is one TOML file. Its sections are classes, its keys their fields:
     [optimizer]   kind, and what that kind of optimizer takes
     [task]        the user's own loss and metrics
     [teacher]     kind of loss that reads a teacher, and the teacher's weights and
-                  updates; none where it is not said     (teacher_settings.py)
+                  updates; none where it is not said          (settings.py)
     [teacher_model]  kind, as of [model]; for a teacher that is no run's model
     [training]    how long, in which batches, from which seed
     [pipeline]    how many workers, and their order of work
     [freeze]      policy by which layers stop training, and what it takes
-    [cache]       where outputs of frozen layers are kept       (freeze_settings.py)
+    [cache]       where outputs of frozen layers are kept             (settings.py)
     [checkpoint]  how often to save, and where to go on from
     [run]         where its folder goes, and how often it writes into it
 
@@ -31,8 +31,10 @@ from hocket.core.formats.given import is_path
 from hocket.nearest import nearest
 from hocket.options import CAPTURED_STEP, ScheduleOptions, UpdateOptions
 from hocket.recipes.config.cross_section_checks import cross_section_faults
-from hocket.recipes.config.freeze_settings import AnyFreezing, CacheSettings
 from hocket.recipes.config.settings import (
+    AnyFreezing,
+    AnyTeacher,
+    CacheSettings,
     Count,
     Decay,
     FunctionName,
@@ -46,7 +48,6 @@ from hocket.recipes.config.settings import (
     Share,
     layout_of,
 )
-from hocket.recipes.config.teacher_settings import AnyTeacher
 from hocket.schedules import SCHEDULES
 
 

@@ -227,25 +227,17 @@ def _value(text: str) -> Any:
 def _large_integers(sections: Mapping[str, Any]) -> Iterator[Key]:
     """Yield each key whose value has an integer of more than 64 bits."""
     for section, values in sections.items():
-        if not isinstance(values, dict):
-            if _is_large(values):
-                yield (section,)
-            continue
-        for name, value in values.items():
-            if _is_large(value):
-                yield section, name
+        leaves: dict[Key, Any] = {(section,): values}
+        if isinstance(values, dict):
+            leaves = {(section, name): value for name, value in values.items()}
+        yield from (key for key, value in leaves.items() if _is_large(value))
 
 
 def _is_large(value: Any) -> bool:
-    match value:
-        case int():
-            return not -(2**63) <= value < 2**63
-        case list():
-            return any(map(_is_large, value))
-        case dict():
-            return any(map(_is_large, value.values()))
-        case _:
-            return False
+    if isinstance(value, int):
+        return not -(2**63) <= value < 2**63
+    inside = value.values() if isinstance(value, dict) else value
+    return isinstance(value, dict | list) and any(map(_is_large, inside))
 
 
 def _toml(value: Any) -> str:

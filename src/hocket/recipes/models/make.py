@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ModelError, RecipeError
 from hocket.recipes.config.recipe import ModelFunctionSettings, Recipe, VitSettings
-from hocket.recipes.config.teacher_settings import TwoViewSettings
+from hocket.recipes.config.settings import TwoViewSettings
 from hocket.recipes.data import whole_of
 from hocket.recipes.models.vit import Blocks, Pooling, VisionTransformer
 from hocket.recipes.user_functions import call_function

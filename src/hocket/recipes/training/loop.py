@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf, nan
 from pathlib import Path
 from time import monotonic
@@ -32,31 +31,24 @@ from hocket.run.pipeline import Pipeline
 # Seconds of forwards, backwards and reductions are means over the devices of the first
 # replica; a device that waits has neither.
 
-# The fields of a record: sums of results, and a measured step's times their number.
-_SUMS: Final = (
-    "num_samples",
-    "seconds",
-    "data_s",
-    "transition_s",
-    "cache_s",
-    "cache_hits",
-)
+# What results say of a step; and what is measured of an epoch's last one.
+_OF_RESULTS: Final = ("num_samples", "transition_s", "cache_s", "cache_hits")
 _STEP_S: Final = ("forward_s", "backward_s", "reduce_s")
 _STEP_COUNTS: Final = ("num_reductions", "reduced_bytes", "message_bytes")
 
 
-@dataclass(slots=True)
 class EpochSums:
-    """What the steps of an epoch came to so far; of one that resumed, its own part."""
+    """What the steps of an epoch came to so far; of one that resumed, its own part.
 
-    num_steps: int = 0
-    num_samples: int = 0
-    seconds: float = 0.0
-    data_s: float = 0.0
-    transition_s: float = 0.0
-    cache_hits: int = 0
-    cache_s: float = 0.0
-    last: StepResult | None = field(default=None, repr=False)
+    Attributes:
+        num_steps: its steps.
+        sums: the fields of its record that are sums over them.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.sums: dict[str, Any] = {}
+        self._last: StepResult | None = None
 
     def add(self, result: StepResult, since_last_s: float) -> None:
         """Add a step.
@@ -66,14 +58,12 @@ class EpochSums:
             since_last_s: from the end of the step before, without evaluations.
         """
         self.num_steps += 1
-        self.num_samples += result.num_samples
-        self.seconds += max(since_last_s, result.seconds)
-        self.transition_s += result.transition_s
         waited_s = since_last_s - result.seconds - result.transition_s
-        self.data_s += max(0.0, waited_s)
-        self.cache_hits += result.cache_hits
-        self.cache_s += result.cache_s
-        self.last = result
+        own = {name: getattr(result, name) for name in _OF_RESULTS}
+        own |= {"seconds": max(since_last_s, result.seconds)}
+        own |= {"data_s": max(0.0, waited_s)}
+        self.sums = {name: x + self.sums.get(name, 0) for name, x in own.items()}
+        self._last = result
 
     def record(
         self, epoch: int, pipeline: Pipeline, measured: Timeline | None
@@ -85,20 +75,20 @@ class EpochSums:
             pipeline: as it is at the end of the epoch.
             measured: the epoch's last step; None if it was not measured.
         """
-        assert self.last is not None, "an epoch has a step"
+        assert self._last is not None, "an epoch has a step"
         num_active, num_frozen = pipeline.num_parameters
         costs = pipeline.plan.costs
         of_steps = {name: x * self.num_steps for name, x in _parts(measured).items()}
         return EpochRecord(
             epoch=epoch,
-            num_steps=self.last.step + 1,
-            layout=self.last.layout,
-            num_frozen=self.last.num_frozen,
+            num_steps=self._last.step + 1,
+            layout=self._last.layout,
+            num_frozen=self._last.num_frozen,
             num_active_parameters=num_active,
             num_frozen_parameters=num_frozen,
             link_bytes_per_s=_message_rate(costs),
             ring_bytes_per_s=costs.reduce_link.bytes_per_s,
-            **{name: getattr(self, name) for name in _SUMS},
+            **self.sums,
             **of_steps,
         )
 
@@ -321,7 +311,7 @@ class Loop(RecipeRun):
     def _report_epoch(self, step: int) -> None:
         """Report the epoch that ends with a step, and begin to count the next one."""
         sums, self._sums = self._sums, EpochSums()
-        self._data_s += sums.data_s
+        self._data_s += sums.sums["data_s"]
         self._num_steps += sums.num_steps
         measured = self.timelines[-1] if self._measured_step == step else None
         epoch = self.layout.epoch(step)

@@ -104,7 +104,7 @@ class _Run(RecipeRun):
 
     def __init__(self, recipe: Recipe, run_dir: Path, context: JobContext) -> None:
         task = make_task(recipe)
-        super().__init__(task, StepLayout.of(recipe, task.training), run_dir)
+        super().__init__(task, StepLayout(recipe, task.training), run_dir)
         self.training, self.context = recipe.training, context
         self.model = task.make_model().to(context.device).train()
         settings = TrainingConfig(

@@ -24,7 +24,7 @@ from hocket.recipes.config.recipe import (
     Recipe,
 )
 from hocket.recipes.config.resolve import resolved_in
-from hocket.recipes.config.teacher_settings import (
+from hocket.recipes.config.settings import (
     AnyTeacher,
     ByolSettings,
     DistilbertSettings,
@@ -35,13 +35,14 @@ from hocket.recipes.config.teacher_settings import (
 from hocket.recipes.data import load_samples, whole_of
 from hocket.recipes.models.make import Predicting, Projected, make_model
 from hocket.recipes.objectives import (
+    KnnEvaluation,
     Metrics,
     WholeEvaluation,
     class_loss,
     class_metrics,
+    knn_evaluation,
 )
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
-from hocket.recipes.two_views import KnnEvaluation, knn_evaluation
 from hocket.recipes.user_functions import check_function, is_known, load_function
 from hocket.run.checkpoint.export import open_one, read_weights
 from hocket.run.data.loss import LossFunction

@@ -26,14 +26,14 @@ from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.planner.rank import PlanConfig, Progress, Search
 from hocket.planner.ranking.ranking import Ranking
 from hocket.planner.ranking.shown import Paper, Shown
-from hocket.recipes.config.freeze_settings import (
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.resolve import Resolved, resolved_in
+from hocket.recipes.config.settings import (
     AnyFreezing,
     CacheSettings,
     FreezeSettings,
     PlasticitySettings,
 )
-from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.resolve import Resolved, resolved_in
 from hocket.recipes.run_files import CACHE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
@@ -95,7 +95,7 @@ def profile(run_dir: str, is_again: bool) -> dict[str, Any]:
     """
     recipe = resolved_in(run_dir).recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     folder = Path(recipe.run.profile_folder)
     kept = {path.name for path in folder.glob("*.json")}
     profile_dir = None if is_again else folder
@@ -175,7 +175,7 @@ def train_recipe(
         CallbackError: a watcher or the report failed; training has ended well.
     """
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     profile_dir = Path(recipe.run.profile_folder)
     with ExitStack() as stack:
         pipeline = stack.enter_context(
@@ -263,9 +263,7 @@ def make_pipeline(
     options = {
         **values_of(ScheduleOptions, pipeline),
         **values_of(UpdateOptions, training),
-        **freezing_options(
-            recipe.freeze, recipe.cache, layout.steps_per_epoch, run_dir
-        ),
+        **freezing_options(recipe.freeze, recipe.cache, layout.steps_in(), run_dir),
     }
     loader = layout.loader()
     if (cache := options.get("cache")) is not None:  # before the model is captured
@@ -372,7 +370,7 @@ def plan_recipe(
     """
     recipe = resolved.recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
+    layout = StepLayout(recipe, task.training)
     search, training = config.search or Search(), recipe.training
     config = replace(
         config,
