@@ -11,6 +11,7 @@ import typer
 
 from hocket.cli.shared.options import JsonOption
 from hocket.cli.shared.output import folded, num_columns, sentence
+from hocket.planner.published.catalogue import read_results
 
 _COLUMNS: Final = 100  # of a legend, at most
 
@@ -51,8 +52,6 @@ def bench_command(
 
     The scripts in bench/ of hocket's repository simulate and measure them again.
     """
-    from hocket.planner.published.catalogue import read_results
-
     results = read_results(name)
     tables = results.pop("tables")
     if as_json:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from hocket.cli.shared.options import Sizes, load_schedule, with_options
 from hocket.cli.shared.output import sentence
+from hocket.core.check import Proof, check
+from hocket.core.schedule import Schedule
+from hocket.draw.quantity import counted
+from hocket.draw.summary import num_microbatches_text
 from hocket.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from hocket.core.check import Proof
-    from hocket.core.schedule import Schedule
 
 SourceArgument = Annotated[
     str,
@@ -42,8 +42,6 @@ def check_command(
 
     Ends with 0 if it may run, and with 1 if it must not.
     """
-    from hocket.core.check import check
-
     try:
         schedule = load_schedule(source, sizes)
         proof = check(schedule, num_buffers=num_buffers)
@@ -55,9 +53,6 @@ def check_command(
 
 def _proved(schedule: Schedule, proof: Proof) -> Iterator[str]:
     """Return what is proved of it, a line each."""
-    from hocket.draw.quantity import counted
-    from hocket.draw.summary import num_microbatches_text
-
     program = schedule.program
     microbatches = counted(num_microbatches_text(program), "microbatch")
     yield from sentence(

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Final, assert_never
+from typing import Annotated, Final, assert_never
 
 import typer
 
 from hocket.cli.shared.options import Sizes, UniformCosts, load_timeline, with_options
 from hocket.cli.shared.output import write_output
-
-if TYPE_CHECKING:
-    from hocket.draw.layout import Titled
+from hocket.draw.html import to_html
+from hocket.draw.layout import Style, Titled
+from hocket.draw.palette import Theme
+from hocket.draw.perfetto import to_perfetto
+from hocket.draw.svg import to_svg
+from hocket.draw.text import to_text
 
 
 class PictureFormat(Enum):
@@ -133,13 +136,9 @@ class _PictureOptions:
             case PictureFormat.SVG:
                 return self._svg(timelines)
             case PictureFormat.HTML:
-                from hocket.draw.html import to_html
-
                 names = ", ".join(name for name, _ in timelines)
                 return to_html(timelines, self.title or names)
             case PictureFormat.PERFETTO:
-                from hocket.draw.perfetto import to_perfetto
-
                 return to_perfetto(timelines[0][1])
             case _:
                 assert_never(format_)
@@ -148,9 +147,6 @@ class _PictureOptions:
         self, timelines: Sequence[Titled], width: int, ground: Background | None
     ) -> str:
         """Return one picture after the other, with names if there are several."""
-        from hocket.draw.palette import Theme
-        from hocket.draw.text import to_text
-
         colour = None if ground is None else Theme(ground.value)
         pictures = []
         for name, timeline in timelines:
@@ -160,10 +156,6 @@ class _PictureOptions:
         return "\n\n".join(([self.title] if self.title else []) + pictures)
 
     def _svg(self, timelines: Sequence[Titled]) -> str:
-        from hocket.draw.layout import Style
-        from hocket.draw.palette import Theme
-        from hocket.draw.svg import to_svg
-
         style = Style(
             width=float(self.width or 960),
             show_memory=self.shows_memory,

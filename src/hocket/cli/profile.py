@@ -20,6 +20,7 @@ from hocket.cli.train import (
     run_workers,
     with_workers,
 )
+from hocket.draw.quantity import byte_size, percent, seconds
 
 if TYPE_CHECKING:
     from hocket.model.profile.profile import LayerProfile, Profile
@@ -55,7 +56,6 @@ def profile_command(
 
 def report(result: dict[str, Any]) -> Iterator[str]:
     """Return the profile as text."""
-    from hocket.draw.quantity import percent, seconds
     from hocket.model.profile.profile import Profile
 
     profile = Profile.from_json(result["profile"])
@@ -97,8 +97,6 @@ def layer_rows(profile: Profile, stages: list[int]) -> Iterator[tuple[str, ...]]
 
 
 def _numbers(layer: LayerProfile) -> Iterator[str]:
-    from hocket.draw.quantity import byte_size, seconds
-
     yield seconds(layer.forward_s)
     yield seconds(layer.forward_spread_s)
     yield seconds(layer.input_grad_s)

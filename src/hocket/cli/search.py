@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,10 +18,11 @@ from hocket.cli.shared.options import (
     with_options,
 )
 from hocket.cli.shared.output import aligned, write_output
-
-if TYPE_CHECKING:
-    from hocket.core.timelines.timeline import Timeline
-    from hocket.planner.search.result import SearchProgress, SearchResult
+from hocket.core.simulate import simulate
+from hocket.core.timelines.timeline import Timeline
+from hocket.draw.quantity import percent, seconds, short
+from hocket.planner.search.optimum import search
+from hocket.planner.search.result import SearchProgress, SearchResult, gap
 
 SourceArgument = Annotated[
     str,
@@ -61,9 +62,6 @@ def search_command(
     All devices are equal and take the seconds given. Ctrl-C ends the search, and keeps
     the best so far.
     """
-    from hocket.core.simulate import simulate
-    from hocket.planner.search.optimum import search
-
     given = load_schedule(source, sizes)
     prices = costs.make()
     found = search(
@@ -89,8 +87,6 @@ def search_command(
 
 def _show(progress: SearchProgress) -> None:
     """Print one line per progress report."""
-    from hocket.draw.quantity import percent, seconds
-
     if isfinite(progress.makespan_s):
         best = f"{seconds(progress.makespan_s)}, gap {percent(progress.gap)}"
     else:
@@ -114,8 +110,6 @@ def _document(
 
 
 def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
-    from hocket.planner.search.result import gap
-
     return {
         "makespan_s": timeline.makespan_s,
         "gap": gap(timeline.makespan_s, bound_s),
@@ -128,9 +122,6 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
 def _report(
     source: str, given: Timeline, best: Timeline, found: SearchResult
 ) -> Iterator[str]:
-    from hocket.draw.quantity import percent, seconds, short
-    from hocket.planner.search.result import gap
-
     rows = [("", "makespan", "gap", "bubble", "peak activations")]
     for name, timeline in ((source, given), ("found", best)):
         rows.append(

@@ -14,9 +14,9 @@ import typer
 from hocket import env
 from hocket.cli.shared.output import write_output
 from hocket.errors import ConfigError
+from hocket.recipes.config.resolve import Resolved
 
 if TYPE_CHECKING:
-    from hocket.recipes.config.resolve import Resolved
     from hocket.sharing.running.job import Job
 
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,12 +18,13 @@ from hocket.cli.shared.options import (
     with_options,
 )
 from hocket.cli.shared.output import aligned, sentence
+from hocket.core.costs import Costs
+from hocket.core.timelines.idle import idle_by_cause
+from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.draw.quantity import byte_size, percent, seconds, short
+from hocket.draw.summary import Summary, summarize
+from hocket.draw.where import Where, advice, idle_rows
 from hocket.errors import PlanError
-
-if TYPE_CHECKING:
-    from hocket.core.costs import Costs
-    from hocket.core.timelines.timeline import Timeline
-    from hocket.draw.summary import Summary
 
 SourceArgument = Annotated[
     str,
@@ -73,8 +74,6 @@ def _changed(timeline: Timeline, costs: Costs, what_if: WhatIf) -> Timeline:
     Raises:
         PlanError: the timeline was read from a file: it has no costs.
     """
-    from hocket.core.timelines.timeline import Origin
-
     schedule = timeline.schedule
     if timeline.origin is not Origin.SIMULATED:
         raise PlanError("a measured timeline has no costs to change: name a schedule")
@@ -82,8 +81,6 @@ def _changed(timeline: Timeline, costs: Costs, what_if: WhatIf) -> Timeline:
 
 
 def _difference(before: Timeline, after: Timeline) -> str:
-    from hocket.draw.quantity import seconds
-
     change = after.step_s / before.step_s - 1 if before.step_s else 0.0
     return (
         f"what if: a step of {seconds(after.step_s)} instead of "
@@ -92,9 +89,6 @@ def _difference(before: Timeline, after: Timeline) -> str:
 
 
 def _document(timeline: Timeline) -> dict[str, Any]:
-    from hocket.core.timelines.idle import idle_by_cause
-    from hocket.draw.summary import summarize
-
     numbers = summarize(timeline)
     idle = idle_by_cause(timeline)
     return {
@@ -132,10 +126,6 @@ def _peak_bytes(numbers: Summary, device: int) -> float | None:
 
 
 def _report(timeline: Timeline) -> Iterator[str]:
-    from hocket.draw.quantity import byte_size, percent, seconds
-    from hocket.draw.summary import summarize
-    from hocket.draw.where import Where, advice, idle_rows
-
     numbers = summarize(timeline)
     yield from aligned(
         [
@@ -164,8 +154,6 @@ def _report(timeline: Timeline) -> Iterator[str]:
 
 
 def _lane_rows(timeline: Timeline, numbers: Summary) -> Iterator[tuple[str, ...]]:
-    from hocket.draw.quantity import byte_size, percent, short
-
     knows_bytes = bool(numbers.peak_bytes)
     memory = ("peak memory",) if knows_bytes else ()
     yield ("lane", "bubble", "peak activations", *memory)

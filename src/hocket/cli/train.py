@@ -6,15 +6,13 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from hocket import env
 from hocket.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hocket.recipes.config.resolve import Resolved
+from hocket.recipes.config.resolve import SET_ORIGIN, Resolved, resolve
 
 ENTRY: Final = "hocket.recipes.training.train:main"
 
@@ -109,8 +107,6 @@ def read_recipe(
     Raises:
         RecipeError: the recipe is not valid.
     """
-    from hocket.recipes.config.resolve import resolve
-
     resolved = resolve(recipe, settings, allow_outside=allow_outside)
     sys.path[:0] = map(str, resolved.import_folders)
     return resolved
@@ -125,7 +121,6 @@ def recipe_here(recipe: str, settings: list[str], *, allow_outside: bool) -> Res
         RecipeError: the recipe is not valid, or not with so few workers.
     """
     from hocket import cuda
-    from hocket.recipes.config.resolve import SET_ORIGIN
 
     found = read_recipe(recipe, settings, allow_outside=allow_outside)
     wanted, num_gpus = found.recipe.pipeline, cuda.num_devices()

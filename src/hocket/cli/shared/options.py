@@ -18,18 +18,23 @@ from dataclasses import dataclass, replace
 from inspect import Parameter
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
+from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.formats.costs_json import from_json
+from hocket.core.formats.given import read_schedule, read_text
+from hocket.core.gates import gates_of
+from hocket.core.program import Program
+from hocket.core.schedule import Schedule
+from hocket.core.simulate import simulate
+from hocket.core.timelines.timeline import Timeline
+from hocket.core.what_if import with_bandwidth, with_slow_device
 from hocket.errors import PlanError
-
-if TYPE_CHECKING:
-    from hocket.core.costs import Costs
-    from hocket.core.program import Program
-    from hocket.core.schedule import Schedule
-    from hocket.core.timelines.timeline import Timeline
-
+from hocket.nearest import nearest
+from hocket.recipes.run_files import COSTS_NAME
+from hocket.schedules import SCHEDULES, make_schedule
 
 # The options of `hocket simulate` that change costs: devices, links, jitter.
 #
@@ -106,10 +111,6 @@ class WhatIf:
             PlanError: there are none.
             ParseError: they cannot be read.
         """
-        from hocket.core.formats.costs_json import from_json
-        from hocket.core.formats.given import read_text
-        from hocket.recipes.run_files import COSTS_NAME
-
         if self.costs_from is None:
             return None
         path = self.costs_from
@@ -128,8 +129,6 @@ class WhatIf:
             CostsError: a device or number that cannot be.
             typer.BadParameter: an option that cannot be read.
         """
-        from hocket.core.what_if import with_bandwidth, with_slow_device
-
         for text in self.slow or ():
             found = _SLOW.fullmatch(text)
             if found is None:
@@ -207,8 +206,6 @@ class UniformCosts:
 
     def make(self) -> Costs:
         """Return the simulator's costs."""
-        from hocket.core.costs import Costs, Link, StageCost
-
         share = StageCost(
             forward_s=self.forward,
             input_grad_s=self.input_grad,
@@ -273,9 +270,6 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
         ScheduleError: a CSV whose ops are there twice, or without what belongs to them.
         typer.BadParameter: a name without sizes, or a file with them.
     """
-    from hocket.core.formats.given import read_schedule
-    from hocket.schedules import SCHEDULES
-
     if source in SCHEDULES:
         wanted = costs if "costs" in SCHEDULES[source].options else None
         return _made(source, sizes, wanted)
@@ -298,9 +292,6 @@ def load_timeline(source: str, sizes: Sizes, costs: Costs) -> Timeline:
     Raises:
         PlanError: see `load_schedule`; or the schedule cannot be simulated.
     """
-    from hocket.core.formats.given import read_text
-    from hocket.core.timelines.timeline import Timeline
-
     if source.endswith(".json") and Path(source).exists():
         return Timeline.from_json(read_text(Path(source)), path=source)
     return simulated(load_schedule(source, sizes, costs), costs)
@@ -312,16 +303,11 @@ def simulated(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
         PlanError: the schedule cannot be simulated.
     """
-    from hocket.core.gates import gates_of
-    from hocket.core.simulate import simulate
-
     gates = gates_of(schedule, clips=False) if schedule.body else ()
     return simulate(schedule, costs, gates)
 
 
 def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
-    from hocket.schedules import make_schedule
-
     if sizes.devices is None or sizes.microbatches is None:
         missing = "--devices" if sizes.devices is None else "--microbatches"
         raise typer.BadParameter(f"schedule {name} needs {missing} N")
@@ -337,6 +323,4 @@ def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
 
 
 def _unknown(source: str, names: list[str]) -> str:
-    from hocket.nearest import nearest
-
     return f"{source!r} is no schedule and no file; {nearest(source, names)}"
