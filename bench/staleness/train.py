@@ -15,6 +15,7 @@ from torch import nn
 import hocket
 from bench.staleness.cases import Case
 from bench.staleness.variants import Variant
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.optimizer import make_scheduler
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
@@ -57,7 +58,7 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
         seed=seed,
     )
     cpu_s = process_time() - begin_s
-    means = evaluated(model, task, layout.evaluation_loader(task.evaluation))
+    means = evaluated(model, task, evaluation_loader(layout.recipe, task.evaluation))
     return {
         "num_steps": len(history),
         "num_samples": len(history) * recipe.training.batch_size,

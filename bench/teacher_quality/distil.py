@@ -19,6 +19,7 @@ from bench.staleness.train import curve, evaluated
 from bench.teacher_quality.variants import DISTILLED
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
@@ -133,7 +134,7 @@ def _row(
     losses: list[float],
     begin_s: float,
 ) -> dict[str, Any]:
-    means = evaluated(model, task, layout.evaluation_loader(task.evaluation))
+    means = evaluated(model, task, evaluation_loader(layout.recipe, task.evaluation))
     return {
         "variant": name,
         "seed": seed,

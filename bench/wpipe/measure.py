@@ -31,6 +31,7 @@ from hocket.core.layout import WorkerLayout
 from hocket.core.plans.portions import portions
 from hocket.core.simulate import simulate
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.task import Task
 from hocket.run.cluster.world import World
 from hocket.run.pipeline import Pipeline
@@ -144,7 +145,7 @@ def _train(run: Run, num_steps: int) -> Times:
 
 def _accuracy(run: Run, task: Task) -> float:
     """Of what it has learned by now."""
-    loader = run.layout.evaluation_loader(task.evaluation)
+    loader = evaluation_loader(run.layout.recipe, task.evaluation)
     return run.pipeline.evaluate(loader, task.metrics).metrics["accuracy"]
 
 

@@ -56,13 +56,13 @@ def test_views_of_all_readers(
     task = task_of(kind, write, tmp_path)
     knn = task.evaluate
     assert isinstance(knn, KnnEvaluation)
-    views, num = knn.views, knn.test.num_samples
+    views, num = knn.views, knn.test.samples.num_samples
     rows = torch.tensor([0, num])
     both = views.inputs(rows, None)
 
     assert both.shape == (2, 3, SIDE, SIDE)
     assert both[0].equal(both[1])
-    expected = knn.test.targets(rows[:1], None).repeat(2)
+    expected = knn.test.samples.targets(rows[:1], None).repeat(2)
     assert views.targets(rows, None).equal(expected)
     assert task.metrics is None
 
@@ -75,7 +75,7 @@ def test_the_classifier_knows_labelled_images(tmp_path: Path) -> None:
     assert isinstance(knn, KnnEvaluation)
     rows = torch.arange(task.training.num_samples)
     assert task.training.targets(rows, None).eq(-1).all()
-    assert knn.training.targets(torch.arange(2), None).ge(0).all()
+    assert knn.training.samples.targets(torch.arange(2), None).ge(0).all()
 
 
 @pytest.mark.parametrize(

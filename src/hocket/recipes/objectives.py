@@ -82,34 +82,28 @@ class WholeEvaluation:
     """Measures what no mean over microbatches is, such as answers to questions.
 
     Args:
-        samples: the samples to evaluate on.
+        loader: loads the samples to evaluate on.
         loss: the loss of training.
         measure: called with the outputs, on the CPU, and the data set whose first rows
             they are of; returns named values.
-        batch_size: samples per batch.
-        num_loaders: processes that read ahead.
     """
 
-    samples: Samples
+    loader: EvaluationLoader
     loss: LossFunction
     measure: Callable[[Any, Any], Mapping[str, float]]
-    batch_size: int
-    num_loaders: int
 
     def __call__(self, pipeline: Pipeline, *, use_ema: bool) -> EvaluationResult:
         """Evaluate; every worker must call this."""
-        loader = EvaluationLoader(
-            self.samples, self.batch_size, num_workers=self.num_loaders
-        )
-        return self.of_outputs(pipeline.outputs(loader, use_ema=use_ema))
+        return self.of_outputs(pipeline.outputs(self.loader, use_ema=use_ema))
 
     def of_outputs(self, outputs: Any) -> EvaluationResult:
         """Evaluate the model's outputs for all samples, on the CPU."""
-        num_samples = self.samples.num_samples
-        targets = self.samples.targets(torch.arange(num_samples), None)
+        samples = self.loader.samples
+        num_samples = samples.num_samples
+        targets = samples.targets(torch.arange(num_samples), None)
         named = named_losses(self.loss(outputs, targets))
         losses = {name: float(value) for name, value in named.items()}
-        metrics = dict(self.measure(outputs, whole_of(self.samples)))
+        metrics = dict(self.measure(outputs, whole_of(samples)))
         return EvaluationResult(losses[TOTAL], losses, metrics, num_samples)
 
 
@@ -149,50 +143,47 @@ class KnnEvaluation:
     """Measures features by k-NN, and the loss of training on views of other images.
 
     Args:
-        training: the images whose classes are known.
-        test: the images to be classified.
+        training: loads the images whose classes are known.
+        test: loads the images to be classified.
         views: views of the latter, for the loss.
-        batch_size: images per batch.
-        num_loaders: processes that read ahead.
         num_neighbours: k, or as many as there are images if those are fewer.
     """
 
-    training: Samples
-    test: Samples
+    training: EvaluationLoader
+    test: EvaluationLoader
     views: TwoViewSamples
-    batch_size: int
-    num_loaders: int
     num_neighbours: int
 
     def __call__(self, pipeline: Pipeline, *, use_ema: bool) -> EvaluationResult:
         """Evaluate; every worker must call this."""
-        size = min(self.batch_size, self.test.num_samples)
+        test = self.test
+        size = min(test.batch_size, self.views.num_samples)
         loader = TwoViewLoader(
-            self.views, size, shuffle=False, num_workers=self.num_loaders
+            self.views, size, shuffle=False, num_workers=test.num_workers
         )
         result = pipeline.evaluate(loader, use_ema=use_ema)
         known, classes = self._features(pipeline, self.training, use_ema=use_ema)
-        found, wanted = self._features(pipeline, self.test, use_ema=use_ema)
-        accuracy = knn_accuracy(
-            known,
-            classes,
-            found,
-            wanted,
-            num_neighbours=min(self.num_neighbours, len(known)),
-        )
+        found, wanted = self._features(pipeline, test, use_ema=use_ema)
+        k = min(self.num_neighbours, len(known))
+        accuracy = knn_accuracy(known, classes, found, wanted, num_neighbours=k)
         return EvaluationResult(
             result.loss, result.losses, {"knn_accuracy": accuracy}, len(found)
         )
 
     def _features(
-        self, pipeline: Pipeline, samples: Samples, *, use_ema: bool
+        self, pipeline: Pipeline, loader: EvaluationLoader, *, use_ema: bool
     ) -> tuple[Tensor, Tensor]:
-        loader = EvaluationLoader(
-            samples, self.batch_size, num_workers=self.num_loaders
-        )
         outputs = pipeline.outputs(loader, use_ema=use_ema)
-        rows = torch.arange(samples.num_samples)
-        return outputs["features"], samples.targets(rows, None)
+        rows = torch.arange(loader.samples.num_samples)
+        return outputs["features"], loader.samples.targets(rows, None)
+
+
+def evaluation_loader(recipe: Recipe, samples: Samples) -> EvaluationLoader:
+    """Return a loader of every sample once."""
+    training = recipe.training
+    return EvaluationLoader(
+        samples, training.batch_size, num_workers=training.num_loaders
+    )
 
 
 def knn_evaluation(
@@ -209,12 +200,11 @@ def knn_evaluation(
     settings = recipe.teacher
     if not isinstance(settings, TwoViewSettings):
         return None
-    labelled = getattr(whole_of(training), "labelled", None)
+    if (labelled := getattr(whole_of(training), "labelled", None)) is not None:
+        training = first_samples(labelled, training.num_samples)
     return KnnEvaluation(
-        training if labelled is None else first_samples(labelled, training.num_samples),
-        test,
+        evaluation_loader(recipe, training),
+        evaluation_loader(recipe, test),
         two_view_samples(test, settings),
-        recipe.training.batch_size,
-        recipe.training.num_loaders,
         settings.num_neighbours,
     )

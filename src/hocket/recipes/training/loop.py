@@ -15,6 +15,7 @@ from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Table
 from hocket.draw.where import Where, advice
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.records import EpochRecord, SummaryRecord
 from hocket.recipes.training.saving import RecipeRun
 from hocket.recipes.training.step_layout import StepLayout
@@ -195,7 +196,7 @@ class Loop(RecipeRun):
         super().__init__(task, layout, run_dir)
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
         self._pipeline = pipeline
-        self._evaluation_loader = layout.evaluation_loader(task.evaluation)
+        self._evaluation_loader = evaluation_loader(layout.recipe, task.evaluation)
         self._overlaps = bool(pipeline.plan.schedule.body)
         self._plan = pipeline.plan
         self._measured_step = -1  # whose timeline is the last one

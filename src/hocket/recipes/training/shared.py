@@ -27,7 +27,7 @@ from hocket.errors import NonFiniteError, RecipeError
 from hocket.model.trace.observe import in_mode
 from hocket.options import UpdateOptions
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.objectives import WholeEvaluation
+from hocket.recipes.objectives import WholeEvaluation, evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import refuse_failures
 from hocket.recipes.training.saving import NEWEST, RecipeRun, resume_point
@@ -244,7 +244,7 @@ class _Run(RecipeRun):
             self.updater.forget()
 
     def _evaluation_batches(self) -> Iterator[_EvaluationBatch]:
-        loader = self.layout.evaluation_loader(self.task.evaluation)
+        loader = evaluation_loader(self.recipe, self.task.evaluation)
         return map(_EvaluationBatch, loader)
 
     def _evaluate(self, batch: Any) -> None:

@@ -10,7 +10,7 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.settings import TwoViewSettings
 from hocket.recipes.objectives import two_view_samples
 from hocket.recipes.training.optimizer import learning_rate_share
-from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
+from hocket.run.data.sample_loader import SampleLoader
 from hocket.run.data.samples import Samples
 from hocket.teacher.views import TwoViewLoader
 
@@ -61,13 +61,6 @@ class StepLayout:
             seed=training.seed,
             num_batches=self.num_steps * training.accumulate,
             num_workers=training.num_loaders,
-        )
-
-    def evaluation_loader(self, samples: Samples) -> EvaluationLoader:
-        """Return a loader of every sample once."""
-        training = self.recipe.training
-        return EvaluationLoader(
-            samples, training.batch_size, num_workers=training.num_loaders
         )
 
     def evaluates_after(self, step: int) -> bool:

@@ -40,6 +40,7 @@ from hocket.recipes.objectives import (
     WholeEvaluation,
     class_loss,
     class_metrics,
+    evaluation_loader,
     knn_evaluation,
 )
 from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
@@ -95,10 +96,9 @@ def make_task(recipe: Recipe) -> Task:
     evaluate: KnnEvaluation | WholeEvaluation | None = None
     evaluate = knn_evaluation(recipe, training, evaluation)
     if recipe.task.evaluate is not None:
-        measure, settings = load_function(recipe.task.evaluate), recipe.training
-        evaluate = WholeEvaluation(
-            evaluation, loss, measure, settings.batch_size, settings.num_loaders
-        )
+        measure = load_function(recipe.task.evaluate)
+        loader = evaluation_loader(recipe, evaluation)
+        evaluate = WholeEvaluation(loader, loss, measure)
     return Task(model, training, evaluation, loss, metrics, teachers, evaluate)
 
 

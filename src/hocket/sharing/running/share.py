@@ -90,14 +90,10 @@ def share(
         processes=processes,
     )
     are_apart = processes and asked.device.type == "cuda"
-    plan = SharePlan(asked.mode, asked.budget_bytes, are_apart=are_apart)
-    gate = JobGates(
-        plan.board, on_finish=plan.after_iteration, keeps_memory=not processes
-    )
-    plan.gate = gate
-    runners = (_in_processes if processes else _in_threads)(asked, gate)
-    if gate.stop_error is not None:
-        raise gate.stop_error
+    plan = SharePlan(asked.mode, asked.budget_bytes, are_apart, not processes)
+    runners = (_in_processes if processes else _in_threads)(asked, plan.gate)
+    if plan.gate.stop_error is not None:
+        raise plan.gate.stop_error
     return plan.report(asked.jobs, runners, asked.notes)
 
 
