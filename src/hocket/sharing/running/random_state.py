@@ -232,30 +232,25 @@ class _Proxy:
 @contextmanager
 def generators_by_thread(device: torch.device) -> Iterator[None]:
     """Let functions such as `torch.get_rng_state` use the calling job's state."""
-    real = torch.default_generator
-    proxy: Any = _Proxy(real)
-    vars(torch.random)["default_generator"] = proxy
     put_back = None
     if device.type == "cuda":
         put_back = cuda.replace_generator(device, _Proxy)
     try:
-        yield
+        with _proxied(torch.random):
+            yield
     finally:
-        vars(torch.random)["default_generator"] = real
         if put_back is not None:
             put_back()
 
 
-@contextmanager
-def default_generator_by_thread() -> Iterator[None]:
+def default_generator_by_thread() -> AbstractContextManager[None]:
     """Replace `torch.default_generator` as well; operators then refuse it."""
-    real = torch.default_generator
-    proxy: Any = _Proxy(real)
-    vars(torch)["default_generator"] = proxy
-    try:
-        yield
-    finally:
-        vars(torch)["default_generator"] = real
+    return _proxied(torch)
+
+
+def _proxied(module: Any) -> AbstractContextManager[None]:
+    proxy: Any = _Proxy
+    return replaced(module, "default_generator", by=proxy)
 
 
 # Threads that jobs start: a job's prefetching, its ThreadPoolExecutor.

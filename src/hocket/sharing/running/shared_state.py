@@ -12,13 +12,12 @@ check that finds a change ends each job that has run since the check before.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import torch
-from torch.backends import cuda, cudnn
 
 from hocket.errors import ConfigError, HocketError, RunError
 from hocket.run.device.generators import generator_lock
@@ -33,17 +32,31 @@ _MIXED: Final = "set by fp32_precision"  # torch refuses to read it then
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """One setting.
+    """One setting: an attribute of torch's, or a function that sets one.
 
     Args:
-        name: what a job's code calls or sets.
-        read: reads it.
-        put: sets it.
+        name: what a job's code calls or sets, in torch.
+        reader: the function that reads what a function sets.
     """
 
     name: str
-    read: Callable[[], Any]
-    put: Callable[[Any], Any]
+    reader: str = ""
+
+    def read(self) -> Any:
+        """Return its value."""
+        try:
+            found = attrgetter(self.reader or self.name)(torch)
+            return found() if self.reader else found
+        except RuntimeError:
+            return _MIXED
+
+    def put(self, value: Any) -> None:
+        """Set it."""
+        if self.reader:
+            attrgetter(self.name)(torch)(value)
+        else:
+            home, _, name = self.name.rpartition(".")
+            setattr(attrgetter(home)(torch), name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,87 +78,32 @@ class Change:
         return f"{self.name} from {self.old} to {self.new}"
 
 
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return _MIXED
-
-
-def _cudnn_tf32() -> bool | str:
-    try:
-        return cudnn.allow_tf32
-    except RuntimeError:
-        return _MIXED
-
-
-def _attribute(path: str) -> _Setting:
-    *parents, name = path.split(".")
-    home = reduce(getattr, parents, torch)
-    return _Setting(
-        f"torch.{path}",
-        lambda: getattr(home, name),
-        lambda value: setattr(home, name, value),
-    )
-
-
 # A switch comes before the finer ones that it sets, too.
 _SETTINGS: Final = (
+    _Setting("set_default_dtype", "get_default_dtype"),
+    _Setting("set_num_threads", "get_num_threads"),
+    _Setting("use_deterministic_algorithms", "are_deterministic_algorithms_enabled"),
+    _Setting("backends.fp32_precision"),
+    _Setting("set_float32_matmul_precision", "get_float32_matmul_precision"),
+    _Setting("autograd.set_detect_anomaly", "is_anomaly_enabled"),
+    _Setting("backends.cudnn.allow_tf32"),
+    _Setting("backends.cudnn.enabled"),
+    _Setting("backends.cudnn.benchmark"),
+    _Setting("backends.cudnn.deterministic"),
+    _Setting("backends.cudnn.conv.fp32_precision"),
+    _Setting("backends.cuda.matmul.fp32_precision"),
+    _Setting("backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
+    _Setting("backends.cuda.matmul.allow_bf16_reduced_precision_reduction"),
+    _Setting("backends.cuda.matmul.allow_fp16_accumulation"),
+    _Setting("backends.mkldnn.enabled"),
+    _Setting("backends.mkldnn.matmul.fp32_precision"),
+    _Setting("backends.cuda.enable_flash_sdp", "backends.cuda.flash_sdp_enabled"),
     _Setting(
-        "torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype
+        "backends.cuda.enable_mem_efficient_sdp",
+        "backends.cuda.mem_efficient_sdp_enabled",
     ),
-    _Setting("torch.set_num_threads", torch.get_num_threads, torch.set_num_threads),
-    _Setting(
-        "torch.use_deterministic_algorithms",
-        torch.are_deterministic_algorithms_enabled,
-        torch.use_deterministic_algorithms,
-    ),
-    _attribute("backends.fp32_precision"),
-    _Setting(
-        "torch.set_float32_matmul_precision",
-        _matmul_precision,
-        torch.set_float32_matmul_precision,
-    ),
-    _Setting(
-        "torch.autograd.set_detect_anomaly",
-        torch.is_anomaly_enabled,
-        torch.autograd.set_detect_anomaly,
-    ),
-    _Setting(
-        "torch.backends.cudnn.allow_tf32",
-        _cudnn_tf32,
-        lambda value: setattr(cudnn, "allow_tf32", value),
-    ),
-    _attribute("backends.cudnn.enabled"),
-    _attribute("backends.cudnn.benchmark"),
-    _attribute("backends.cudnn.deterministic"),
-    _attribute("backends.cudnn.conv.fp32_precision"),
-    _attribute("backends.cuda.matmul.fp32_precision"),
-    _attribute("backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
-    _attribute("backends.cuda.matmul.allow_bf16_reduced_precision_reduction"),
-    _attribute("backends.cuda.matmul.allow_fp16_accumulation"),
-    _attribute("backends.mkldnn.enabled"),
-    _attribute("backends.mkldnn.matmul.fp32_precision"),
-    _Setting(
-        "torch.backends.cuda.enable_flash_sdp",
-        cuda.flash_sdp_enabled,
-        cuda.enable_flash_sdp,
-    ),
-    _Setting(
-        "torch.backends.cuda.enable_mem_efficient_sdp",
-        cuda.mem_efficient_sdp_enabled,
-        cuda.enable_mem_efficient_sdp,
-    ),
-    _Setting(
-        "torch.backends.cuda.enable_math_sdp",
-        cuda.math_sdp_enabled,
-        cuda.enable_math_sdp,
-    ),
-    _Setting(
-        "torch.backends.cuda.enable_cudnn_sdp",
-        cuda.cudnn_sdp_enabled,
-        cuda.enable_cudnn_sdp,
-    ),
+    _Setting("backends.cuda.enable_math_sdp", "backends.cuda.math_sdp_enabled"),
+    _Setting("backends.cuda.enable_cudnn_sdp", "backends.cuda.cudnn_sdp_enabled"),
 )
 
 
@@ -164,7 +122,7 @@ def set_settings(values: Settings) -> tuple[Change, ...]:
         if value != _MIXED and setting.read() != value:
             setting.put(value)
     return tuple(
-        Change(setting.name, old, new)
+        Change(f"torch.{setting.name}", old, new)
         for setting, old, new in zip(_SETTINGS, values, now, strict=True)
         if old != new
     )
