@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from hocket.cli.shared.options import Sizes, load_schedule, with_options
+from hocket.cli.shared.options import (
+    ScheduleArgument,
+    Sizes,
+    load_schedule,
+    with_options,
+)
 from hocket.cli.shared.output import sentence
 from hocket.core.check import Proof, check
 from hocket.core.schedule import Schedule
@@ -15,18 +20,10 @@ from hocket.draw.quantity import counted
 from hocket.draw.summary import num_microbatches_text
 from hocket.errors import ScheduleError
 
-SourceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SCHEDULE",
-        help="A file with a schedule: its text, or PyTorch's CSV (*.csv); or a name.",
-    ),
-]
-
 
 @with_options
 def check_command(
-    source: SourceArgument,
+    source: ScheduleArgument,
     sizes: Sizes,
     num_buffers: Annotated[
         int | None,

@@ -30,13 +30,6 @@ class PictureFormat(Enum):
     PERFETTO = "perfetto"
 
 
-class Background(Enum):
-    """The background of a picture."""
-
-    LIGHT = "light"
-    DARK = "dark"
-
-
 _SUFFIXES: Final = {
     ".txt": PictureFormat.TEXT,
     ".svg": PictureFormat.SVG,
@@ -80,7 +73,7 @@ def draw_command(
         ),
     ] = None,
     ground: Annotated[
-        Background | None,
+        Theme | None,
         typer.Option(
             "--theme",
             help="Of an SVG, by default its reader's; of text the terminal's, which "
@@ -123,7 +116,7 @@ class _PictureOptions:
     """The options of a picture."""
 
     width: int | None
-    ground: Background | None
+    ground: Theme | None
     title: str | None
     shows_messages: bool
     shows_memory: bool
@@ -144,14 +137,13 @@ class _PictureOptions:
                 assert_never(format_)
 
     def text(
-        self, timelines: Sequence[Titled], width: int, ground: Background | None
+        self, timelines: Sequence[Titled], width: int, ground: Theme | None
     ) -> str:
         """Return one picture after the other, with names if there are several."""
-        colour = None if ground is None else Theme(ground.value)
         pictures = []
         for name, timeline in timelines:
             head = f"{name}\n" if len(timelines) > 1 else ""
-            text = to_text(timeline, width=self.width or width, colour=colour)
+            text = to_text(timeline, width=self.width or width, colour=ground)
             pictures.append(head + text)
         return "\n\n".join(([self.title] if self.title else []) + pictures)
 
@@ -161,8 +153,7 @@ class _PictureOptions:
             show_memory=self.shows_memory,
             show_transfers=self.shows_messages,
         )
-        theme = None if self.ground is None else Theme(self.ground.value)
-        return to_svg(timelines, title=self.title or "", style=style, theme=theme)
+        return to_svg(timelines, title=self.title or "", style=style, theme=self.ground)
 
 
 def _format_of(out: Path | None) -> PictureFormat:

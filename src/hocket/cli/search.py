@@ -12,6 +12,7 @@ import typer
 
 from hocket.cli.shared.options import (
     JsonOption,
+    ScheduleArgument,
     Sizes,
     UniformCosts,
     load_schedule,
@@ -24,19 +25,10 @@ from hocket.draw.quantity import percent, seconds, short
 from hocket.planner.search.optimum import search
 from hocket.planner.search.result import SearchProgress, SearchResult, gap
 
-SourceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SCHEDULE",
-        help="A schedule's name, or a file: its text, or PyTorch's CSV (*.csv). Its "
-        "stages, on its devices, are what an order is searched for.",
-    ),
-]
-
 
 @with_options
 def search_command(
-    source: SourceArgument,
+    source: ScheduleArgument,
     sizes: Sizes,
     costs: UniformCosts,
     memory_bytes: Annotated[
@@ -59,8 +51,9 @@ def search_command(
 ) -> None:
     """Search for the best order of a schedule's work, and prove how good it is.
 
-    All devices are equal and take the seconds given. Ctrl-C ends the search, and keeps
-    the best so far.
+    The schedule's stages, on its devices, are what an order is searched for. All
+    devices are equal and take the seconds given. Ctrl-C ends the search, and keeps the
+    best so far.
     """
     given = load_schedule(source, sizes)
     prices = costs.make()

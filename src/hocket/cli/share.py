@@ -13,6 +13,7 @@ import typer
 
 from hocket import env
 from hocket.cli.shared.output import write_output
+from hocket.cli.train import SetOption, read_recipe
 from hocket.errors import ConfigError
 from hocket.recipes.config.resolve import Resolved
 
@@ -41,10 +42,7 @@ def share_command(
     max_steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Steps of each.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="For all of the recipes."),
-    ] = None,
+    settings: SetOption = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Each run gets a folder of its own in it, with its name."),
@@ -118,7 +116,6 @@ def _recipes(recipes: list[str], settings: list[str]) -> list[tuple[str, Resolve
     Raises:
         RecipeError: a recipe is not valid, or cannot be shared.
     """
-    from hocket.cli.train import read_recipe
     from hocket.recipes.training.shared import refuse_unshared
     from hocket.recipes.training.task import check_data
 

@@ -44,6 +44,13 @@ _LINK: Final = re.compile(r"(\d+)-(\d+):(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)(b|B)/s")
 _POWERS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
+ScheduleArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCHEDULE",
+        help="A schedule's name, or a file: its text, or PyTorch's CSV (*.csv).",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 
 

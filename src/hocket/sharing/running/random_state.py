@@ -48,20 +48,29 @@ def default_generators(device: torch.device) -> tuple[torch.Generator, ...]:
 class DrawRule(ABC):
     """How a thread draws from the default generators.
 
-    Attributes:
+    Args:
         generators: the default generators of its device.
+
+    Attributes:
         subject: names the thread in errors, by its job.
         ways_out: how to let it do what may not run beside other jobs.
     """
 
-    generators: Sequence[torch.Generator]
     subject: ClassVar[str] = "job {!r}"
     ways_out: ClassVar[str] = 'mode="turns", processes=True'
 
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.generators = generators
+        self._process, self._is_over = os.getpid(), False
+
     @property
-    @abstractmethod
     def is_in_force(self) -> bool:
         """Return whether jobs share the calling process now."""
+        return os.getpid() == self._process and not self._is_over
+
+    def close(self) -> None:
+        """Allow draws: a thread that outlives all jobs may still draw."""
+        self._is_over = True
 
     def refused(self, error: HocketError) -> None:  # noqa: B027
         """Note that an error is raised in the thread; nothing to do for a job's own."""
@@ -103,22 +112,12 @@ class JobRandom(DrawRule):
     def __init__(
         self, device: torch.device, generators: Sequence[torch.Generator], seed: int
     ) -> None:
+        super().__init__(generators)
         self._lock = generator_lock(device)
-        self._process = os.getpid()
-        self.generators = generators
-        self._is_held = self._is_over = False
+        self._is_held = False
         self.num_draws = 0
         made = [torch.Generator(x.device).manual_seed(seed) for x in generators]
         self._states = [x.get_state() for x in made]
-
-    @property
-    def is_in_force(self) -> bool:
-        """See `DrawRule`."""
-        return os.getpid() == self._process and not self._is_over
-
-    def close(self) -> None:
-        """Leave the generators alone: a thread that was abandoned may still draw."""
-        self._is_over = True
 
     def set_state(self) -> None:
         """Let the device's generators continue this job's numbers."""
@@ -277,15 +276,10 @@ class JobThreads(DrawRule):
     ways_out = "processes=True"
 
     def __init__(self, job: str, generators: Sequence[torch.Generator]) -> None:
-        self.generators = generators
+        super().__init__(generators)
         self.error: HocketError | None = None
         self.on_refused: Callable[[], None] = lambda: None
-        self.job, self._process, self._is_over = job, os.getpid(), False
-
-    @property
-    def is_in_force(self) -> bool:
-        """See `DrawRule`."""
-        return os.getpid() == self._process and not self._is_over
+        self.job = job
 
     def enter(self) -> None:
         """Count threads that the calling thread starts as this job's."""
@@ -298,7 +292,7 @@ class JobThreads(DrawRule):
 
     def close(self) -> None:
         """Allow draws again in threads that outlive all jobs."""
-        self._is_over = True
+        super().close()
         self.on_refused = lambda: None  # such a thread must not keep the jobs alive
 
     def start(self, thread: threading.Thread) -> None:

@@ -103,10 +103,10 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
     generators = default_generators(device)
     with ExitStack() as stack:
         stack.enter_context(_only_call())
-        states = [x.get_state() for x in generators]
         randoms = [JobRandom(device, generators, job.seed) for job in jobs]
         by_name = {job.name: own for job, own in zip(jobs, randoms, strict=True)}
         common = SharedState(device, generators, by_name)
+        stack.callback(common.restore_generators)
         shared = SharedSettings(gate, asked.mode, asked.num_iterations, common)
         in_turns = asked.mode is Mode.TURNS
         # In turns all are on one lane: each job reuses memory that the others freed.
@@ -135,12 +135,8 @@ def _in_threads(asked: Request, gate: JobGates) -> Sequence[JobRunner]:
             with nullcontext() if in_turns else guard:
                 yield
 
-        try:
-            with _ended(runners, common):
-                _run(jobs, runners, gate, own_random())
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+        with _ended(runners, common):
+            _run(jobs, runners, gate, own_random())
     return runners
 
 

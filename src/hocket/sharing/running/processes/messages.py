@@ -39,7 +39,7 @@ from hocket.errors import ConfigError, NoMemoryError, RunError
 from hocket.run.cluster.entry import entry_name, load_entry
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode
-from hocket.sharing.running.job import Job, JobContext, MakeJob
+from hocket.sharing.running.job import Job, JobContext, MakeJob, no_memory
 from hocket.sharing.running.shared_state import read_settings, set_settings
 
 Message = dict[str, Any]
@@ -100,12 +100,7 @@ def error_of(values: Message) -> BaseException:
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     error: BaseException
     if kind is NoMemoryError:
-        error = NoMemoryError(
-            text,
-            stage=None,
-            predicted_bytes=None,
-            actual_bytes=values["actual_bytes"],
-        )
+        error = no_memory(text, values["actual_bytes"])
     else:
         try:
             error = kind(text)  # type: ignore[misc]
