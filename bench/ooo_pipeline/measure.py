@@ -107,7 +107,7 @@ def _row(
     """Beside the first order, as are all ratios: above 1 is faster than that."""
     first, *_ = runs
     own, plain = (runs[x].pipeline.predicted.makespan_s for x in (order, first))
-    m = runs[order].layout.recipe.pipeline.num_microbatches
+    m = runs[order].task.recipe.pipeline.num_microbatches
     return {
         "schedule": order.schedule,
         "stages_per_device": order.stages_per_device,

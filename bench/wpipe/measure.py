@@ -145,7 +145,7 @@ def _train(run: Run, num_steps: int) -> Times:
 
 def _accuracy(run: Run, task: Task) -> float:
     """Of what it has learned by now."""
-    loader = evaluation_loader(run.layout.recipe, task.evaluation)
+    loader = evaluation_loader(run.task.recipe, task.evaluation)
     return run.pipeline.evaluate(loader, task.metrics).metrics["accuracy"]
 
 
@@ -205,12 +205,12 @@ def _row(
     )
     own_s, other_s = (runs[x].pipeline.predicted.step_s for x in (contestant, first))
     ideal_s, other_ideal_s = (
-        _ideal_s(runs[x].layout.recipe) for x in (contestant, first)
+        _ideal_s(runs[x].task.recipe) for x in (contestant, first)
     )
     return {
         "schedule": contestant.schedule,
         "layout": contestant.layout,
-        "num_microbatches": run.layout.recipe.pipeline.num_microbatches,
+        "num_microbatches": run.task.recipe.pipeline.num_microbatches,
         "step": spread(own),
         "round_step": spread([*map(_round_step_s, rounds[contestant])]),
         "times_as_fast": paired_ratio(other, own),

@@ -19,6 +19,7 @@ from tests.recipes.support import stl10_folder
 from tests.recipes.support.cifar_folder import cifar10
 
 SIDE: Final = 32
+NUM_STEPS: Final = 70
 SMALL: Final = (
     "model.width=4",
     "model.num_blocks=1",
@@ -89,7 +90,7 @@ def test_the_classifier_knows_labelled_images(tmp_path: Path) -> None:
                 "teacher.final_momentum=1.0",
                 "teacher.buffers=averaged",
             ],
-            Momentum(0.9, 1.0, 70, buffers="averaged"),
+            Momentum(0.9, 1.0, NUM_STEPS, buffers="averaged"),
         ),
         (
             ["teacher.update=copy", "teacher.copy_every_steps=3"],
@@ -102,8 +103,9 @@ def test_a_teacher_moves_as_the_section_says(
 ) -> None:
     """A momentum rises over the whole training."""
     delay = int(expected.buffers == "own")  # old versions of others are not kept
-    recipe = resolve("kd-digits", [*settings, f"teacher.delay={delay}"]).recipe
-    teacher = make_task(recipe).make_teachers(70)["teacher"]
+    more = [f"teacher.delay={delay}", f"training.max_steps={NUM_STEPS}"]
+    recipe = resolve("kd-digits", [*settings, *more]).recipe
+    teacher = make_task(recipe).make_teachers()["teacher"]
     assert teacher.update == expected
     assert teacher.delay == delay
     assert not teacher.whole_batch

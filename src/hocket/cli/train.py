@@ -231,16 +231,14 @@ def start_workers(
 
 def show(resolved: Resolved) -> None:
     """Print the recipe as resolved, and check that its data can be loaded."""
-    from hocket.recipes.training.step_layout import StepLayout
     from hocket.recipes.training.task import make_task
 
     task = make_task(resolved.recipe)
-    steps = StepLayout(resolved.recipe, task.training)
     num_parameters = sum(x.numel() for x in task.make_model().parameters())
     print(resolved.to_toml())
     print(
         f"{num_parameters:,} parameters; "
         f"{task.training.num_samples:,} samples to train on, "
         f"{task.evaluation.num_samples:,} to evaluate on; "
-        f"{steps.num_steps:,} steps; {steps.batches_per_epoch:,} batches per epoch"
+        f"{task.num_steps:,} steps; {task.batches_per_epoch:,} batches per epoch"
     )

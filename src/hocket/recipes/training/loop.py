@@ -18,7 +18,6 @@ from hocket.draw.where import Where, advice
 from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.records import EpochRecord, SummaryRecord
 from hocket.recipes.training.saving import RecipeRun
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
@@ -181,7 +180,6 @@ class Loop(RecipeRun):
 
     Args:
         task: the samples and metrics.
-        layout: the steps.
         pipeline: the pipeline to train with.
         run_dir: the run's folder, for its checkpoints.
 
@@ -190,13 +188,11 @@ class Loop(RecipeRun):
             evaluation; of overlapping steps, only where a few follow a drain.
     """
 
-    def __init__(
-        self, task: Task, layout: StepLayout, pipeline: Pipeline, run_dir: Path
-    ) -> None:
-        super().__init__(task, layout, run_dir)
+    def __init__(self, task: Task, pipeline: Pipeline, run_dir: Path) -> None:
+        super().__init__(task, run_dir)
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
         self._pipeline = pipeline
-        self._evaluation_loader = evaluation_loader(layout.recipe, task.evaluation)
+        self._evaluation_loader = evaluation_loader(task.recipe, task.evaluation)
         self._overlaps = bool(pipeline.plan.schedule.body)
         self._plan = pipeline.plan
         self._measured_step = -1  # whose timeline is the last one
@@ -208,7 +204,7 @@ class Loop(RecipeRun):
         self._went_on_s = monotonic()  # after the last step, or its evaluation
 
     def run(self) -> SummaryRecord:
-        """Train to the end of the layout.
+        """Train to the last step.
 
         Raises:
             DataError: the metric of early stopping does not exist.
@@ -217,7 +213,7 @@ class Loop(RecipeRun):
         """
         self._went_on_s = monotonic()
         self.start_clock()
-        if self._pipeline.num_steps < self.layout.num_steps:
+        if self._pipeline.num_steps < self.task.num_steps:
             self._train()
         if self.last is None:  # a run that resumed after its last step
             self.report_evaluation(self._evaluate())
@@ -225,13 +221,13 @@ class Loop(RecipeRun):
 
     def _train(self) -> None:
         """Train until the last step, or an evaluation that stops."""
-        layout = self.layout
+        task = self.task
         for result in self._pipeline.train(self.loader, drain_every=self._drains_after):
             self._sums.add(result, monotonic() - self._went_on_s)
-            is_due = layout.evaluates_after(result.step)
+            is_due = task.evaluates_after(result.step)
             evaluation = self._evaluate() if is_due else None
             stops = self._after_step(result, evaluation)
-            if stops or result.step + 1 == layout.num_steps:
+            if stops or result.step + 1 == task.num_steps:
                 break
             self._went_on_s = monotonic()
 
@@ -251,7 +247,7 @@ class Loop(RecipeRun):
         if self._plan is not self._pipeline.plan:  # layers have frozen
             self._plan = self._pipeline.plan
             self.timelines.clear()  # what they show is not what was predicted
-        saves = self.layout.saves_after(result.step)
+        saves = self.task.saves_after(result.step)
         self._report_steps(is_due=saves or evaluation is not None)
         stops = evaluation is not None and self.stops_after(evaluation)
         self._measure(result.step, is_evaluated=evaluation is not None)
@@ -260,7 +256,7 @@ class Loop(RecipeRun):
         if evaluation is not None:
             self.report_evaluation(evaluation)
         if self.saves_after(result.step, stops=stops):
-            is_last = stops or result.step + 1 == self.layout.num_steps
+            is_last = stops or result.step + 1 == self.task.num_steps
             settings = self.recipe.checkpoint
             self._pipeline.save(
                 self.checkpoints_dir,
@@ -272,8 +268,8 @@ class Loop(RecipeRun):
 
     def _drains_after(self, step: int) -> bool:
         """Drain before evaluations and saves, and, to measure them, the last steps."""
-        num_left = self.layout.num_steps - (step + 1)
-        is_due = self.layout.evaluates_after(step) or self.layout.saves_after(step)
+        num_left = self.task.num_steps - (step + 1)
+        is_due = self.task.evaluates_after(step) or self.task.saves_after(step)
         return is_due or num_left == NUM_TIMED_STEPS
 
     def _measure(self, step: int, *, is_evaluated: bool) -> None:
@@ -282,7 +278,7 @@ class Loop(RecipeRun):
         if self._overlaps and not self._drains_after(step):
             return
         num_steps, self._num_since_drain = self._num_since_drain, 0
-        is_near_end = step >= self.layout.num_steps - NUM_TIMED_STEPS
+        is_near_end = step >= self.task.num_steps - NUM_TIMED_STEPS
         is_due = is_near_end or is_evaluated or self._ends_epoch(step)
         if is_due and num_steps <= NUM_TIMED_STEPS:
             self.timelines.append(self._pipeline.measured())
@@ -306,8 +302,8 @@ class Loop(RecipeRun):
             )
 
     def _ends_epoch(self, step: int) -> bool:
-        is_last = step + 1 == self.layout.num_steps
-        return is_last or self.layout.epoch(step + 1) > self.layout.epoch(step)
+        is_last = step + 1 == self.task.num_steps
+        return is_last or self.task.epoch(step + 1) > self.task.epoch(step)
 
     def _report_epoch(self, step: int) -> None:
         """Report the epoch that ends with a step, and begin to count the next one."""
@@ -315,7 +311,7 @@ class Loop(RecipeRun):
         self._data_s += sums.sums["data_s"]
         self._num_steps += sums.num_steps
         measured = self.timelines[-1] if self._measured_step == step else None
-        epoch = self.layout.epoch(step)
+        epoch = self.task.epoch(step)
         self.watchers.report(sums.record(epoch, self._pipeline, measured))
 
     def _summary(self) -> SummaryRecord:

@@ -24,7 +24,6 @@ from hocket.recipes.training.records import (
     SummaryRecord,
     Watchers,
 )
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.recipes.training.watchers import recipe_watchers
 from hocket.run.checkpoint.format.folder import LATEST, step_of
@@ -97,7 +96,6 @@ class RecipeRun:
 
     Args:
         task: what is trained.
-        layout: the run's steps.
         run_dir: the run's folder.
 
     Attributes:
@@ -109,10 +107,10 @@ class RecipeRun:
         last: the last evaluation.
     """
 
-    def __init__(self, task: Task, layout: StepLayout, run_dir: Path) -> None:
-        self.task, self.layout, self.run_dir = task, layout, run_dir
-        self.recipe, self.checkpoints_dir = layout.recipe, run_dir / CHECKPOINTS_NAME
-        self.loader = layout.loader()
+    def __init__(self, task: Task, run_dir: Path) -> None:
+        self.task, self.run_dir = task, run_dir
+        self.recipe, self.checkpoints_dir = task.recipe, run_dir / CHECKPOINTS_NAME
+        self.loader = task.loader()
         self.early_stop, self.totals = EarlyStop(), Totals()
         self.watchers = Watchers()
         self.last: EvaluationRecord | None = None
@@ -162,7 +160,7 @@ class RecipeRun:
 
     def saves_after(self, step: int, *, stops: bool) -> bool:
         """Return whether a checkpoint follows a step, which may be the last one."""
-        return self.layout.saves_after(step) or (stops and self.recipe.checkpoint.final)
+        return self.task.saves_after(step) or (stops and self.recipe.checkpoint.final)
 
     def report_step(
         self,
@@ -188,10 +186,10 @@ class RecipeRun:
         totals.num_samples += num_samples
         record = StepRecord(
             step=step,
-            epoch=self.layout.epoch(step),
+            epoch=self.task.epoch(step),
             num_samples=num_samples,
             seconds=seconds,
-            learning_rate=self.layout.learning_rate(step - totals.num_skipped),
+            learning_rate=self.task.learning_rate(step - totals.num_skipped),
             **more,
         )
         totals.num_skipped += is_skipped
@@ -200,7 +198,7 @@ class RecipeRun:
     def report_evaluation(self, result: EvaluationResult) -> None:
         """Report an evaluation after the steps so far."""
         num_steps = self.totals.num_steps
-        epoch = self.layout.epoch(num_steps - 1)
+        epoch = self.task.epoch(num_steps - 1)
         self.last = EvaluationRecord(
             num_steps, epoch, result.loss, result.metrics, result.num_samples
         )

@@ -41,7 +41,6 @@ from hocket.recipes.training.records import EvaluationRecord, Watcher, refuse_fa
 from hocket.recipes.training.report import write_report
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import NEWEST, resume_point
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.watchers import RunProgress, plan_line, print_plain
 from hocket.run.checkpoint.format.folder import pointer
@@ -95,13 +94,10 @@ def profile(run_dir: str, is_again: bool) -> dict[str, Any]:
     """
     recipe = resolved_in(run_dir).recipe
     task = make_task(recipe)
-    layout = StepLayout(recipe, task.training)
     folder = Path(recipe.run.profile_folder)
     kept = {path.name for path in folder.glob("*.json")}
     profile_dir = None if is_again else folder
-    with make_pipeline(
-        task, layout, Path(run_dir), profile_dir=profile_dir
-    ) as pipeline:
+    with make_pipeline(task, Path(run_dir), profile_dir=profile_dir) as pipeline:
         plan = pipeline.plan
         conditions = plan.profile.conditions
         path = path_of(folder, conditions) if conditions["code"] else None
@@ -175,15 +171,14 @@ def train_recipe(
         CallbackError: a watcher or the report failed; training has ended well.
     """
     task = make_task(recipe)
-    layout = StepLayout(recipe, task.training)
     profile_dir = Path(recipe.run.profile_folder)
     with ExitStack() as stack:
         pipeline = stack.enter_context(
-            make_pipeline(task, layout, run_dir, profile_dir=profile_dir, world=world)
+            make_pipeline(task, run_dir, profile_dir=profile_dir, world=world)
         )
         console = Console(file=sys.stdout, quiet=not pipeline.is_main)
         print_plain(console, plan_line(pipeline.plan, recipe))
-        loop = Loop(task, layout, pipeline, run_dir)
+        loop = Loop(task, pipeline, run_dir)
         _go_on(loop, pipeline, console)
         if pipeline.is_main:
             stack.callback(loop.watchers.close)
@@ -191,7 +186,7 @@ def train_recipe(
             resumes = recipe.checkpoint.resume == NEWEST
             loop.watch(goes_on=resumes or pipeline.world.attempt > 0)
             progress = RunProgress(
-                layout.num_steps,
+                task.num_steps,
                 recipe.training.num_epochs,
                 console,
                 first_step=loop.totals.num_steps,
@@ -240,7 +235,6 @@ def _go_on(loop: Loop, pipeline: Pipeline, console: Console) -> None:
 
 def make_pipeline(
     task: Task,
-    layout: StepLayout,
     run_dir: Path,
     *,
     profile_dir: Path | None,
@@ -249,8 +243,7 @@ def make_pipeline(
     """The recipe's pipeline, over the workers that there are.
 
     Args:
-        task: the model to train, and its loss.
-        layout: the recipe and the first batch.
+        task: what to train.
         run_dir: where the reports of failures go, and a cache without a folder.
         profile_dir: the folder of saved profiles; None always measures.
         world: the job, where it is joined already.
@@ -258,14 +251,14 @@ def make_pipeline(
     Raises:
         DataError: the recipe has a section [cache], and samples vary.
     """
-    recipe = layout.recipe
+    recipe = task.recipe
     pipeline, training = recipe.pipeline, recipe.training
     options = {
         **values_of(ScheduleOptions, pipeline),
         **values_of(UpdateOptions, training),
-        **freezing_options(recipe.freeze, recipe.cache, layout.steps_in(), run_dir),
+        **freezing_options(recipe.freeze, recipe.cache, task.steps_in(), run_dir),
     }
-    loader = layout.loader()
+    loader = task.loader()
     if (cache := options.get("cache")) is not None:  # before the model is captured
         refuse_random(loader, cache, _DRAW_ONCE)
     return Pipeline(
@@ -274,10 +267,10 @@ def make_pipeline(
         optimizer=make_optimizer(recipe.optimizer),
         example=loader.example(),
         profile_dir=profile_dir,
-        scheduler=make_scheduler(layout.learning_rate_share),
+        scheduler=make_scheduler(task.learning_rate_share),
         seed=training.seed,
         run_dir=run_dir,
-        teachers=task.make_teachers(layout.num_steps),
+        teachers=task.make_teachers(),
         world=world,
         progress=_print_start,
         **options,
@@ -370,7 +363,6 @@ def plan_recipe(
     """
     recipe = resolved.recipe
     task = make_task(recipe)
-    layout = StepLayout(recipe, task.training)
     search, training = config.search or Search(), recipe.training
     config = replace(
         config,
@@ -380,10 +372,10 @@ def plan_recipe(
     )
     return plan(
         task.make_model(),
-        next(iter(layout.loader())),
+        next(iter(task.loader())),
         task.loss,
         optimizer=make_optimizer(recipe.optimizer),
-        teachers=task.make_teachers(layout.num_steps),
+        teachers=task.make_teachers(),
         world=world,
         progress=progress,
         **values_of(PlanConfig, config),
