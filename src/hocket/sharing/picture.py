@@ -252,13 +252,10 @@ def share_page(report: ShareReport) -> str:
         )
         columns = ("mode", "sum of speeds", "peak", "in budget", "shares kept")
         tables.append(Table("Predicted from the trial", columns, rows))
-    budget = ""
-    if isfinite(report.budget_bytes):
-        budget = f" of {byte_size(report.budget_bytes)}"
     summary = (
         f"Mode {report.mode.value}: {report.why}. Together the jobs ran "
         f"{report.total_speed:.2f} times as fast as one alone, and held "
-        f"{byte_size(report.peak_bytes)}{budget}. {' '.join(report.notes)}"
+        f"{report.held}. {' '.join(report.notes)}"
     )
     return still_page(
         "Jobs that share a device",

@@ -24,7 +24,7 @@ FILES: Final = [
     *SOURCE.glob("cli/*.py"),
     SOURCE / "options.py",
 ]
-WRITTEN: Final = ("recipe", "teacher_settings", "freeze_settings")
+WRITTEN: Final = ("recipe", "settings")
 
 
 def section_classes() -> Iterator[type[BaseModel]]:

@@ -260,7 +260,7 @@ class DistilbertSettings(TeacherSettings):
 
 
 class TwoViewSettings(TeacherSettings):
-    """Two views of each image, and heads behind the model (`recipes.models.heads`).
+    """Two views of each image, and heads behind the model (`recipes.models.make`).
 
     The model's own head is left out: the features before it are evaluated by k-NN. The
     views take the place of the data's own shifts and mirrors.
