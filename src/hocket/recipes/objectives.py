@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,12 +18,9 @@ from hocket.run.data.loss import TOTAL, LossFunction, named_losses
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import Samples, first_samples
+from hocket.run.pipeline import Pipeline
 from hocket.teacher.evaluation import knn_accuracy
 from hocket.teacher.views import TwoViewLoader, TwoViews, TwoViewSamples
-
-if TYPE_CHECKING:
-    from hocket.run.pipeline import Pipeline
-
 
 # The usual loss and metrics of data with classes, as means over samples.
 #

@@ -251,12 +251,6 @@ def simulate_jobs(
     return _Simulation(mode, jobs, budgets).run()
 
 
-def alone_s(job: SimulatedJob) -> float:
-    """Return the seconds of an iteration of a job that runs alone."""
-    run = simulate_jobs(Mode.FREE, [replace(job, join_s=0.0)])
-    return run.seconds_per_iteration(job.name)
-
-
 # `mode="auto"`: predict every mode from what a trial measured, and take the best.
 #
 # trial    each job alone ─▶ seconds, memory curve      both ─▶ how much they slow

@@ -249,7 +249,8 @@ class Loop(RecipeRun):
             self.timelines.clear()  # what they show is not what was predicted
         saves = self.task.saves_after(result.step)
         self._report_steps(is_due=saves or evaluation is not None)
-        stops = evaluation is not None and self.stops_after(evaluation)
+        training, stop = self.recipe.training, self.early_stop
+        stops = evaluation is not None and stop.stops_after(evaluation, training)
         self._measure(result.step, is_evaluated=evaluation is not None)
         if stops or self._ends_epoch(result.step):
             self._report_epoch(result.step)

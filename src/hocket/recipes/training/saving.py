@@ -150,14 +150,6 @@ class RecipeRun:
         for watcher in recipe_watchers(self.recipe.run, self.run_dir, first_step):
             self.watchers.append(watcher)
 
-    def stops_after(self, evaluation: EvaluationResult) -> bool:
-        """Return whether to stop early, after one more evaluation.
-
-        Raises:
-            DataError: the evaluation has not the metric to stop by.
-        """
-        return self.early_stop.stops_after(evaluation, self.recipe.training)
-
     def saves_after(self, step: int, *, stops: bool) -> bool:
         """Return whether a checkpoint follows a step, which may be the last one."""
         return self.task.saves_after(step) or (stops and self.recipe.checkpoint.final)

@@ -175,7 +175,7 @@ class _Run(RecipeRun):
             yield from self._evaluation_batches()
             evaluation = self._evaluated()
             self.report_evaluation(evaluation)
-            stops = self.stops_after(evaluation)
+            stops = self.early_stop.stops_after(evaluation, self.training)
         settings = self.recipe.checkpoint
         if self.saves_after(step, stops=stops):
             self.checkpoints.save(

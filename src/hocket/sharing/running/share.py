@@ -286,7 +286,6 @@ class Request:
         mode: the mode; turns instead of auto where the allocator requires it.
         num_iterations: see `share`.
         device: the device.
-        processes: see `share`.
         notes: lines for the report.
     """
 
@@ -295,7 +294,6 @@ class Request:
     mode: Mode
     num_iterations: int | None
     device: torch.device
-    processes: bool
     notes: Sequence[str]
 
 
@@ -330,7 +328,6 @@ def read_request(
         wanted,
         num_iterations,
         torch_device,
-        processes,
         notes,
     )
 
