@@ -33,7 +33,6 @@ from hocket.sharing.running.gate import Gates, JobGates, StoppedError
 from hocket.sharing.running.job import Job
 from hocket.sharing.running.processes.messages import (
     Message,
-    SentJob,
     error_as_json,
     error_of,
     forecast_as_json,
@@ -62,7 +61,7 @@ class JobProcess:
         error: what ended it, if it was not the end of its batches.
     """
 
-    def __init__(self, sent: SentJob, gates: JobGates) -> None:
+    def __init__(self, sent: Message, gates: JobGates) -> None:
         self.name = sent["name"]
         self.error: BaseException | None = None
         self.made = threading.Event()
@@ -345,7 +344,7 @@ def main(descriptor: int) -> None:
         _run(connection, receive(connection)["job"])
 
 
-def _run(connection: Connection, sent: SentJob) -> None:
+def _run(connection: Connection, sent: Message) -> None:
     job = received_job(sent)
     send(connection, "ready")
     receive(connection)
@@ -361,7 +360,7 @@ def _run(connection: Connection, sent: SentJob) -> None:
         send(connection, "error", **error_as_json(runner.error))
 
 
-def _runner(connection: Connection, sent: SentJob, job: Job) -> JobRunner:
+def _runner(connection: Connection, sent: Message, job: Job) -> JobRunner:
     """Return the job's runner; it starts no work yet."""
     device = torch.device(sent["device"])
     set_sent_settings(sent["settings"])

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from math import nan
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, TypedDict
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -119,40 +119,14 @@ def loss_value(loss: Any) -> float:
 #
 # Nothing is pickled: a job's `make` is a function that the process can import, or a
 # `functools.partial` of one whose arguments JSON knows.
-class SentJob(TypedDict):
-    """A job, and what its process must know.
 
-    Keys:
-        name: the job's name.
-        entry: its function (`run.cluster.entry`).
-        args: the function's first arguments.
-        keywords: its keyword arguments.
-        memory_bytes: see `Job`.
-        seed: see `Job`.
-        timeout_s: see `Job`.
-        mode: the mode that was asked for.
-        num_iterations: after which it ends.
-        device: the device.
-        settings: torch's settings of the starting process.
-    """
-
-    name: str
-    entry: str
-    args: Sequence[Any]
-    keywords: Mapping[str, Any]
-    memory_bytes: int | None
-    seed: int
-    timeout_s: float
-    mode: str
-    num_iterations: int | None
-    device: str
-    settings: Sequence[Any]
+_OF_JOB: Final = ("name", "memory_bytes", "seed", "timeout_s")
 
 
 def sent_job(
     job: Job, mode: Mode, num_iterations: int | None, device: torch.device
-) -> SentJob:
-    """Return a job as it is sent.
+) -> Message:
+    """Return a job as it is sent, with all that its process must know.
 
     Raises:
         ConfigError: its function or arguments cannot be sent.
@@ -167,19 +141,18 @@ def sent_job(
             "function at the top of a module or script, or a functools.partial of one "
             "whose arguments are numbers, strings, lists and dicts"
         )
-    return SentJob(
-        name=job.name,
-        entry=entry_name(function),
-        args=args,
-        keywords=keywords,
-        memory_bytes=job.memory_bytes,
-        seed=job.seed,
-        timeout_s=job.timeout_s,
-        mode=mode.value,
-        num_iterations=num_iterations,
-        device=str(device),
-        settings=[str(x) if isinstance(x, torch.dtype) else x for x in read_settings()],
-    )
+    return {
+        **{key: getattr(job, key) for key in _OF_JOB},
+        "entry": entry_name(function),
+        "args": args,
+        "keywords": keywords,
+        "mode": mode.value,
+        "num_iterations": num_iterations,
+        "device": str(device),
+        "settings": [
+            str(x) if isinstance(x, torch.dtype) else x for x in read_settings()
+        ],
+    }
 
 
 def _fault(
@@ -202,7 +175,7 @@ def _fault(
     return None
 
 
-def received_job(sent: SentJob) -> Job:
+def received_job(sent: Message) -> Job:
     """Import a job's function in its own process; if that fails, `make` says so."""
     try:
         make: MakeJob = partial(
@@ -210,13 +183,7 @@ def received_job(sent: SentJob) -> Job:
         )
     except Exception as error:
         make = partial(_raise, error)
-    return Job(
-        sent["name"],
-        make,
-        memory_bytes=sent["memory_bytes"],
-        seed=sent["seed"],
-        timeout_s=sent["timeout_s"],
-    )
+    return Job(make=make, **{key: sent[key] for key in _OF_JOB})
 
 
 def _raise(error: Exception, context: JobContext) -> NoReturn:
