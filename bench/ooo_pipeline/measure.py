@@ -92,7 +92,7 @@ def worker(settings: list[str], orders: list[list[Any]], place: str) -> dict[str
 def _measured(runs: dict[Order, Run], task: Task, world: World) -> dict[str, Any]:
     steps = {str(order): run.step for order, run in runs.items()}
     plain, *_ = runs.values()
-    num_rounds = plain.layout.num_steps - NUM_WARM
+    num_rounds = plain.task.num_steps - NUM_WARM
     seconds = alternate(steps, world, num_rounds=num_rounds, num_warm=NUM_WARM)
     return {
         **setting(plain, task, world),

@@ -124,7 +124,7 @@ def _measured(
     runs: dict[Contestant, Run], task: Task, world: World, steps_per_round: int
 ) -> dict[str, Any]:
     first, *_ = runs.values()
-    num_rounds = first.layout.num_steps // steps_per_round
+    num_rounds = first.task.num_steps // steps_per_round
     rounds = _in_turn(runs, world, num_rounds, steps_per_round)
     return {
         **setting(first, task, world),
