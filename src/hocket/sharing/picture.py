@@ -67,12 +67,8 @@ class _Axes:
 
     def corners(self, times: Floats, amounts: Floats) -> list[tuple[float, float]]:
         """Return the corners of a curve of steps."""
-        found = []
-        for i, time_s in enumerate(times):
-            if i:
-                found.append((self.x(time_s), self.y(amounts[i - 1])))
-            found.append((self.x(time_s), self.y(amounts[i])))
-        return found
+        x = [self.x(time_s) for time_s in np.repeat(times, 2)[1:]]
+        return list(zip(x, map(self.y, np.repeat(amounts, 2)[:-1]), strict=True))
 
 
 def share_svg(report: ShareReport) -> str:

@@ -12,7 +12,7 @@ from math import ceil, inf, isnan, nan
 from typing import Final
 
 from hocket.draw.quantity import byte_size
-from hocket.sharing.board import Board, Iteration
+from hocket.sharing.board import Board, Iteration, JobRecord
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode, Point
 
@@ -57,20 +57,27 @@ class SharedRun:
     """What happened, or would happen.
 
     Args:
-        iterations: those of each job, by name.
-        peak_bytes: the most that all jobs held at once.
-        makespan_s: when the last job ended.
-        device_s: the device's time that each job used.
+        records: those of each job when it ended, by name.
         levels: `(seconds, bytes of each job)`, at each change.
-        num_wrong: how often each job's forecast did not hold.
     """
 
-    iterations: Mapping[str, Sequence[Iteration]]
-    peak_bytes: float
-    makespan_s: float
-    device_s: Mapping[str, float]
+    records: Mapping[str, JobRecord]
     levels: Sequence[tuple[float, Mapping[str, float]]]
-    num_wrong: Mapping[str, int]
+
+    @property
+    def iterations(self) -> Mapping[str, Sequence[Iteration]]:
+        """The iterations of each job, by name."""
+        return {name: record.iterations for name, record in self.records.items()}
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most that all jobs held at once."""
+        return max(sum(held.values()) for _, held in self.levels)
+
+    @property
+    def makespan_s(self) -> float:
+        """When the last job ended."""
+        return max(own[-1].end_s for own in self.iterations.values())
 
     def seconds_per_iteration(self, name: str) -> float:
         """Return the time between the ends of a job's iterations, after a start.
@@ -119,10 +126,8 @@ class _Simulation:
         self.players = {job.name: _Player(job, job.join_s) for job in jobs}
         self.budgets = dict(sorted(budgets.items()))
         self.board = Board(mode, self.budgets.pop(0.0, inf))
-        self.now_s, self.look_s, self.peak = 0.0, inf, 0.0
-        self.iterations: dict[str, Sequence[Iteration]] = {}
-        self.num_wrong: dict[str, int] = {}
-        self.device_s: dict[str, float] = {}
+        self.now_s, self.look_s = 0.0, inf
+        self.ended: dict[str, JobRecord] = {}
         self.levels: list[tuple[float, dict[str, float]]] = []
 
     def run(self) -> SharedRun:
@@ -131,14 +136,7 @@ class _Simulation:
             _, self.look_s = self.board.open_gates(self.now_s)
             self._record()
             self._advance()
-        return SharedRun(
-            self.iterations,
-            self.peak,
-            self.now_s,
-            self.device_s,
-            self.levels,
-            self.num_wrong,
-        )
+        return SharedRun(self.ended, self.levels)
 
     def _arrive(self) -> None:
         """Let jobs come to their gates, and budgets change."""
@@ -170,7 +168,6 @@ class _Simulation:
                 at = curve.at(player.at_s + _NOT_BEFORE_S) if is_on else 0.0
                 held[name] = player.static_bytes + at
         self.levels.append((self.now_s, held))
-        self.peak = max(self.peak, sum(held.values()))
 
     def _advance(self) -> None:
         """Go to the next change of anything, and let running jobs work until then."""
@@ -211,10 +208,7 @@ class _Simulation:
         player.at_s, player.num_done = 0.0, player.num_done + 1
         player.ready_s = self.now_s + job.away_s
         if player.num_done == job.num_iterations:
-            record = self.board.records[name]
-            self.iterations[name] = record.iterations
-            self.device_s[name] = record.state.device_s
-            self.num_wrong[name] = record.num_wrong
+            self.ended[name] = self.board.records[name]
             self.board.leave(name, self.now_s)
             del self.players[name]
         elif not job.away_s:  # before others are asked: it may go first again
