@@ -68,8 +68,9 @@ def share_command(
     """Train several recipes on one device at the same time.
 
     Each trains exactly as it does alone, and leaves a folder with the recipe as
-    resolved, metrics and checkpoints. The mode says which iteration may start when;
-    auto measures, and takes the best that holds the memory.
+    resolved, metrics and checkpoints. --set replaces a value of each of them. The mode
+    says which iteration may start when; auto measures, and takes the best that holds
+    the memory.
     """
     if not processes:  # they share no memory, and torch's own allocator is faster
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
