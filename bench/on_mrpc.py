@@ -18,10 +18,8 @@ import torch
 
 from bench.in_turn import environment
 from examples.zoo.glue import glue
-from hocket.recipes.config.data_settings import DataFunctionSettings
-from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.recipe import DataFunctionSettings, Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline
 from hocket.run.cluster.launch import launch
@@ -95,25 +93,24 @@ class Run:
 
     Args:
         pipeline: that trains.
-        layout: how its recipe lays training out.
+        task: what it trains, and in which steps.
         batches: that are left.
         losses: of the steps done.
     """
 
     pipeline: Pipeline
-    layout: StepLayout
+    task: Task
     batches: Iterator[Any]
     losses: list[float]
 
     @classmethod
     def of(cls, recipe: Recipe, task: Task, world: World, place: Path) -> Run:
         """Ready to train: batches are read and written in word pieces before."""
-        layout = StepLayout.of(recipe, task.training)
         pipeline = make_pipeline(
-            task, layout, place, profile_dir=place / "profiles", world=world
+            task, place, profile_dir=place / "profiles", world=world
         )
-        batches = [*islice(layout.loader(), layout.num_steps)]
-        return cls(pipeline, layout, iter(batches), [])
+        batches = [*islice(task.loader(), task.num_steps)]
+        return cls(pipeline, task, iter(batches), [])
 
     def step(self) -> None:
         """Train on the next batch."""
@@ -148,7 +145,7 @@ def ready(
 
 def setting(run: Run, task: Task, world: World) -> dict[str, Any]:
     """What all contestants had in common, with keys that stay; `run` is any of them."""
-    recipe = run.layout.recipe
+    recipe = run.task.recipe
     assert isinstance(recipe.data, DataFunctionSettings), "it is MRPC's recipe"
     return {
         "environment": environment(),

@@ -17,7 +17,6 @@ from bench.freezing.speed import Probe
 from hocket.freeze.forecast import Pace, Stretch
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline
 from hocket.run.cluster.world import World
@@ -102,16 +101,14 @@ def train(
         place: a folder for profiles.
         known: what the run is predicted by.
     """
-    layout = StepLayout.of(recipe, task.training)
     with make_pipeline(
-        task, layout, place, profile_dir=place / "profiles", world=world
+        task, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
-        return _trained(pipeline, layout, task, evaluation, world, known)
+        return _trained(pipeline, task, evaluation, world, known)
 
 
 def _trained(
     pipeline: Pipeline,
-    layout: StepLayout,
     task: Task,
     evaluation: Samples,
     world: World,
@@ -123,17 +120,17 @@ def _trained(
     probes_s = [probe.seconds()]
     world.barrier("the first step")
     begin_s = now_s = perf_counter()
-    for result in pipeline.train(layout.loader()):
+    for result in pipeline.train(task.loader()):
         before_s, now_s = now_s, perf_counter()
         lasted_s = now_s - before_s - result.transition_s
         predicted_s = known.pace.step_s(_stretch(pipeline, result))
         if result.transition_s or not result.step:
             predicted_s += known.pace.first_s
-        epoch = layout.epoch(result.step)
+        epoch = task.epoch(result.step)
         steps.append((epoch, result.layout, result.num_frozen, lasted_s, predicted_s))
         hits += result.cache_hits
-        if (result.step + 1) % layout.batches_per_epoch == 0:
-            left_s = pipeline.seconds_left(layout.num_steps) or 0.0
+        if (result.step + 1) % task.batches_per_epoch == 0:
+            left_s = pipeline.seconds_left(task.num_steps) or 0.0
             ends_s.append([round(now_s - begin_s, 4), round(left_s, 4)])
             probes_s.append(probe.seconds())
             asked_s = perf_counter() - now_s
@@ -184,11 +181,10 @@ def base(recipe: Recipe, task: Task, world: World, place: Path) -> Base:
         world: the job.
         place: a folder for profiles.
     """
-    layout = StepLayout.of(recipe, task.training)
     probe = Probe(world)
     before_s = probe.seconds()
     with make_pipeline(
-        task, layout, place, profile_dir=place / "profiles", world=world
+        task, place, profile_dir=place / "profiles", world=world
     ) as pipeline:
         most_bytes = round(pipeline.plan.predicted.most_bytes)
         probe_s = (before_s + probe.seconds()) / 2
@@ -212,17 +208,16 @@ def pretrain(
         A folder with the weights; and the pace of the steps: what they took longer than
         simulated, and outside of their order (reading and cutting up the batch).
     """
-    layout = StepLayout.of(recipe, task.training)
     probe, probes_s = Probe(world), list[float]()
     with make_pipeline(
-        task, layout, folder, profile_dir=folder.parent / "profiles", world=world
+        task, folder, profile_dir=folder.parent / "profiles", world=world
     ) as pipeline:
         measured_s, beside_s, now_s = [], [], perf_counter()
-        for result in pipeline.train(layout.loader()):
+        for result in pipeline.train(task.loader()):
             before_s, now_s = now_s, perf_counter()
             measured_s.append(result.seconds)
             beside_s.append(now_s - before_s - result.seconds)
-            if (result.step + 1) % layout.batches_per_epoch == 0:
+            if (result.step + 1) % task.batches_per_epoch == 0:
                 probes_s.append(probe.seconds())
                 now_s = perf_counter()
         pace = Pace.of(measured_s, beside_s, _stretch(pipeline, result))

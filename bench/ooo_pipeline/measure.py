@@ -92,7 +92,7 @@ def worker(settings: list[str], orders: list[list[Any]], place: str) -> dict[str
 def _measured(runs: dict[Order, Run], task: Task, world: World) -> dict[str, Any]:
     steps = {str(order): run.step for order, run in runs.items()}
     plain, *_ = runs.values()
-    num_rounds = plain.layout.num_steps - NUM_WARM
+    num_rounds = plain.task.num_steps - NUM_WARM
     seconds = alternate(steps, world, num_rounds=num_rounds, num_warm=NUM_WARM)
     return {
         **setting(plain, task, world),
@@ -107,7 +107,7 @@ def _row(
     """Beside the first order, as are all ratios: above 1 is faster than that."""
     first, *_ = runs
     own, plain = (runs[x].pipeline.predicted.makespan_s for x in (order, first))
-    m = runs[order].layout.recipe.pipeline.num_microbatches
+    m = runs[order].task.recipe.pipeline.num_microbatches
     return {
         "schedule": order.schedule,
         "stages_per_device": order.stages_per_device,

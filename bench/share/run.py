@@ -31,9 +31,8 @@ from bench.share.jobs import (
     sleeping,
 )
 from hocket.model.profile.allocations import allocations
-from hocket.sharing.choose import predict
 from hocket.sharing.policy import Mode
-from hocket.sharing.simulate import SimulatedJob
+from hocket.sharing.simulate import SimulatedJob, predict
 
 RESULTS: Final = Path(__file__).parent / "results" / "cpu.json"
 PARTS: Final = ("turns", "gate", "forecast", "merged")

@@ -15,8 +15,8 @@ from torch import nn
 import hocket
 from bench.staleness.cases import Case
 from bench.staleness.variants import Variant
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.optimizer import make_scheduler
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, losses_of
@@ -37,7 +37,6 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
     """
     recipe = case.resolved(seed, folder)
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
     model = task.make_model()
     assert recipe.pipeline.cut is not None, "each case has a cut"
     begin_s = process_time()
@@ -50,14 +49,14 @@ def trained(case: Case, variant: Variant, seed: int, folder: Path) -> dict[str, 
         model,
         task.loss,
         case.optimizer(recipe),
-        layout.loader(),
+        task.loader(),
         cut_at=recipe.pipeline.cut,
-        schedulers=make_scheduler(layout.learning_rate_share),
+        schedulers=make_scheduler(task.learning_rate_share),
         clip_norm=recipe.training.clip_norm,
         seed=seed,
     )
     cpu_s = process_time() - begin_s
-    means = evaluated(model, task, layout.evaluation_loader(task.evaluation))
+    means = evaluated(model, task, evaluation_loader(task.recipe, task.evaluation))
     return {
         "num_steps": len(history),
         "num_samples": len(history) * recipe.training.batch_size,

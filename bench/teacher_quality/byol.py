@@ -16,7 +16,6 @@ from bench.staleness.train import curve
 from bench.teacher_quality.variants import BYOL, Byol
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import NAME, Task, make_task
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.sample_loader import EvaluationLoader
@@ -55,14 +54,13 @@ def runs(seed: int, folder: Path, variants: list[str]) -> Iterator[dict[str, Any
     where = f"data.path={folder / 'cifar-10-batches-py'}"
     recipe = resolve(RECIPE, [*settings, where], allow_outside=True).recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
     batches: list[Any] = []
     for name in variants:
         variant, begin_s = BYOL[name], process_time()
         model, losses = task.make_model(), []
         if variant.trains:
-            batches = batches or [*layout.loader()]
-            losses = _train(task, layout, model, variant, batches)
+            batches = batches or [*task.loader()]
+            losses = _train(task, model, variant, batches)
         yield {
             "variant": name,
             "seed": seed,
@@ -77,10 +75,10 @@ def runs(seed: int, folder: Path, variants: list[str]) -> Iterator[dict[str, Any
 
 
 def _train(
-    task: Task, layout: StepLayout, model: nn.Module, variant: Byol, batches: list[Any]
+    task: Task, model: nn.Module, variant: Byol, batches: list[Any]
 ) -> list[float]:
     """Train a student and its teacher in this process; return each step's loss."""
-    teacher = task.make_teachers(layout.num_steps)[NAME]
+    teacher = task.make_teachers()[NAME]
     assert teacher.update is not None, "the recipe's teacher follows the student"
     history = hocket.emulate(
         hocket.Program(
@@ -96,10 +94,10 @@ def _train(
         ),
         {"student": model, NAME: teacher.net.train()},
         {"student": with_teachers(task.loss, [NAME])},
-        {"student": make_optimizer(layout.recipe.optimizer), NAME: teacher.update},
+        {"student": make_optimizer(task.recipe.optimizer), NAME: teacher.update},
         batches,
-        schedulers={"student": make_scheduler(layout.learning_rate_share)},
-        seed=layout.recipe.training.seed,
+        schedulers={"student": make_scheduler(task.learning_rate_share)},
+        seed=task.recipe.training.seed,
     )
     return [losses["student"][TOTAL] for losses in history]
 

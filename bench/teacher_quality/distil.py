@@ -17,10 +17,9 @@ from torch import nn
 import hocket
 from bench.staleness.train import curve, evaluated
 from bench.teacher_quality.variants import DISTILLED
-from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL
 from hocket.run.stage.teacher_outputs import with_teachers
@@ -66,44 +65,40 @@ def runs(
         folder: of all data.
         variants: names in `DISTILLED`, and `teacher`.
     """
-    recipe, task, layout = _laid_out(TEACHER, seed, folder)
+    task = _laid_out(TEACHER, seed, folder)
     teacher, begin_s = task.make_model(), process_time()
     history = hocket.emulate(
         hocket.Program.chain([0], 1),
         teacher,
         task.loss,
-        make_optimizer(recipe.optimizer),
-        layout.loader(),
-        schedulers=make_scheduler(layout.learning_rate_share),
+        make_optimizer(task.recipe.optimizer),
+        task.loader(),
+        schedulers=make_scheduler(task.learning_rate_share),
         seed=seed,
     )
     if "teacher" in variants:
         losses = [step[TOTAL] for step in history]
-        yield _row("teacher", seed, teacher, task, layout, losses, begin_s)
-    recipe, task, layout = _laid_out(settings, seed, folder)
+        yield _row("teacher", seed, teacher, task, losses, begin_s)
+    task = _laid_out(settings, seed, folder)
     for name in variants:
         if name == "teacher":
             continue
         student, begin_s = task.make_model(), process_time()
-        losses = _distil(teacher.eval(), student, name, recipe, layout)
-        yield _row(name, seed, student, task, layout, losses, begin_s)
+        losses = _distil(teacher.eval(), student, name, task)
+        yield _row(name, seed, student, task, losses, begin_s)
 
 
-def _laid_out(
-    chosen: Sequence[str], seed: int, folder: Path
-) -> tuple[Recipe, Task, StepLayout]:
+def _laid_out(chosen: Sequence[str], seed: int, folder: Path) -> Task:
     settings = [*chosen, f"training.seed={seed}", f"data.path={folder / 'sst2'}"]
     recipe = resolve(RECIPE, settings, allow_outside=True).recipe
-    task = make_task(recipe)
-    return recipe, task, StepLayout.of(recipe, task.training)
+    return make_task(recipe)
 
 
 def _distil(
     teacher: nn.Module,
     student: nn.Module,
     name: str,
-    recipe: Recipe,
-    layout: StepLayout,
+    task: Task,
 ) -> list[float]:
     """Train a student in this process; return each step's loss."""
     variant = DISTILLED[name]
@@ -116,10 +111,10 @@ def _distil(
         ),
         {"teacher": teacher, "student": student},
         {"student": with_teachers(loss, ["teacher"])},
-        {"student": make_optimizer(recipe.optimizer)},
-        layout.loader(),
-        schedulers={"student": make_scheduler(layout.learning_rate_share)},
-        seed=recipe.training.seed,
+        {"student": make_optimizer(task.recipe.optimizer)},
+        task.loader(),
+        schedulers={"student": make_scheduler(task.learning_rate_share)},
+        seed=task.recipe.training.seed,
     )
     return [losses["student"][TOTAL] for losses in history]
 
@@ -129,16 +124,15 @@ def _row(
     seed: int,
     model: nn.Module,
     task: Task,
-    layout: StepLayout,
     losses: list[float],
     begin_s: float,
 ) -> dict[str, Any]:
-    means = evaluated(model, task, layout.evaluation_loader(task.evaluation))
+    means = evaluated(model, task, evaluation_loader(task.recipe, task.evaluation))
     return {
         "variant": name,
         "seed": seed,
         "num_steps": len(losses),
-        "num_samples": len(losses) * layout.recipe.training.batch_size,
+        "num_samples": len(losses) * task.recipe.training.batch_size,
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "value": means["accuracy"],
         "loss": round(means[TOTAL], 5),

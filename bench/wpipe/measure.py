@@ -31,6 +31,7 @@ from hocket.core.layout import WorkerLayout
 from hocket.core.plans.portions import portions
 from hocket.core.simulate import simulate
 from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.task import Task
 from hocket.run.cluster.world import World
 from hocket.run.pipeline import Pipeline
@@ -123,7 +124,7 @@ def _measured(
     runs: dict[Contestant, Run], task: Task, world: World, steps_per_round: int
 ) -> dict[str, Any]:
     first, *_ = runs.values()
-    num_rounds = first.layout.num_steps // steps_per_round
+    num_rounds = first.task.num_steps // steps_per_round
     rounds = _in_turn(runs, world, num_rounds, steps_per_round)
     return {
         **setting(first, task, world),
@@ -144,7 +145,7 @@ def _train(run: Run, num_steps: int) -> Times:
 
 def _accuracy(run: Run, task: Task) -> float:
     """Of what it has learned by now."""
-    loader = run.layout.evaluation_loader(task.evaluation)
+    loader = evaluation_loader(run.task.recipe, task.evaluation)
     return run.pipeline.evaluate(loader, task.metrics).metrics["accuracy"]
 
 
@@ -204,12 +205,12 @@ def _row(
     )
     own_s, other_s = (runs[x].pipeline.predicted.step_s for x in (contestant, first))
     ideal_s, other_ideal_s = (
-        _ideal_s(runs[x].layout.recipe) for x in (contestant, first)
+        _ideal_s(runs[x].task.recipe) for x in (contestant, first)
     )
     return {
         "schedule": contestant.schedule,
         "layout": contestant.layout,
-        "num_microbatches": run.layout.recipe.pipeline.num_microbatches,
+        "num_microbatches": run.task.recipe.pipeline.num_microbatches,
         "step": spread(own),
         "round_step": spread([*map(_round_step_s, rounds[contestant])]),
         "times_as_fast": paired_ratio(other, own),

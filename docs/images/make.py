@@ -202,7 +202,7 @@ def simulated_report(
             alone_s={"": job.actual.seconds},
             static_bytes=job.static_bytes,
             forecast=job.actual,
-            num_wrong=run.num_wrong[job.name],
+            num_wrong=run.records[job.name].num_wrong,
             error=None,
             is_hung=False,
         )

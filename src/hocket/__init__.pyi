@@ -83,20 +83,20 @@ from hocket.sharing.running.job import Job as Job
 from hocket.sharing.running.job import JobContext as JobContext
 from hocket.sharing.running.share import share as share
 from hocket.sharing.waves.emulate import emulate_waves as emulate_waves
-from hocket.sharing.waves.result import WaveResult as WaveResult
+from hocket.sharing.waves.wave import WaveResult as WaveResult
 from hocket.sharing.waves.waves import Waves as Waves
 from hocket.teacher.evaluation import LinearProbe as LinearProbe
 from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
 from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
 from hocket.teacher.lars import Lars as Lars
-from hocket.teacher.losses.dino import Dino as Dino
-from hocket.teacher.losses.distilbert import DistilBERT as DistilBERT
+from hocket.teacher.losses.distillation import DistilBERT as DistilBERT
 from hocket.teacher.losses.distillation import Distillation as Distillation
 from hocket.teacher.losses.two_views import Byol as Byol
+from hocket.teacher.losses.two_views import Dino as Dino
 from hocket.teacher.losses.two_views import MocoV3 as MocoV3
-from hocket.teacher.view_loader import TwoViewLoader as TwoViewLoader
-from hocket.teacher.view_loader import TwoViewSamples as TwoViewSamples
+from hocket.teacher.views import TwoViewLoader as TwoViewLoader
 from hocket.teacher.views import TwoViews as TwoViews
+from hocket.teacher.views import TwoViewSamples as TwoViewSamples
 from hocket.version import __version__ as __version__
 
 __all__: list[str]

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import hocket
-from hocket.sharing.alone import KindTimes, mean_alone_s, slowdown
 from hocket.sharing.board import Board, Iteration
-from hocket.sharing.choose import slowdowns
+from hocket.sharing.forecast import KindTimes, mean_alone_s, slowdown
 from hocket.sharing.policy import Mode, Point
 from hocket.sharing.report import JobReport
+from hocket.sharing.simulate import slowdowns
 
 UNEVEN = (20.0, 20.0, 20.0, 2.0)
 

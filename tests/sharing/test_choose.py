@@ -9,10 +9,15 @@ from math import inf, nan
 import pytest
 
 from hocket.sharing.board import Iteration
-from hocket.sharing.choose import choose, predict, slowdowns
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode
-from hocket.sharing.simulate import SimulatedJob, simulate_jobs
+from hocket.sharing.simulate import (
+    SimulatedJob,
+    choose,
+    predict,
+    simulate_jobs,
+    slowdowns,
+)
 from tests.sharing.support.forecasts import any_forecast, needed
 
 

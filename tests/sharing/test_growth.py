@@ -34,7 +34,7 @@ def test_a_job_that_grows_slowly_stays_within_the_budget(mode: Mode) -> None:
     alone = [x.ran_alone for x in run.iterations["a"]]
     assert not any(alone[2:28])
     assert all(alone[32:])
-    assert run.num_wrong == {"a": 0, "b": 0}
+    assert {x: run.records[x].num_wrong for x in "ab"} == {"a": 0, "b": 0}
 
 
 def test_jobs_that_no_longer_fit_alone_take_turns() -> None:

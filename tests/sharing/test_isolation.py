@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import hocket
 from hocket import JobContext
 from hocket.errors import ConfigError, NoMemoryError, RunError
-from hocket.sharing.running.settings import read_settings, set_settings
+from hocket.sharing.running.shared_state import read_settings, set_settings
 from tests.sharing.support.jobs import Trained, gan, train_alone
 
 NUM: Final = 24

@@ -349,7 +349,7 @@ def test_a_wrong_forecast_runs_alone_until_it_holds() -> None:
     lying = SimulatedJob("a", ramp(2.0), 6, believed=ramp(1.0), is_watched=True)
     honest = SimulatedJob("b", ramp(1.0), 6, believed=ramp(1.0), is_watched=True)
     run = simulate_jobs(Mode.BUDGET, [lying, honest], 2.25)
-    assert run.num_wrong == {"a": 1, "b": 0}
+    assert {x: run.records[x].num_wrong for x in "ab"} == {"a": 1, "b": 0}
     first = run.iterations["a"][0]
     second = run.iterations["a"][1]
     assert second.ran_alone

@@ -20,9 +20,8 @@ import hocket
 from hocket.errors import ConfigError, FitError, RunError, WaitError
 from hocket.sharing.forecast import Forecast
 from hocket.sharing.policy import Mode, Point
-from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.plan import SharePlan
-from hocket.sharing.running.request import process_note
+from hocket.sharing.running.share import process_note
 from tests.run.support.forked import answers_of
 from tests.sharing.support.jobs import (
     Trained,
@@ -151,7 +150,6 @@ def test_processes_on_a_gpu_need_all_peaks(tmp_path: Path) -> None:
     """Memory that one of them frees is of no use to another; MPS is seen."""
     for are_apart, is_refused in ((True, True), (False, False)):
         plan = SharePlan(Mode.BUDGET, 150.0, are_apart=are_apart)
-        plan.gate = JobGates(plan.board, on_finish=plan.after_iteration)
         for name in "ab":
             plan.gate.join(name, 1.0, 2.0, 60.0)
             for _ in range(4):

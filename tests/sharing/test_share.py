@@ -17,7 +17,7 @@ import torch
 import hocket
 from hocket.errors import ConfigError, FitError, NoMemoryError, RunError
 from hocket.sharing.policy import WITH_SHARES, Mode
-from hocket.sharing.running.request import allowed_mode
+from hocket.sharing.running.share import allowed_mode
 from tests.sharing.support.jobs import (
     Trained,
     classifier,

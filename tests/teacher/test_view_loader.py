@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sample_loader import EvaluationLoader
-from hocket.teacher.view_loader import TwoViewLoader
+from hocket.teacher.views import TwoViewLoader
 from tests.teacher.support.images import view_samples
 
 pytest.importorskip("torchvision", reason="extra `vision`")

@@ -1,5 +1,5 @@
 """The command line. Nothing heavy is imported until a command runs.
 
-May import everything, inside of functions. Begin with `main.py`; each command has a
-file.
+May import everything, but what imports torch inside of functions. Begin with `main.py`;
+each command has a file.
 """

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from hocket.cli.shared.options import JsonOption
 from hocket.cli.shared.output import folded, num_columns, sentence
+from hocket.planner.published.catalogue import read_results
 
 _COLUMNS: Final = 100  # of a legend, at most
 
@@ -22,9 +24,7 @@ def bench_command(
             help="ooo-pipeline, ooo-single, ooo-data, wpipe, tspipe, pipetransformer.",
         ),
     ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show a published experiment, simulated and measured, beside its source.
 
@@ -52,8 +52,6 @@ def bench_command(
 
     The scripts in bench/ of hocket's repository simulate and measure them again.
     """
-    from hocket.planner.published.catalogue import read_results
-
     results = read_results(name)
     tables = results.pop("tables")
     if as_json:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from hocket.cli.shared.options import Sizes, with_options
+from hocket.cli.shared.options import (
+    ScheduleArgument,
+    Sizes,
+    load_schedule,
+    with_options,
+)
 from hocket.cli.shared.output import sentence
-from hocket.cli.shared.planning import load_schedule
+from hocket.core.check import Proof, check
+from hocket.core.schedule import Schedule
+from hocket.draw.quantity import counted
+from hocket.draw.summary import num_microbatches_text
 from hocket.errors import ScheduleError
-
-if TYPE_CHECKING:
-    from hocket.core.check import Proof
-    from hocket.core.schedule import Schedule
-
-SourceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SCHEDULE",
-        help="A file with a schedule: its text, or PyTorch's CSV (*.csv); or a name.",
-    ),
-]
 
 
 @with_options
 def check_command(
-    source: SourceArgument,
+    source: ScheduleArgument,
     sizes: Sizes,
     num_buffers: Annotated[
         int | None,
@@ -43,8 +39,6 @@ def check_command(
 
     Ends with 0 if it may run, and with 1 if it must not.
     """
-    from hocket.core.check import check
-
     try:
         schedule = load_schedule(source, sizes)
         proof = check(schedule, num_buffers=num_buffers)
@@ -56,9 +50,6 @@ def check_command(
 
 def _proved(schedule: Schedule, proof: Proof) -> Iterator[str]:
     """Return what is proved of it, a line each."""
-    from hocket.draw.quantity import counted
-    from hocket.draw.summary import num_microbatches_text
-
     program = schedule.program
     microbatches = counted(num_microbatches_text(program), "microbatch")
     yield from sentence(

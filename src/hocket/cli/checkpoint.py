@@ -10,6 +10,7 @@ from typing import Annotated, assert_never
 import typer
 
 from hocket.cli.shared.output import aligned
+from hocket.draw.quantity import byte_size
 from hocket.errors import CheckpointError
 
 
@@ -65,7 +66,6 @@ def checkpoint_command(
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
-    from hocket.draw.quantity import byte_size
     from hocket.run.checkpoint.format.folder import saved
     from hocket.run.checkpoint.format.newest import newest
     from hocket.run.checkpoint.format.opened import open_checkpoint
@@ -98,7 +98,6 @@ def _rows(folder: Path) -> Iterator[tuple[str, ...]]:
 
 
 def _verify(folder: Path, step: str) -> None:
-    from hocket.draw.quantity import byte_size
     from hocket.run.checkpoint.format.manifest import MANIFEST
     from hocket.run.checkpoint.format.newest import find
     from hocket.run.checkpoint.format.opened import verify

@@ -11,7 +11,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from hocket.cli.shared.output import aligned
+from hocket.core.formats.documents import read_toml
+from hocket.draw.quantity import byte_size, seconds, short
 from hocket.errors import ParseError, RecipeError
+from hocket.recipes.run_files import METRICS_NAME, RECIPE_NAME, read_metrics
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run's folder, as `hocket train` left.")
@@ -60,9 +63,6 @@ class _ComparedRun:
             RecipeError: it is no folder of a run.
             ParseError: a file in it cannot be read.
         """
-        from hocket.core.formats.documents import read_toml
-        from hocket.recipes.run_files import METRICS_NAME, RECIPE_NAME, read_metrics
-
         recipe, metrics = folder / RECIPE_NAME, folder / METRICS_NAME
         for path in (recipe, metrics):
             if not path.exists():
@@ -107,8 +107,6 @@ def _settings(a: _ComparedRun, b: _ComparedRun) -> Iterator[Row]:
 
 
 def _numbers(a: _ComparedRun, b: _ComparedRun) -> Iterator[Row]:
-    from hocket.draw.quantity import byte_size, seconds, short
-
     def pair(name: str) -> tuple[Any, Any]:
         return a.summary.get(name), b.summary.get(name)
 

@@ -9,13 +9,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from hocket import env
+from hocket.cli.shared.options import JsonOption
 from hocket.env import ExitCode
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from hocket.run.cluster.doctor.finding import Finding
 
 ENTRY: Final = "hocket.run.cluster.doctor.examine:worker"
@@ -35,9 +38,7 @@ def doctor_command(
         bool,
         typer.Option("--prove", help="Train a small model on all devices; compare it."),
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Check this machine, or all hosts of a job, for what stops people.
 
@@ -127,8 +128,6 @@ def show_proof(proof: dict[str, Any], folder: Path, *, as_json: bool) -> None:
 
 def show(findings: Sequence[Finding]) -> None:
     """Print the findings as a table, each with its fix."""
-    from rich.console import Console
-
     console = Console()
     console.print(table_of(findings))
     bad = [finding for finding in findings if finding.mend]
@@ -138,10 +137,6 @@ def show(findings: Sequence[Finding]) -> None:
 
 def table_of(findings: Sequence[Finding]) -> Table:
     """Return one row for each finding."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     has_hosts = any(finding.host for finding in findings)
     for name in ("check", *(("host",) if has_hosts else ()), "", "found"):

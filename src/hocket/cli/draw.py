@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Annotated, Final, assert_never
+from typing import Annotated, Final, assert_never
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import Sizes, UniformCosts, load_timeline, with_options
 from hocket.cli.shared.output import write_output
-from hocket.cli.shared.planning import load_timeline
-
-if TYPE_CHECKING:
-    from hocket.draw.layout import Titled
+from hocket.draw.html import to_html
+from hocket.draw.layout import Style, Titled
+from hocket.draw.palette import Theme
+from hocket.draw.perfetto import to_perfetto
+from hocket.draw.svg import to_svg
+from hocket.draw.text import to_text
 
 
 class PictureFormat(Enum):
@@ -26,13 +28,6 @@ class PictureFormat(Enum):
     SVG = "svg"
     HTML = "html"
     PERFETTO = "perfetto"
-
-
-class Background(Enum):
-    """The background of a picture."""
-
-    LIGHT = "light"
-    DARK = "dark"
 
 
 _SUFFIXES: Final = {
@@ -78,7 +73,7 @@ def draw_command(
         ),
     ] = None,
     ground: Annotated[
-        Background | None,
+        Theme | None,
         typer.Option(
             "--theme",
             help="Of an SVG, by default its reader's; of text the terminal's, which "
@@ -121,7 +116,7 @@ class _PictureOptions:
     """The options of a picture."""
 
     width: int | None
-    ground: Background | None
+    ground: Theme | None
     title: str | None
     shows_messages: bool
     shows_memory: bool
@@ -134,44 +129,31 @@ class _PictureOptions:
             case PictureFormat.SVG:
                 return self._svg(timelines)
             case PictureFormat.HTML:
-                from hocket.draw.html import to_html
-
                 names = ", ".join(name for name, _ in timelines)
                 return to_html(timelines, self.title or names)
             case PictureFormat.PERFETTO:
-                from hocket.draw.perfetto import to_perfetto
-
                 return to_perfetto(timelines[0][1])
             case _:
                 assert_never(format_)
 
     def text(
-        self, timelines: Sequence[Titled], width: int, ground: Background | None
+        self, timelines: Sequence[Titled], width: int, ground: Theme | None
     ) -> str:
         """Return one picture after the other, with names if there are several."""
-        from hocket.draw.palette import Theme
-        from hocket.draw.text import to_text
-
-        colour = None if ground is None else Theme(ground.value)
         pictures = []
         for name, timeline in timelines:
             head = f"{name}\n" if len(timelines) > 1 else ""
-            text = to_text(timeline, width=self.width or width, colour=colour)
+            text = to_text(timeline, width=self.width or width, colour=ground)
             pictures.append(head + text)
         return "\n\n".join(([self.title] if self.title else []) + pictures)
 
     def _svg(self, timelines: Sequence[Titled]) -> str:
-        from hocket.draw.layout import Style
-        from hocket.draw.palette import Theme
-        from hocket.draw.svg import to_svg
-
         style = Style(
             width=float(self.width or 960),
             show_memory=self.shows_memory,
             show_transfers=self.shows_messages,
         )
-        theme = None if self.ground is None else Theme(self.ground.value)
-        return to_svg(timelines, title=self.title or "", style=style, theme=theme)
+        return to_svg(timelines, title=self.title or "", style=style, theme=self.ground)
 
 
 def _format_of(out: Path | None) -> PictureFormat:

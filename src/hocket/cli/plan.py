@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hocket.recipes.config.resolve import Resolved
 
 
-ENTRY: Final = "hocket.recipes.training.planning:main"
+ENTRY: Final = "hocket.recipes.training.train:planned"
 
 _MOST_COLUMNS: Final = 160
 _FILE_COLUMNS: Final = 100  # of what is no terminal, unless COLUMNS says them
@@ -222,7 +222,7 @@ def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown
         return Shown(**run_workers(ENTRY, resolved, num, *values))
     with status_line("capturing and measuring the model") as status:
         with no_collections():
-            from hocket.recipes.training.planning import plan_recipe
+            from hocket.recipes.training.train import plan_recipe
 
         ranking = plan_recipe(resolved, config, progress=status)
     return Shown.of(ranking, paper)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from hocket.cli.shared.options import JsonOption
 from hocket.cli.shared.output import folded, num_columns
 from hocket.cli.train import (
     LayoutOption,
@@ -19,6 +20,7 @@ from hocket.cli.train import (
     run_workers,
     with_workers,
 )
+from hocket.draw.quantity import byte_size, percent, seconds
 
 if TYPE_CHECKING:
     from hocket.model.profile.profile import LayerProfile, Profile
@@ -35,9 +37,7 @@ def profile_command(
         bool, typer.Option("--again", help="Measure again, and keep that instead.")
     ] = False,
     allow_outside: OutsideOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure a recipe's model, layer by layer.
 
@@ -56,7 +56,6 @@ def profile_command(
 
 def report(result: dict[str, Any]) -> Iterator[str]:
     """Return the profile as text."""
-    from hocket.draw.quantity import percent, seconds
     from hocket.model.profile.profile import Profile
 
     profile = Profile.from_json(result["profile"])
@@ -98,8 +97,6 @@ def layer_rows(profile: Profile, stages: list[int]) -> Iterator[tuple[str, ...]]
 
 
 def _numbers(layer: LayerProfile) -> Iterator[str]:
-    from hocket.draw.quantity import byte_size, seconds
-
     yield seconds(layer.forward_s)
     yield seconds(layer.forward_spread_s)
     yield seconds(layer.input_grad_s)

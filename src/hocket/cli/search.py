@@ -6,31 +6,29 @@ import sys
 from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import (
+    JsonOption,
+    ScheduleArgument,
+    Sizes,
+    UniformCosts,
+    load_schedule,
+    with_options,
+)
 from hocket.cli.shared.output import aligned, write_output
-from hocket.cli.shared.planning import load_schedule
-
-if TYPE_CHECKING:
-    from hocket.core.timelines.timeline import Timeline
-    from hocket.planner.search.result import SearchProgress, SearchResult
-
-SourceArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="SCHEDULE",
-        help="A schedule's name, or a file: its text, or PyTorch's CSV (*.csv). Its "
-        "stages, on its devices, are what an order is searched for.",
-    ),
-]
+from hocket.core.simulate import simulate
+from hocket.core.timelines.timeline import Timeline
+from hocket.draw.quantity import percent, seconds, short
+from hocket.planner.search.optimum import search
+from hocket.planner.search.result import SearchProgress, SearchResult, gap
 
 
 @with_options
 def search_command(
-    source: SourceArgument,
+    source: ScheduleArgument,
     sizes: Sizes,
     costs: UniformCosts,
     memory_bytes: Annotated[
@@ -49,18 +47,14 @@ def search_command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the order.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers and the order as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search for the best order of a schedule's work, and prove how good it is.
 
-    All devices are equal and take the seconds given. Ctrl-C ends the search, and keeps
-    the best so far.
+    The schedule's stages, on its devices, are what an order is searched for. All
+    devices are equal and take the seconds given. Ctrl-C ends the search, and keeps the
+    best so far.
     """
-    from hocket.core.simulate import simulate
-    from hocket.planner.search.optimum import search
-
     given = load_schedule(source, sizes)
     prices = costs.make()
     found = search(
@@ -86,8 +80,6 @@ def search_command(
 
 def _show(progress: SearchProgress) -> None:
     """Print one line per progress report."""
-    from hocket.draw.quantity import percent, seconds
-
     if isfinite(progress.makespan_s):
         best = f"{seconds(progress.makespan_s)}, gap {percent(progress.gap)}"
     else:
@@ -111,8 +103,6 @@ def _document(
 
 
 def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
-    from hocket.planner.search.result import gap
-
     return {
         "makespan_s": timeline.makespan_s,
         "gap": gap(timeline.makespan_s, bound_s),
@@ -125,9 +115,6 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
 def _report(
     source: str, given: Timeline, best: Timeline, found: SearchResult
 ) -> Iterator[str]:
-    from hocket.draw.quantity import percent, seconds, short
-    from hocket.planner.search.result import gap
-
     rows = [("", "makespan", "gap", "bubble", "peak activations")]
     for name, timeline in ((source, given), ("found", best)):
         rows.append(

@@ -13,10 +13,11 @@ import typer
 
 from hocket import env
 from hocket.cli.shared.output import write_output
+from hocket.cli.train import SetOption, read_recipe
 from hocket.errors import ConfigError
+from hocket.recipes.config.resolve import Resolved
 
 if TYPE_CHECKING:
-    from hocket.recipes.config.resolve import Resolved
     from hocket.sharing.running.job import Job
 
 _UNITS: Final = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "B": 1, "": 1}
@@ -41,10 +42,7 @@ def share_command(
     max_steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Steps of each.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="For all of the recipes."),
-    ] = None,
+    settings: SetOption = None,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="Each run gets a folder of its own in it, with its name."),
@@ -70,15 +68,15 @@ def share_command(
     """Train several recipes on one device at the same time.
 
     Each trains exactly as it does alone, and leaves a folder with the recipe as
-    resolved, metrics and checkpoints. The mode says which iteration may start when;
-    auto measures, and takes the best that holds the memory.
+    resolved, metrics and checkpoints. --set replaces a value of each of them. The mode
+    says which iteration may start when; auto measures, and takes the best that holds
+    the memory.
     """
     if not processes:  # they share no memory, and torch's own allocator is faster
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
     from hocket.sharing.picture import share_page
     from hocket.sharing.running.job import Job
-    from hocket.sharing.running.request import read_request
-    from hocket.sharing.running.share import share
+    from hocket.sharing.running.share import read_request, share
 
     own = list(settings or [])
     if max_steps is not None:
@@ -119,7 +117,6 @@ def _recipes(recipes: list[str], settings: list[str]) -> list[tuple[str, Resolve
     Raises:
         RecipeError: a recipe is not valid, or cannot be shared.
     """
-    from hocket.cli.train import read_recipe
     from hocket.recipes.training.shared import refuse_unshared
     from hocket.recipes.training.task import check_data
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import (
+    JsonOption,
+    Sizes,
+    UniformCosts,
+    WhatIf,
+    load_timeline,
+    simulated,
+    with_options,
+)
 from hocket.cli.shared.output import aligned, sentence
-from hocket.cli.shared.planning import load_timeline, simulated
-from hocket.cli.shared.what_if import WhatIf
+from hocket.core.costs import Costs
+from hocket.core.timelines.idle import idle_by_cause
+from hocket.core.timelines.timeline import Origin, Timeline
+from hocket.draw.quantity import byte_size, percent, seconds, short
+from hocket.draw.summary import mean_step_s, peak_activations, peak_bytes
+from hocket.draw.where import Where, advice, idle_rows
 from hocket.errors import PlanError
-
-if TYPE_CHECKING:
-    from hocket.core.costs import Costs
-    from hocket.core.timelines.timeline import Timeline
 
 SourceArgument = Annotated[
     str,
@@ -34,9 +42,7 @@ def simulate_command(
     sizes: Sizes,
     costs: UniformCosts,
     what_if: WhatIf,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers as JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Simulate a schedule: makespan, idle time by cause, memory and bytes sent.
 
@@ -68,8 +74,6 @@ def _changed(timeline: Timeline, costs: Costs, what_if: WhatIf) -> Timeline:
     Raises:
         PlanError: the timeline was read from a file: it has no costs.
     """
-    from hocket.core.timelines.timeline import Origin
-
     schedule = timeline.schedule
     if timeline.origin is not Origin.SIMULATED:
         raise PlanError("a measured timeline has no costs to change: name a schedule")
@@ -77,8 +81,6 @@ def _changed(timeline: Timeline, costs: Costs, what_if: WhatIf) -> Timeline:
 
 
 def _difference(before: Timeline, after: Timeline) -> str:
-    from hocket.draw.quantity import seconds
-
     change = after.step_s / before.step_s - 1 if before.step_s else 0.0
     return (
         f"what if: a step of {seconds(after.step_s)} instead of "
@@ -87,9 +89,6 @@ def _difference(before: Timeline, after: Timeline) -> str:
 
 
 def _document(timeline: Timeline) -> dict[str, Any]:
-    from hocket.core.timelines.idle import idle_by_cause
-    from hocket.draw.summary import mean_step_s, peak_activations, peak_bytes
-
     idle, peaks = idle_by_cause(timeline), dict(enumerate(peak_bytes(timeline)))
     return {
         "origin": timeline.origin.value,
@@ -122,10 +121,6 @@ def _document(timeline: Timeline) -> dict[str, Any]:
 
 
 def _report(timeline: Timeline) -> Iterator[str]:
-    from hocket.draw.quantity import byte_size, percent, seconds
-    from hocket.draw.summary import mean_step_s
-    from hocket.draw.where import Where, advice, idle_rows
-
     yield from aligned(
         [
             ("makespan", seconds(timeline.makespan_s)),
@@ -153,9 +148,6 @@ def _report(timeline: Timeline) -> Iterator[str]:
 
 
 def _lane_rows(timeline: Timeline) -> Iterator[tuple[str, ...]]:
-    from hocket.draw.quantity import byte_size, percent, short
-    from hocket.draw.summary import peak_activations, peak_bytes
-
     activations, peaks = peak_activations(timeline), peak_bytes(timeline)
     yield ("lane", "bubble", "peak activations", *(("peak memory",) if peaks else ()))
     for i, lane in enumerate(timeline.schedule.lanes):

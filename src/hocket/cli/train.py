@@ -6,15 +6,13 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from hocket import env
 from hocket.errors import ConfigError
-
-if TYPE_CHECKING:
-    from hocket.recipes.config.resolve import Resolved
+from hocket.recipes.config.resolve import SET_ORIGIN, Resolved, resolve
 
 ENTRY: Final = "hocket.recipes.training.train:main"
 
@@ -109,8 +107,6 @@ def read_recipe(
     Raises:
         RecipeError: the recipe is not valid.
     """
-    from hocket.recipes.config.resolve import resolve
-
     resolved = resolve(recipe, settings, allow_outside=allow_outside)
     sys.path[:0] = map(str, resolved.import_folders)
     return resolved
@@ -125,7 +121,6 @@ def recipe_here(recipe: str, settings: list[str], *, allow_outside: bool) -> Res
         RecipeError: the recipe is not valid, or not with so few workers.
     """
     from hocket import cuda
-    from hocket.recipes.config.resolve import SET_ORIGIN
 
     found = read_recipe(recipe, settings, allow_outside=allow_outside)
     wanted, num_gpus = found.recipe.pipeline, cuda.num_devices()
@@ -236,16 +231,14 @@ def start_workers(
 
 def show(resolved: Resolved) -> None:
     """Print the recipe as resolved, and check that its data can be loaded."""
-    from hocket.recipes.training.step_layout import StepLayout
     from hocket.recipes.training.task import make_task
 
     task = make_task(resolved.recipe)
-    steps = StepLayout.of(resolved.recipe, task.training)
     num_parameters = sum(x.numel() for x in task.make_model().parameters())
     print(resolved.to_toml())
     print(
         f"{num_parameters:,} parameters; "
         f"{task.training.num_samples:,} samples to train on, "
         f"{task.evaluation.num_samples:,} to evaluate on; "
-        f"{steps.num_steps:,} steps; {steps.batches_per_epoch:,} batches per epoch"
+        f"{task.num_steps:,} steps; {task.batches_per_epoch:,} batches per epoch"
     )

@@ -15,8 +15,7 @@ from math import inf, nan
 from statistics import median_low
 from typing import Final
 
-from hocket.sharing.alone import KindTimes, mean_alone_s, slowdown
-from hocket.sharing.forecast import Forecast
+from hocket.sharing.forecast import Forecast, KindTimes, mean_alone_s, slowdown
 from hocket.sharing.policy import RUNNING, WAITING, JobState, Mode, Point, decide
 
 MEMORY_MARGIN: Final = 1.1  # an iteration that held more was not as forecast

@@ -67,12 +67,8 @@ class _Axes:
 
     def corners(self, times: Floats, amounts: Floats) -> list[tuple[float, float]]:
         """Return the corners of a curve of steps."""
-        found = []
-        for i, time_s in enumerate(times):
-            if i:
-                found.append((self.x(time_s), self.y(amounts[i - 1])))
-            found.append((self.x(time_s), self.y(amounts[i])))
-        return found
+        x = [self.x(time_s) for time_s in np.repeat(times, 2)[1:]]
+        return list(zip(x, map(self.y, np.repeat(amounts, 2)[:-1]), strict=True))
 
 
 def share_svg(report: ShareReport) -> str:
@@ -252,13 +248,10 @@ def share_page(report: ShareReport) -> str:
         )
         columns = ("mode", "sum of speeds", "peak", "in budget", "shares kept")
         tables.append(Table("Predicted from the trial", columns, rows))
-    budget = ""
-    if isfinite(report.budget_bytes):
-        budget = f" of {byte_size(report.budget_bytes)}"
     summary = (
         f"Mode {report.mode.value}: {report.why}. Together the jobs ran "
         f"{report.total_speed:.2f} times as fast as one alone, and held "
-        f"{byte_size(report.peak_bytes)}{budget}. {' '.join(report.notes)}"
+        f"{report.held}. {' '.join(report.notes)}"
     )
     return still_page(
         "Jobs that share a device",

@@ -13,9 +13,9 @@ from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.quantity import byte_size, percent, seconds
 from hocket.errors import RunError
 from hocket.sharing.board import Iteration
-from hocket.sharing.choose import ModePrediction
 from hocket.sharing.forecast import Forecast, summed
 from hocket.sharing.policy import Mode
+from hocket.sharing.simulate import ModePrediction
 
 HEAD: Final = (
     *("job", "iterations", "alone", "shared", "speed"),
@@ -156,6 +156,13 @@ class ShareReport:
         """Return the sum of the jobs' speeds; jobs in turns have about 1."""
         return sum(job.speed for job in self.jobs if isfinite(job.speed))
 
+    @property
+    def held(self) -> str:
+        """Return the peak as text, beside the budget if there is one."""
+        is_limited = isfinite(self.budget_bytes)
+        budget = f" of {byte_size(self.budget_bytes)}" if is_limited else ""
+        return f"{byte_size(self.peak_bytes)}{budget}"
+
     def check(self) -> None:
         """Raise an error if a job did not end well.
 
@@ -175,14 +182,8 @@ class ShareReport:
             "  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        budget = ""
-        if isfinite(self.budget_bytes):
-            budget = f" of {byte_size(self.budget_bytes)}"
         first = f"mode {self.mode.value}: {self.why}"
-        last = (
-            f"together: {self.total_speed:.2f} times one job alone; "
-            f"peak {byte_size(self.peak_bytes)}{budget}"
-        )
+        last = f"together: {self.total_speed:.2f} times one job alone; peak {self.held}"
         return "\n".join([first, *lines, last, *self.notes])
 
 

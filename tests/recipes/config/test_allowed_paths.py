@@ -9,7 +9,7 @@ from typing import Final
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.data_settings import DataFunctionSettings
+from hocket.recipes.config.recipe import DataFunctionSettings
 from hocket.recipes.config.resolve import Resolved, resolve
 
 TEXT: Final = """\

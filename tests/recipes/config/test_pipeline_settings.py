@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.pipeline_settings import PipelineSettings
+from hocket.recipes.config.recipe import PipelineSettings
 from hocket.recipes.config.resolve import resolve
 
 NO_NUMBERS = ("pipeline.num_workers=", "pipeline.num_replicas=")

@@ -15,23 +15,16 @@ from pydantic import BaseModel
 import hocket
 from hocket.freeze.cache.settings import Cache
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.models.transformer import Blocks
+from hocket.recipes.models.vit import Blocks
 from hocket.recipes.training.train import POLICIES
 
 SOURCE: Final = Path(inspect.getfile(hocket)).parent
 FILES: Final = [
-    *SOURCE.glob("recipes/*/*.py"),
+    *SOURCE.glob("recipes/**/*.py"),
     *SOURCE.glob("cli/*.py"),
     SOURCE / "options.py",
 ]
-WRITTEN: Final = (
-    "recipe",
-    "model_settings",
-    "data_settings",
-    "optimizer_settings",
-    "teacher_settings",
-    "freeze_settings",
-)
+WRITTEN: Final = ("recipe", "settings")
 
 
 def section_classes() -> Iterator[type[BaseModel]]:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.data_settings import DataFunctionSettings
-from hocket.recipes.config.optimizer_settings import SgdSettings
+from hocket.recipes.config.recipe import DataFunctionSettings, SgdSettings
 from hocket.recipes.config.resolve import builtin_names, resolve
 
 SMALL: Final = """\

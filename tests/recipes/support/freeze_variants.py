@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from hocket.freeze.cache import payoff
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import make_pipeline
 from tests.run.support.bad_input_workers import join
@@ -48,13 +47,12 @@ def train_variants(settings: list[str], folder: str) -> Any:
             asked.append(f"cache.folder={place}")
         recipe = resolve("cifar100-vit", asked, allow_outside=True).recipe
         task = make_task(recipe)
-        layout = StepLayout.of(recipe, task.training)
         with make_pipeline(
-            task, layout, place, profile_dir=Path(folder), world=world
+            task, place, profile_dir=Path(folder), world=world
         ) as pipeline:
             epochs: dict[int, tuple[str, int, int]] = {}
-            for x in pipeline.train(layout.loader()):
-                hits = epochs.get(layout.epoch(x.step), ("", 0, 0))[2] + x.cache_hits
-                epochs[layout.epoch(x.step)] = x.layout, x.num_frozen, hits
+            for x in pipeline.train(task.loader()):
+                hits = epochs.get(task.epoch(x.step), ("", 0, 0))[2] + x.cache_hits
+                epochs[task.epoch(x.step)] = x.layout, x.num_frozen, hits
         found[name] = [*epochs.values()]
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -18,11 +18,10 @@ from hocket.cli.train import ENTRY
 from hocket.errors import DataError
 from hocket.freeze import Alpha
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training.metrics_log import TENSORBOARD_NAME
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
-from hocket.recipes.training.step_layout import StepLayout
-from hocket.recipes.training.task import make_task
+from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import freezing_options, make_pipeline, train_recipe
+from hocket.recipes.training.watchers import TENSORBOARD_NAME
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.data.sample_loader import SampleLoader
 from tests.examples.test_squad import CONTEXT, file_of, question, write
@@ -170,7 +169,7 @@ def test_answers_are_scored_as_squad_scores_them(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_random_samples_is_refused_before_the_model_is_made(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the recipe's own setting: it was found after capture and profiling."""
     settings = (
@@ -179,10 +178,9 @@ def test_a_cache_of_random_samples_is_refused_before_the_model_is_made(
         "cache.ram_bytes=10000000",
     )
     recipe = resolve("cifar100-vit", settings).recipe
-    task = replace(make_task(recipe), make_model=lambda: pytest.fail("it is made"))
-    layout = StepLayout.of(recipe, task.training)
+    monkeypatch.setattr(Task, "make_model", lambda _: pytest.fail("it is made"))
     with pytest.raises(DataError, match=r"differ .* --set cache.draws_once=true draws"):
-        make_pipeline(task, layout, tmp_path, profile_dir=None)
+        make_pipeline(make_task(recipe), tmp_path, profile_dir=None)
 
 
 def drawn_of(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
@@ -207,9 +205,7 @@ def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
         "cache.draws_once=true",
     )
     resolved = resolve("cifar100-vit", settings)
-    steps_per_epoch = StepLayout.of(
-        resolved.recipe, make_task(resolved.recipe).training
-    ).steps_per_epoch
+    steps_per_epoch = make_task(resolved.recipe).steps_in()
     run_dir, lock = enter_folder(resolved, tmp_path / "run")
     answers_of(
         ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S

@@ -13,7 +13,7 @@ from hocket.errors import DataError, ModelError, RecipeError
 from hocket.recipes import user_functions
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.data.load import DatasetSamples
+from hocket.recipes.data import DatasetSamples
 from hocket.recipes.training.records import EvaluationRecord
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.task import make_task
@@ -329,7 +329,7 @@ def test_labels_out_of_range(free_dir: Path, monkeypatch: pytest.MonkeyPatch) ->
         train(
             source,
             monkeypatch,
-            "task.loss=hocket.recipes.objectives.losses:class_loss",
+            "task.loss=hocket.recipes.objectives:class_loss",
         )
 
 

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 
 from hocket.errors import ParseError
 from hocket.recipes.run_files import METRICS_NAME, read_metrics
-from hocket.recipes.training.metrics_log import (
+from hocket.recipes.training.watchers import (
     TENSORBOARD_NAME,
     LoggerWatcher,
     MetricsLog,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hocket.errors import DataError
-from hocket.recipes.objectives.losses import class_loss, class_metrics
+from hocket.recipes.objectives import class_loss, class_metrics
 
 
 def test_parts_weighted_by_samples_add_up_to_the_whole() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hocket.recipes.config.optimizer_settings import (
+from hocket.recipes.config.recipe import (
     AdafactorSettings,
     AdamwSettings,
     AnyOptimizer,

@@ -11,8 +11,8 @@ from rich.console import Console
 from torch import nn
 
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.training import progress
-from hocket.recipes.training.progress import (
+from hocket.recipes.training import watchers
+from hocket.recipes.training.watchers import (
     RunProgress,
     duration,
     metrics_text,
@@ -51,7 +51,7 @@ def test_plain_where_nothing_can_be_drawn_over() -> None:
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_whole_run(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
     """Steps, evaluations and the summary, whatever the console."""
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(watchers, "PLAIN_INTERVAL_S", 0.0)
     where, shown = console(is_terminal=is_terminal)
     watcher = RunProgress(4, 2, where)
     for step in range(4):
@@ -98,9 +98,9 @@ def test_a_run_that_goes_on_counts_its_own_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is left follows from the steps since then, not from those before."""
-    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(watchers, "PLAIN_INTERVAL_S", 0.0)
     clock = iter(range(100))
-    monkeypatch.setattr(progress, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(watchers, "monotonic", lambda: float(next(clock)))
     where, shown = console(is_terminal=False)
     watcher = RunProgress(100, 50, where, first_step=90)
     watcher.step(step_record(90))

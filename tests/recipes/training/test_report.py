@@ -7,7 +7,7 @@ from typing import Any
 
 from hocket.core.costs import Costs
 from hocket.core.simulate import simulate
-from hocket.recipes.training.epochs import epoch_table
+from hocket.recipes.training.loop import epoch_table
 from hocket.recipes.training.records import numbers_of
 from hocket.recipes.training.report import charts, predicted_beside, stage_rows
 from hocket.schedules import make_schedule

@@ -13,12 +13,10 @@ from examples.zoo import text
 from examples.zoo.text import Gpt
 from hocket.errors import DataError
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.data.load import load_samples
+from hocket.recipes.data import load_samples
 from hocket.recipes.models.make import make_model
-from hocket.recipes.models.transformer import Block
-from hocket.recipes.models.vit import VisionTransformer
-from hocket.recipes.objectives.losses import class_loss, class_metrics
-from hocket.recipes.training.step_layout import StepLayout
+from hocket.recipes.models.vit import Block, VisionTransformer
+from hocket.recipes.objectives import class_loss, class_metrics
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.sample_loader import SampleLoader
 
@@ -151,13 +149,11 @@ def test_a_course_is_as_long_as_the_recipe_says(
     fixed = ["batch_size=64", "evaluate_every_epochs=1.0"]
     items = [f"training.{item}" for item in (*fixed, *settings)]
     recipe = resolve("digits-vit", items).recipe
-    layout = StepLayout.of(recipe, make_task(recipe).training)
+    task = make_task(recipe)
 
-    assert layout.batches_per_epoch == 1347 // 64 == 21
-    assert layout.num_steps == num_steps == len(layout.loader())
-    every = layout.evaluate_every_steps
-    due = [s for s in range(num_steps) if (s + 1) % every == 0 or s == num_steps - 1]
-    assert due == evaluated
-    assert layout.epoch(20) == 0
-    assert layout.epoch(21) == 1
-    assert isclose(layout.learning_rate(42), 2e-3) or num_steps <= 42
+    assert task.batches_per_epoch == 1347 // 64 == 21
+    assert task.num_steps == num_steps == len(task.loader())
+    assert list(filter(task.evaluates_after, range(num_steps))) == evaluated
+    assert task.epoch(20) == 0
+    assert task.epoch(21) == 1
+    assert isclose(task.learning_rate(42), 2e-3) or num_steps <= 42

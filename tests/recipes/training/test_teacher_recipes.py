@@ -15,13 +15,11 @@ from hocket.cli.train import ENTRY
 from hocket.planner.rank import PlanConfig
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.models.heads import Predicting, Projected
+from hocket.recipes.models.make import Predicting, Projected
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.planning import plan_recipe
 from hocket.recipes.training.run_folder import claim_folder, enter_folder
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
-from hocket.recipes.training.train import train_recipe
+from hocket.recipes.training.train import plan_recipe, train_recipe
 from hocket.run.data.loss import TOTAL, named_losses
 from tests.recipes.support.cifar_folder import cifar10
 from tests.run.support.forked import answers_of
@@ -78,13 +76,12 @@ class Own:
 def plain_loop(recipe: Recipe) -> list[float]:
     """The losses of each step, of a loop over microbatches without a pipeline."""
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
     model = task.make_model()
-    teacher = task.make_teachers(layout.num_steps)["teacher"].net.eval()
+    teacher = task.make_teachers()["teacher"].net.eval()
     optimizer = make_optimizer(recipe.optimizer)(model.parameters())
-    scheduler = make_scheduler(layout.learning_rate_share)(optimizer)
+    scheduler = make_scheduler(task.learning_rate_share)(optimizer)
     losses = []
-    for inputs, targets in layout.loader():
+    for inputs, targets in task.loader():
         total = torch.zeros(())
         for some, wanted in zip(inputs.split(10), targets.split(10), strict=True):
             with torch.no_grad():
@@ -148,9 +145,8 @@ def test_a_teacher_begins_as_the_student(name: str, tmp_path: Path) -> None:
     sizes = (*VIEWS, *(SMALL_VIT if "moco" in name else ()))
     recipe = resolve(name, [f"data.path={cifar10(tmp_path)}", *sizes]).recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
     student = task.make_model()
-    teacher = task.make_teachers(layout.num_steps)["teacher"]
+    teacher = task.make_teachers()["teacher"]
 
     assert isinstance(student, Predicting)
     assert isinstance(teacher.net, Projected)
@@ -160,7 +156,7 @@ def test_a_teacher_begins_as_the_student(name: str, tmp_path: Path) -> None:
     assert {k.partition(".")[0] for k in state.keys() - teacher.net.state_dict()} == {
         "predictor"
     }
-    inputs, targets = next(iter(layout.loader()))
+    inputs, targets = next(iter(task.loader()))
     assert inputs.shape == (16, 3, 32, 32)
     assert targets[:8].equal(targets[8:])
     assert not inputs[:8].equal(inputs[8:])

@@ -13,12 +13,11 @@ from hocket.errors import CallbackError
 from hocket.model.profile.profile import Profile
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.objectives.losses import class_metrics
+from hocket.recipes.objectives import class_metrics
 from hocket.recipes.run_files import METRICS_NAME
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import StepRecord, Watcher
 from hocket.recipes.training.run_folder import claim_folder
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import main, profile, train_recipe
 from hocket.run.checkpoint.format.newest import newest
@@ -57,11 +56,10 @@ def plain_loop(recipe: Recipe) -> tuple[list[float], float]:
     """The losses of each step, and the accuracy at the end, without a pipeline."""
     task = make_task(recipe)
     model = task.make_model()
-    layout = StepLayout.of(recipe, task.training)
     optimizer = make_optimizer(recipe.optimizer)(model.parameters())
-    scheduler = make_scheduler(layout.learning_rate_share)(optimizer)
+    scheduler = make_scheduler(task.learning_rate_share)(optimizer)
     losses = []
-    for inputs, targets in layout.loader():
+    for inputs, targets in task.loader():
         loss = named_losses(task.loss(model(inputs), targets))[TOTAL]
         losses.append(loss.item())
         optimizer.zero_grad()

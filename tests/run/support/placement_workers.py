@@ -27,7 +27,7 @@ from hocket.recipes.training.train import train_recipe
 from hocket.run.cluster.world import World, join_world
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.outoforder import compile_step
-from hocket.sharing.running import request
+from hocket.sharing.running import share as share_module
 from hocket.sharing.waves import waves as waves_module
 from tests.run.support.cached_workers import Rows, always_pays, make_chain
 from tests.run.support.comparison import difference
@@ -275,7 +275,7 @@ def shared(places: Places) -> Found:
     jobs = [hocket.Job("a", make), hocket.Job("b", make)]
     found: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request, "_device_of", lambda device: places.world.device)
+        patch.setattr(share_module, "_device_of", lambda device: places.world.device)
         for mode in ("turns", "free"):
             report = hocket.share(jobs, mode=mode)
             report.check()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import CheckpointError, ConfigError, DataError, ModelError
-from hocket.sharing.waves import evaluate
+from hocket.sharing.waves.player import _first_buffers
 from tests.sharing.support.wave_nets import (
     adamw,
     difference,
@@ -140,10 +139,10 @@ def test_buffers_come_back_where_a_broadcast_fails() -> None:
 
     net: Any = nn.BatchNorm1d(3)
     expected = [x.clone() for x in net.buffers()]
-    what: Any = SimpleNamespace(module=net, group=Group())
+    group: Any = Group()
     with (
         pytest.raises(OSError, match="no connection"),
-        evaluate._first_buffers(what),
+        _first_buffers(net, group),
     ):
         pass
     assert left

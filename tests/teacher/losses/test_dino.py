@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hocket.errors import ConfigError
-from hocket.teacher.losses.dino import Dino
+from hocket.teacher.losses.two_views import Dino
 from tests.teacher.support.microbatches import assert_equal_with_gradients, joint
 
 sizes = st.lists(st.integers(1, 5), min_size=1, max_size=5).filter(

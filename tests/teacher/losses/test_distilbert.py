@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hocket
 from hocket.errors import ConfigError, ModelError
-from hocket.teacher.losses.distilbert import DistilBERT
+from hocket.teacher.losses.distillation import DistilBERT
 from tests.teacher.support.microbatches import (
     Outputs,
     assert_equal_with_gradients,

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hocket.errors import ConfigError, ModelError
-from hocket.teacher.losses.dino import Dino
-from hocket.teacher.losses.two_views import Byol, MocoV3
+from hocket.teacher.losses.two_views import Byol, Dino, MocoV3
 from tests.teacher.support.microbatches import (
     Outputs,
     assert_equal_with_gradients,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hocket.teacher.view_loader import TwoViewSamples
-from hocket.teacher.views import TwoViews
+from hocket.teacher.views import TwoViews, TwoViewSamples
 
 
 def random_images(num_images: int, side: int = 20) -> Tensor:

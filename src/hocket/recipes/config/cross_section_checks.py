@@ -20,25 +20,23 @@ from hocket.options import (
     fixed_cut_faults,
     freezing_faults,
 )
-from hocket.recipes.config.data_settings import DataFunctionSettings
-from hocket.recipes.config.freeze_settings import FreezeSettings
-from hocket.recipes.config.teacher_settings import (
+from hocket.recipes.config.settings import (
     AnyTeacher,
     DistilbertSettings,
+    FreezeSettings,
     TwoViewSettings,
 )
 from hocket.schedules import make_schedule, options_of
 
 if TYPE_CHECKING:
-    from hocket.recipes.config.pipeline_settings import PipelineSettings
-    from hocket.recipes.config.recipe import Recipe
+    from hocket.recipes.config.recipe import PipelineSettings, Recipe
 
 
 def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     """Yield a sentence for each fault, with the numbers of both sections."""
     yield from teacher_faults(recipe)
     has_loss = recipe.task.loss is not None or recipe.teacher is not None
-    if isinstance(recipe.data, DataFunctionSettings) and not has_loss:
+    if recipe.data.kind == "function" and not has_loss:
         yield (
             "task.loss: missing: data of kind 'function' bring no loss along; name "
             "one, as 'module:function'"
@@ -165,9 +163,8 @@ def teacher_faults(recipe: Recipe) -> Iterator[str]:
             )
     elif recipe.teacher_model is not None:
         yield "teacher_model: has no effect without a section [teacher]"
-    if isinstance(recipe.teacher, DistilbertSettings) and not isinstance(
-        recipe.data, DataFunctionSettings
-    ):
+    reads_own = recipe.data.kind == "function"
+    if isinstance(recipe.teacher, DistilbertSettings) and not reads_own:
         yield f"teacher.kind 'distilbert' reads masked text, not {recipe.data.kind!r}"
     if isinstance(recipe.teacher, TwoViewSettings):
         yield from _two_view_faults(recipe, recipe.teacher)
@@ -191,7 +188,7 @@ def _model_faults(recipe: Recipe, teacher: AnyTeacher) -> Iterator[str]:
 
 def _two_view_faults(recipe: Recipe, teacher: TwoViewSettings) -> Iterator[str]:
     """Check that there are images for two views, and that the teacher moves."""
-    if not isinstance(recipe.data, DataFunctionSettings):
+    if recipe.data.kind != "function":
         yield (
             f"teacher.kind {teacher.kind!r} reads two views of colour images, not "
             f"{recipe.data.kind!r}"

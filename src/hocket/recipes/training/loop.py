@@ -3,22 +3,174 @@
 from __future__ import annotations
 
 from collections import deque
-from math import nan
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, nan
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from hocket.core.costs import Costs
+from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind
 from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.timeline import Timeline
+from hocket.draw.html import Table
 from hocket.draw.where import Where, advice
-from hocket.recipes.training.epochs import EpochSums
-from hocket.recipes.training.records import SummaryRecord
+from hocket.recipes.objectives import evaluation_loader
+from hocket.recipes.training.records import EpochRecord, SummaryRecord
 from hocket.recipes.training.saving import RecipeRun
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
 from hocket.run.data.metrics import EvaluationResult
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
+
+# Adds up what each epoch's time went to.
+#
+#     epoch 3   ├ data ┤├ transition ┤├ forward, backward, all-reduce ... ┤├ data ┤ ...
+#                                     └ per step: those of its last one, measured
+#
+# Seconds of forwards, backwards and reductions are means over the devices of the first
+# replica; a device that waits has neither.
+
+# What results say of a step; and what is measured of an epoch's last one.
+_OF_RESULTS: Final = ("num_samples", "transition_s", "cache_s", "cache_hits")
+_STEP_S: Final = ("forward_s", "backward_s", "reduce_s")
+_STEP_COUNTS: Final = ("num_reductions", "reduced_bytes", "message_bytes")
+
+
+class EpochSums:
+    """What the steps of an epoch came to so far; of one that resumed, its own part.
+
+    Attributes:
+        num_steps: its steps.
+        sums: the fields of its record that are sums over them.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.sums: dict[str, Any] = {}
+        self._last: StepResult | None = None
+
+    def add(self, result: StepResult, since_last_s: float) -> None:
+        """Add a step.
+
+        Args:
+            result: the step's.
+            since_last_s: from the end of the step before, without evaluations.
+        """
+        self.num_steps += 1
+        waited_s = since_last_s - result.seconds - result.transition_s
+        own = {name: getattr(result, name) for name in _OF_RESULTS}
+        own |= {"seconds": max(since_last_s, result.seconds)}
+        own |= {"data_s": max(0.0, waited_s)}
+        self.sums = {name: x + self.sums.get(name, 0) for name, x in own.items()}
+        self._last = result
+
+    def record(
+        self, epoch: int, pipeline: Pipeline, measured: Timeline | None
+    ) -> EpochRecord:
+        """Return the epoch's record.
+
+        Args:
+            epoch: its number, from 0.
+            pipeline: as it is at the end of the epoch.
+            measured: the epoch's last step; None if it was not measured.
+        """
+        assert self._last is not None, "an epoch has a step"
+        num_active, num_frozen = pipeline.num_parameters
+        costs = pipeline.plan.costs
+        of_steps = {name: x * self.num_steps for name, x in _parts(measured).items()}
+        return EpochRecord(
+            epoch=epoch,
+            num_steps=self._last.step + 1,
+            layout=self._last.layout,
+            num_frozen=self._last.num_frozen,
+            num_active_parameters=num_active,
+            num_frozen_parameters=num_frozen,
+            link_bytes_per_s=_message_rate(costs),
+            ring_bytes_per_s=costs.reduce_link.bytes_per_s,
+            **self.sums,
+            **of_steps,
+        )
+
+
+def _message_rate(costs: Costs) -> float:
+    """Return the bytes per second of a message, copied at both of its ends."""
+    seconds = 1 / costs.link.bytes_per_s + 2 / costs.handling.bytes_per_s
+    return 1 / seconds if seconds else inf
+
+
+def _parts(timeline: Timeline | None) -> dict[str, Any]:
+    """Return what a measured step consists of; overlapping ones count as one step.
+
+    Seconds are NaN where none was measured, and the rest is 0.
+    """
+    if timeline is None:
+        return dict.fromkeys(_STEP_S, nan) | dict.fromkeys(_STEP_COUNTS, 0)
+    program = timeline.schedule.program
+    num_times = program.num_devices * program.num_steps
+
+    def seconds(*kinds: Kind) -> float:
+        spans = (x for x in timeline.spans if x.op.kind in kinds)
+        return sum(x.end_s - x.start_s for x in spans) / num_times
+
+    transfers = [*timeline.transfers]
+    reduced = [x.num_bytes for x in transfers if x.op.kind is Kind.REDUCE]
+    messages = [x.num_bytes for x in transfers if x.from_device != x.to_device]
+    if program.num_replicas == 1:
+        reduced = []
+    parts_s = (
+        seconds(Kind.FORWARD),
+        seconds(*WHOLE_OR_SPLIT_BACKWARD),
+        seconds(Kind.REDUCE),
+    )
+    counts = (len(reduced), sum(reduced), sum(messages))
+    each = (count // program.num_steps for count in counts)
+    return dict(zip((*_STEP_S, *_STEP_COUNTS), (*parts_s, *each), strict=True))
+
+
+# The columns of a report: an epoch's number, and how it is written.
+_COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
+    "active parameters": ("num_active_parameters", "{:,}".format),
+    "frozen parameters": ("num_frozen_parameters", "{:,}".format),
+    "samples/s": ("samples_per_s", "{:,.1f}".format),
+    "s": ("seconds", "{:.2f}".format),
+    "data s": ("data_s", "{:.2f}".format),
+    "forward s": ("forward_s", "{:.2f}".format),
+    "backward s": ("backward_s", "{:.2f}".format),
+    "all-reduce s": ("reduce_s", "{:.2f}".format),
+    "cache s": ("cache_s", "{:.2f}".format),
+    "transition s": ("transition_s", "{:.2f}".format),
+    "reductions/s": ("reductions_per_s", "{:.1f}".format),
+    "MB reduced/s": ("reduced_bytes_per_s", lambda x: f"{x / 1e6:.1f}"),
+    "MB sent/s": ("message_bytes_per_s", lambda x: f"{x / 1e6:.1f}"),
+    "link MB/s": ("link_bytes_per_s", lambda x: f"{x / 1e6:,.0f}"),
+    "ring MB/s": ("ring_bytes_per_s", lambda x: f"{x / 1e6:,.0f}"),
+    "cache hits": ("cache_hits", "{:,}".format),
+}
+
+
+def epoch_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of a report; seconds and rates are those of an epoch.
+
+    Args:
+        epochs: as `metrics.jsonl` has them, with null for what is not finite.
+    """
+    head = ("epoch", "devices x replicas", "frozen layers", *_COLUMNS)
+    return Table("epochs", head, tuple(map(_row, epochs)))
+
+
+def _row(epoch: Mapping[str, Any]) -> tuple[str, ...]:
+    rates = {
+        "reductions_per_s": epoch["num_reductions"] / epoch["seconds"],
+        "reduced_bytes_per_s": epoch["reduced_bytes"] / epoch["seconds"],
+        **epoch,
+    }
+    cells = (
+        "–" if rates[name] is None else text(rates[name])
+        for name, text in _COLUMNS.values()
+    )
+    return str(epoch["epoch"] + 1), epoch["layout"], str(epoch["num_frozen"]), *cells
+
 
 NUM_TIMED_STEPS: Final = 11  # the last ones; the report shows their median
 
@@ -28,7 +180,6 @@ class Loop(RecipeRun):
 
     Args:
         task: the samples and metrics.
-        layout: the steps.
         pipeline: the pipeline to train with.
         run_dir: the run's folder, for its checkpoints.
 
@@ -37,13 +188,11 @@ class Loop(RecipeRun):
             evaluation; of overlapping steps, only where a few follow a drain.
     """
 
-    def __init__(
-        self, task: Task, layout: StepLayout, pipeline: Pipeline, run_dir: Path
-    ) -> None:
-        super().__init__(task, layout, run_dir)
+    def __init__(self, task: Task, pipeline: Pipeline, run_dir: Path) -> None:
+        super().__init__(task, run_dir)
         self.timelines: deque[Timeline] = deque(maxlen=NUM_TIMED_STEPS)
         self._pipeline = pipeline
-        self._evaluation_loader = layout.evaluation_loader(task.evaluation)
+        self._evaluation_loader = evaluation_loader(task.recipe, task.evaluation)
         self._overlaps = bool(pipeline.plan.schedule.body)
         self._plan = pipeline.plan
         self._measured_step = -1  # whose timeline is the last one
@@ -55,7 +204,7 @@ class Loop(RecipeRun):
         self._went_on_s = monotonic()  # after the last step, or its evaluation
 
     def run(self) -> SummaryRecord:
-        """Train to the end of the layout.
+        """Train to the last step.
 
         Raises:
             DataError: the metric of early stopping does not exist.
@@ -64,7 +213,7 @@ class Loop(RecipeRun):
         """
         self._went_on_s = monotonic()
         self.start_clock()
-        if self._pipeline.num_steps < self.layout.num_steps:
+        if self._pipeline.num_steps < self.task.num_steps:
             self._train()
         if self.last is None:  # a run that resumed after its last step
             self.report_evaluation(self._evaluate())
@@ -72,13 +221,13 @@ class Loop(RecipeRun):
 
     def _train(self) -> None:
         """Train until the last step, or an evaluation that stops."""
-        layout = self.layout
+        task = self.task
         for result in self._pipeline.train(self.loader, drain_every=self._drains_after):
             self._sums.add(result, monotonic() - self._went_on_s)
-            is_due = layout.evaluates_after(result.step)
+            is_due = task.evaluates_after(result.step)
             evaluation = self._evaluate() if is_due else None
             stops = self._after_step(result, evaluation)
-            if stops or result.step + 1 == layout.num_steps:
+            if stops or result.step + 1 == task.num_steps:
                 break
             self._went_on_s = monotonic()
 
@@ -98,16 +247,17 @@ class Loop(RecipeRun):
         if self._plan is not self._pipeline.plan:  # layers have frozen
             self._plan = self._pipeline.plan
             self.timelines.clear()  # what they show is not what was predicted
-        saves = self.layout.saves_after(result.step)
+        saves = self.task.saves_after(result.step)
         self._report_steps(is_due=saves or evaluation is not None)
-        stops = evaluation is not None and self.stops_after(evaluation)
+        training, stop = self.recipe.training, self.early_stop
+        stops = evaluation is not None and stop.stops_after(evaluation, training)
         self._measure(result.step, is_evaluated=evaluation is not None)
         if stops or self._ends_epoch(result.step):
             self._report_epoch(result.step)
         if evaluation is not None:
             self.report_evaluation(evaluation)
         if self.saves_after(result.step, stops=stops):
-            is_last = stops or result.step + 1 == self.layout.num_steps
+            is_last = stops or result.step + 1 == self.task.num_steps
             settings = self.recipe.checkpoint
             self._pipeline.save(
                 self.checkpoints_dir,
@@ -119,8 +269,8 @@ class Loop(RecipeRun):
 
     def _drains_after(self, step: int) -> bool:
         """Drain before evaluations and saves, and, to measure them, the last steps."""
-        num_left = self.layout.num_steps - (step + 1)
-        is_due = self.layout.evaluates_after(step) or self.layout.saves_after(step)
+        num_left = self.task.num_steps - (step + 1)
+        is_due = self.task.evaluates_after(step) or self.task.saves_after(step)
         return is_due or num_left == NUM_TIMED_STEPS
 
     def _measure(self, step: int, *, is_evaluated: bool) -> None:
@@ -129,7 +279,7 @@ class Loop(RecipeRun):
         if self._overlaps and not self._drains_after(step):
             return
         num_steps, self._num_since_drain = self._num_since_drain, 0
-        is_near_end = step >= self.layout.num_steps - NUM_TIMED_STEPS
+        is_near_end = step >= self.task.num_steps - NUM_TIMED_STEPS
         is_due = is_near_end or is_evaluated or self._ends_epoch(step)
         if is_due and num_steps <= NUM_TIMED_STEPS:
             self.timelines.append(self._pipeline.measured())
@@ -153,16 +303,16 @@ class Loop(RecipeRun):
             )
 
     def _ends_epoch(self, step: int) -> bool:
-        is_last = step + 1 == self.layout.num_steps
-        return is_last or self.layout.epoch(step + 1) > self.layout.epoch(step)
+        is_last = step + 1 == self.task.num_steps
+        return is_last or self.task.epoch(step + 1) > self.task.epoch(step)
 
     def _report_epoch(self, step: int) -> None:
         """Report the epoch that ends with a step, and begin to count the next one."""
         sums, self._sums = self._sums, EpochSums()
-        self._data_s += sums.data_s
+        self._data_s += sums.sums["data_s"]
         self._num_steps += sums.num_steps
         measured = self.timelines[-1] if self._measured_step == step else None
-        epoch = self.layout.epoch(step)
+        epoch = self.task.epoch(step)
         self.watchers.report(sums.record(epoch, self._pipeline, measured))
 
     def _summary(self) -> SummaryRecord:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from hocket.recipes.config.optimizer_settings import (
+from hocket.recipes.config.recipe import (
     AdafactorSettings,
     AdamwSettings,
     AnyOptimizer,

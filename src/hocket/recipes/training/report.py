@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from math import nan
 from pathlib import Path
 from typing import Any, Final
@@ -28,9 +29,9 @@ from hocket.recipes.run_files import (
     TIMELINE_NAME,
     read_metrics,
 )
-from hocket.recipes.training.epochs import epoch_table
-from hocket.recipes.training.progress import result_line
+from hocket.recipes.training.loop import epoch_table
 from hocket.recipes.training.records import EvaluationRecord, SummaryRecord
+from hocket.recipes.training.watchers import result_line
 from hocket.run.engine.plan import Plan
 from hocket.version import __version__
 
@@ -108,13 +109,8 @@ def charts(
         steps: as `metrics.jsonl` has them, with null for what is not finite.
         evaluations: these lines of the file, which have the metrics by their names.
     """
-
-    def trained(name: str) -> Line:
-        return _line("training", name, "step", steps)
-
-    def measured(name: str) -> Line:
-        return _line("evaluation", name, "num_steps", evaluations, is_evaluation=True)
-
+    trained = partial(_line, "training", "step", steps)
+    measured = partial(_line, "evaluation", "num_steps", evaluations)
     metrics = [x for x in (*evaluations, {})[0] if x not in _NO_METRICS]
     return (
         Chart("loss", (trained("loss"), measured("loss"))),
@@ -125,32 +121,22 @@ def charts(
 
 
 def _line(
-    title: str,
-    name: str,
-    place: str,
-    records: Sequence[Mapping[str, Any]],
-    *,
-    is_evaluation: bool = False,
+    title: str, place: str, records: Sequence[Mapping[str, Any]], name: str
 ) -> Line:
     """Return the line of one number, with a gap where it is not finite."""
     values = (nan if x[name] is None else x[name] for x in records)
     at = tuple(float(x[place]) for x in records)
-    return Line(title, at, tuple(values), is_evaluation=is_evaluation)
+    return Line(title, at, tuple(values), is_evaluation=title == "evaluation")
 
 
 def stage_rows(plan: Plan) -> tuple[tuple[str, str], ...]:
     """Return each stage's device, first layer and delay."""
     stages = plan.schedule.program.stages
-    return tuple(
-        (
-            f"stage {number}",
-            f"device {stage.device}, from {name}"
-            + (f", delay {stage.delay}" if stage.delay else ""),
-        )
-        for number, (stage, name) in enumerate(
-            zip(stages, plan.stage_names, strict=True)
-        )
-    )
+    rows = []
+    for number, (stage, name) in enumerate(zip(stages, plan.stage_names, strict=True)):
+        delay = f", delay {stage.delay}" if stage.delay else ""
+        rows.append((f"stage {number}", f"device {stage.device}, from {name}{delay}"))
+    return tuple(rows)
 
 
 def machine_rows() -> tuple[tuple[str, str], ...]:

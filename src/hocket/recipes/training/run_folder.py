@@ -2,7 +2,7 @@
 
     runs/digits-vit-20260704-101500/
         recipe.toml      the recipe as resolved; the run that creates it owns the folder
-        metrics.jsonl    (hocket.recipes.training.metrics_log)
+        metrics.jsonl    (hocket.recipes.training.watchers)
         tensorboard/
         report.html      predicted and measured timeline
         checkpoints/     (hocket.recipes.training.saving)

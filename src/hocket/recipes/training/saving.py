@@ -18,15 +18,14 @@ from typing import Any, Final
 from hocket.errors import DataError
 from hocket.recipes.config.recipe import CheckpointSettings, TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
-from hocket.recipes.training.metrics_log import recipe_watchers
 from hocket.recipes.training.records import (
     EvaluationRecord,
     StepRecord,
     SummaryRecord,
     Watchers,
 )
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task
+from hocket.recipes.training.watchers import recipe_watchers
 from hocket.run.checkpoint.format.folder import LATEST, step_of
 from hocket.run.checkpoint.format.newest import find, newest
 from hocket.run.data.loss import TOTAL
@@ -97,7 +96,6 @@ class RecipeRun:
 
     Args:
         task: what is trained.
-        layout: the run's steps.
         run_dir: the run's folder.
 
     Attributes:
@@ -109,10 +107,10 @@ class RecipeRun:
         last: the last evaluation.
     """
 
-    def __init__(self, task: Task, layout: StepLayout, run_dir: Path) -> None:
-        self.task, self.layout, self.run_dir = task, layout, run_dir
-        self.recipe, self.checkpoints_dir = layout.recipe, run_dir / CHECKPOINTS_NAME
-        self.loader = layout.loader()
+    def __init__(self, task: Task, run_dir: Path) -> None:
+        self.task, self.run_dir = task, run_dir
+        self.recipe, self.checkpoints_dir = task.recipe, run_dir / CHECKPOINTS_NAME
+        self.loader = task.loader()
         self.early_stop, self.totals = EarlyStop(), Totals()
         self.watchers = Watchers()
         self.last: EvaluationRecord | None = None
@@ -152,17 +150,9 @@ class RecipeRun:
         for watcher in recipe_watchers(self.recipe.run, self.run_dir, first_step):
             self.watchers.append(watcher)
 
-    def stops_after(self, evaluation: EvaluationResult) -> bool:
-        """Return whether to stop early, after one more evaluation.
-
-        Raises:
-            DataError: the evaluation has not the metric to stop by.
-        """
-        return self.early_stop.stops_after(evaluation, self.recipe.training)
-
     def saves_after(self, step: int, *, stops: bool) -> bool:
         """Return whether a checkpoint follows a step, which may be the last one."""
-        return self.layout.saves_after(step) or (stops and self.recipe.checkpoint.final)
+        return self.task.saves_after(step) or (stops and self.recipe.checkpoint.final)
 
     def report_step(
         self,
@@ -188,10 +178,10 @@ class RecipeRun:
         totals.num_samples += num_samples
         record = StepRecord(
             step=step,
-            epoch=self.layout.epoch(step),
+            epoch=self.task.epoch(step),
             num_samples=num_samples,
             seconds=seconds,
-            learning_rate=self.layout.learning_rate(step - totals.num_skipped),
+            learning_rate=self.task.learning_rate(step - totals.num_skipped),
             **more,
         )
         totals.num_skipped += is_skipped
@@ -200,7 +190,7 @@ class RecipeRun:
     def report_evaluation(self, result: EvaluationResult) -> None:
         """Report an evaluation after the steps so far."""
         num_steps = self.totals.num_steps
-        epoch = self.layout.epoch(num_steps - 1)
+        epoch = self.task.epoch(num_steps - 1)
         self.last = EvaluationRecord(
             num_steps, epoch, result.loss, result.metrics, result.num_samples
         )

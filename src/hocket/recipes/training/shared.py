@@ -27,11 +27,10 @@ from hocket.errors import NonFiniteError, RecipeError
 from hocket.model.trace.observe import in_mode
 from hocket.options import UpdateOptions
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.objectives.whole import WholeEvaluation
+from hocket.recipes.objectives import WholeEvaluation, evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import refuse_failures
 from hocket.recipes.training.saving import NEWEST, RecipeRun, resume_point
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import make_task
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.checkpoint.whole_model import WholeModel
@@ -43,7 +42,7 @@ from hocket.run.device.memory import peak_bytes
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from hocket.sharing.running.job import Job, JobContext
-from hocket.sharing.waves.evaluate import add_part
+from hocket.sharing.waves.player import add_part
 from hocket.signatures import values_of
 
 
@@ -104,12 +103,12 @@ class _Run(RecipeRun):
 
     def __init__(self, recipe: Recipe, run_dir: Path, context: JobContext) -> None:
         task = make_task(recipe)
-        super().__init__(task, StepLayout.of(recipe, task.training), run_dir)
+        super().__init__(task, run_dir)
         self.training, self.context = recipe.training, context
         self.model = task.make_model().to(context.device).train()
         settings = TrainingConfig(
             optimizer=make_optimizer(recipe.optimizer),
-            scheduler=make_scheduler(self.layout.learning_rate_share),
+            scheduler=make_scheduler(task.learning_rate_share),
             **values_of(UpdateOptions, recipe.training),
         )
         self.precision = settings.compute_precision
@@ -172,11 +171,11 @@ class _Run(RecipeRun):
         )
         self.losses, self.num_batches, self.num_samples = {}, 0, 0
         self.seconds = 0.0
-        if self.layout.evaluates_after(step):
+        if self.task.evaluates_after(step):
             yield from self._evaluation_batches()
             evaluation = self._evaluated()
             self.report_evaluation(evaluation)
-            stops = self.stops_after(evaluation)
+            stops = self.early_stop.stops_after(evaluation, self.training)
         settings = self.recipe.checkpoint
         if self.saves_after(step, stops=stops):
             self.checkpoints.save(
@@ -244,7 +243,7 @@ class _Run(RecipeRun):
             self.updater.forget()
 
     def _evaluation_batches(self) -> Iterator[_EvaluationBatch]:
-        loader = self.layout.evaluation_loader(self.task.evaluation)
+        loader = evaluation_loader(self.recipe, self.task.evaluation)
         return map(_EvaluationBatch, loader)
 
     def _evaluate(self, batch: Any) -> None:

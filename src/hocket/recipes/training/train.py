@@ -11,9 +11,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
 from hocket.core.layout import WorkerLayout
@@ -21,30 +23,33 @@ from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
 from hocket.freeze.cache.settings import Cache
 from hocket.model.profile.profile import path_of
 from hocket.options import ScheduleOptions, UpdateOptions
-from hocket.recipes.config.freeze_settings import (
+from hocket.planner.rank import PlanConfig, Progress, Search
+from hocket.planner.ranking.report import Ranking, Shown
+from hocket.planner.ranking.table import Paper
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.resolve import Resolved, resolved_in
+from hocket.recipes.config.settings import (
     AnyFreezing,
     CacheSettings,
     FreezeSettings,
     PlasticitySettings,
 )
-from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.config.resolve import Resolved, resolved_in
 from hocket.recipes.run_files import CACHE_NAME
 from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
-from hocket.recipes.training.progress import RunProgress, plan_line, print_plain
 from hocket.recipes.training.records import EvaluationRecord, Watcher, refuse_failures
 from hocket.recipes.training.report import write_report
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.saving import NEWEST, resume_point
-from hocket.recipes.training.step_layout import StepLayout
 from hocket.recipes.training.task import Task, make_task
+from hocket.recipes.training.watchers import RunProgress, plan_line, print_plain
 from hocket.run.checkpoint.format.folder import pointer
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.startup import StartupProgress
 from hocket.run.elastic.cache.cache_refusals import refuse_random
 from hocket.run.pipeline import Pipeline
+from hocket.run.tune.planning import plan
 from hocket.signatures import values_of
 
 POLICIES: Final[Mapping[str, type[Any]]] = {
@@ -89,13 +94,10 @@ def profile(run_dir: str, is_again: bool) -> dict[str, Any]:
     """
     recipe = resolved_in(run_dir).recipe
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
     folder = Path(recipe.run.profile_folder)
     kept = {path.name for path in folder.glob("*.json")}
     profile_dir = None if is_again else folder
-    with make_pipeline(
-        task, layout, Path(run_dir), profile_dir=profile_dir
-    ) as pipeline:
+    with make_pipeline(task, Path(run_dir), profile_dir=profile_dir) as pipeline:
         plan = pipeline.plan
         conditions = plan.profile.conditions
         path = path_of(folder, conditions) if conditions["code"] else None
@@ -169,15 +171,14 @@ def train_recipe(
         CallbackError: a watcher or the report failed; training has ended well.
     """
     task = make_task(recipe)
-    layout = StepLayout.of(recipe, task.training)
     profile_dir = Path(recipe.run.profile_folder)
     with ExitStack() as stack:
         pipeline = stack.enter_context(
-            make_pipeline(task, layout, run_dir, profile_dir=profile_dir, world=world)
+            make_pipeline(task, run_dir, profile_dir=profile_dir, world=world)
         )
         console = Console(file=sys.stdout, quiet=not pipeline.is_main)
         print_plain(console, plan_line(pipeline.plan, recipe))
-        loop = Loop(task, layout, pipeline, run_dir)
+        loop = Loop(task, pipeline, run_dir)
         _go_on(loop, pipeline, console)
         if pipeline.is_main:
             stack.callback(loop.watchers.close)
@@ -185,7 +186,7 @@ def train_recipe(
             resumes = recipe.checkpoint.resume == NEWEST
             loop.watch(goes_on=resumes or pipeline.world.attempt > 0)
             progress = RunProgress(
-                layout.num_steps,
+                task.num_steps,
                 recipe.training.num_epochs,
                 console,
                 first_step=loop.totals.num_steps,
@@ -234,7 +235,6 @@ def _go_on(loop: Loop, pipeline: Pipeline, console: Console) -> None:
 
 def make_pipeline(
     task: Task,
-    layout: StepLayout,
     run_dir: Path,
     *,
     profile_dir: Path | None,
@@ -243,8 +243,7 @@ def make_pipeline(
     """The recipe's pipeline, over the workers that there are.
 
     Args:
-        task: the model to train, and its loss.
-        layout: the recipe and the first batch.
+        task: what to train.
         run_dir: where the reports of failures go, and a cache without a folder.
         profile_dir: the folder of saved profiles; None always measures.
         world: the job, where it is joined already.
@@ -252,16 +251,14 @@ def make_pipeline(
     Raises:
         DataError: the recipe has a section [cache], and samples vary.
     """
-    recipe = layout.recipe
+    recipe = task.recipe
     pipeline, training = recipe.pipeline, recipe.training
     options = {
         **values_of(ScheduleOptions, pipeline),
         **values_of(UpdateOptions, training),
-        **freezing_options(
-            recipe.freeze, recipe.cache, layout.steps_per_epoch, run_dir
-        ),
+        **freezing_options(recipe.freeze, recipe.cache, task.steps_in(), run_dir),
     }
-    loader = layout.loader()
+    loader = task.loader()
     if (cache := options.get("cache")) is not None:  # before the model is captured
         refuse_random(loader, cache, _DRAW_ONCE)
     return Pipeline(
@@ -270,10 +267,10 @@ def make_pipeline(
         optimizer=make_optimizer(recipe.optimizer),
         example=loader.example(),
         profile_dir=profile_dir,
-        scheduler=make_scheduler(layout.learning_rate_share),
+        scheduler=make_scheduler(task.learning_rate_share),
         seed=training.seed,
         run_dir=run_dir,
-        teachers=task.make_teachers(layout.num_steps),
+        teachers=task.make_teachers(),
         world=world,
         progress=_print_start,
         **options,
@@ -322,3 +319,64 @@ def _print_start(progress: StartupProgress) -> None:
     """Print what the start of the pipeline does, if output goes to a terminal."""
     if sys.stdout.isatty():
         print_plain(Console(file=sys.stdout), str(progress))
+
+
+# Plan a recipe: in this process, or measured by as many workers as it would have.
+def planned(
+    run_dir: str, request: dict[str, Any], paper: dict[str, Any]
+) -> dict[str, Any]:
+    """Plan the recipe that a folder holds; each worker's entry.
+
+    Args:
+        run_dir: the folder, with its `recipe.toml`.
+        request: a `PlanConfig`, as JSON.
+        paper: a `Paper`.
+
+    Returns:
+        On rank 0 a `Shown`, else nothing.
+    """
+    resolved = resolved_in(run_dir)
+    with closing(join_world()) as world:
+        config = TypeAdapter(PlanConfig).validate_python(request)
+        ranking = plan_recipe(resolved, config, world)
+        return {} if world.rank else asdict(Shown.of(ranking, Paper(**paper)))
+
+
+def plan_recipe(
+    resolved: Resolved,
+    config: PlanConfig,
+    world: World | None = None,
+    progress: Progress | None = None,
+) -> Ranking:
+    """Predict every way to train a recipe.
+
+    Args:
+        resolved: the recipe.
+        config: what to plan for; batch size and precision are the recipe's when not
+            given.
+        world: the job, where all its workers measure.
+        progress: called with the number of candidates done, and of all.
+
+    Raises:
+        DataError: its data are missing or too few.
+        PlanError: a name that is not known, or numbers that nothing fits.
+    """
+    recipe = resolved.recipe
+    task = make_task(recipe)
+    search, training = config.search or Search(), recipe.training
+    config = replace(
+        config,
+        batch_size=config.batch_size or training.batch_size,
+        precision=config.precision or training.precision,
+        search=replace(search, clips=training.clip_norm is not None),
+    )
+    return plan(
+        task.make_model(),
+        next(iter(task.loader())),
+        task.loss,
+        optimizer=make_optimizer(recipe.optimizer),
+        teachers=task.make_teachers(),
+        world=world,
+        progress=progress,
+        **values_of(PlanConfig, config),
+    )

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, NoMemoryError
 
 Step: TypeAlias = Callable[[Any], Any]
 
@@ -103,6 +103,13 @@ class Job:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"job {self.name!r}: {name}={value} is not above 0")
+
+
+def no_memory(text: str, actual_bytes: int) -> NoMemoryError:
+    """Return the error of a job that holds too much, or finds no memory."""
+    return NoMemoryError(
+        text, stage=None, predicted_bytes=None, actual_bytes=actual_bytes
+    )
 
 
 def made_parts(name: str, made: object) -> tuple[Step, Iterable[Any]]:

@@ -16,14 +16,13 @@ from typing import Final
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError
 from hocket.sharing.board import MEMORY_MARGIN, Board, Iteration, JobRecord
-from hocket.sharing.choose import Choice, choose, slowdowns
 from hocket.sharing.policy import Mode
 from hocket.sharing.report import JobReport, ShareReport
 from hocket.sharing.running.gate import JobGates
 from hocket.sharing.running.job import Job
 from hocket.sharing.running.processes.job_process import JobProcess
 from hocket.sharing.running.runner import NUM_WATCHED, JobRunner
-from hocket.sharing.simulate import SimulatedJob
+from hocket.sharing.simulate import Choice, SimulatedJob, choose, slowdowns
 
 # Eight after warm-up, for a mean also where every second or fourth one is long.
 _NUM_ALONE: Final = NUM_WATCHED + 8  # iterations in turns, at first
@@ -42,13 +41,15 @@ class SharePlan:
         budget_bytes: the most that all jobs may hold.
         are_apart: whether a job cannot reuse memory that another one freed: processes
             on a GPU each keep the memory of their peak.
+        keeps_memory: whether what a hung job holds is lost.
     """
 
     wanted: Mode
     budget_bytes: float
     are_apart: bool = False
+    keeps_memory: bool = True
     board: Board = field(init=False)
-    gate: JobGates | None = None
+    gate: JobGates = field(init=False)
     choice: Choice | None = None
     first_shared: dict[str, int] = field(default_factory=dict)
     first_trial: dict[str, int] | None = None
@@ -58,6 +59,9 @@ class SharePlan:
     def __post_init__(self) -> None:
         """Begin in turns."""
         self.board = Board(Mode.TURNS, self.budget_bytes)
+        self.gate = JobGates(
+            self.board, on_finish=self.after_iteration, keeps_memory=self.keeps_memory
+        )
 
     def after_iteration(self) -> Callable[[], None] | None:
         """Change the mode, when all jobs have run long enough in the one before.
@@ -85,7 +89,6 @@ class SharePlan:
         return None
 
     def _choose(self, measured: Sequence[SimulatedJob]) -> None:
-        assert self.gate is not None
         self.choice = choose(measured, self.budget_bytes)
         with self.gate.lock:
             self.board.switch(self.choice.mode)
@@ -103,7 +106,6 @@ class SharePlan:
 
         Jobs that have ended meanwhile count with what they held.
         """
-        assert self.gate is not None
         if all(x.state.forecast is not None for x in records.values()):
             self.has_checked = True
             self._check_fits([*self.gate.ended.values(), *records.values()])
@@ -117,7 +119,7 @@ class SharePlan:
         which = "the largest iteration"
         if self.are_apart:
             which = "the iterations of all processes"
-        if needed > self.budget_bytes and self.gate is not None:
+        if needed > self.budget_bytes:
             enough = needed + _VARIES_BYTES
             self.gate.stop(
                 FitError(
@@ -168,7 +170,6 @@ class SharePlan:
         notes: Sequence[str],
     ) -> ShareReport:
         """Return the report."""
-        assert self.gate is not None
         reports = []
         lists = [record.iterations for record in self.gate.ended.values()]
         until_s = min((own[-1].end_s for own in lists if own), default=0.0)

@@ -11,7 +11,7 @@ proxy that finds the job by its thread. In mode `turns` the job's own thread nee
 neither: its state is set when a turn begins, and saved when the turn ends.
 
 The operator mode and the proxy call `DrawRule.held`. It raises an error in a thread
-that a job has started (`job_threads`), in every mode.
+that a job has started (`JobThreads`), in every mode.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
 
 from hocket import cuda
-from hocket.errors import ConfigError, HocketError, WaitError
+from hocket.errors import ConfigError, HocketError, RunError, WaitError
 from hocket.model.trace.observe import is_random
+from hocket.model.trace.replaced import replaced
 from hocket.run.device.generators import generator_lock
 from hocket.run.device.operator_mode import OperatorMode, runs_compiled
 
@@ -46,20 +48,29 @@ def default_generators(device: torch.device) -> tuple[torch.Generator, ...]:
 class DrawRule(ABC):
     """How a thread draws from the default generators.
 
-    Attributes:
+    Args:
         generators: the default generators of its device.
+
+    Attributes:
         subject: names the thread in errors, by its job.
         ways_out: how to let it do what may not run beside other jobs.
     """
 
-    generators: Sequence[torch.Generator]
     subject: ClassVar[str] = "job {!r}"
     ways_out: ClassVar[str] = 'mode="turns", processes=True'
 
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.generators = generators
+        self._process, self._is_over = os.getpid(), False
+
     @property
-    @abstractmethod
     def is_in_force(self) -> bool:
         """Return whether jobs share the calling process now."""
+        return os.getpid() == self._process and not self._is_over
+
+    def close(self) -> None:
+        """Allow draws: a thread that outlives all jobs may still draw."""
+        self._is_over = True
 
     def refused(self, error: HocketError) -> None:  # noqa: B027
         """Note that an error is raised in the thread; nothing to do for a job's own."""
@@ -101,22 +112,12 @@ class JobRandom(DrawRule):
     def __init__(
         self, device: torch.device, generators: Sequence[torch.Generator], seed: int
     ) -> None:
+        super().__init__(generators)
         self._lock = generator_lock(device)
-        self._process = os.getpid()
-        self.generators = generators
-        self._is_held = self._is_over = False
+        self._is_held = False
         self.num_draws = 0
         made = [torch.Generator(x.device).manual_seed(seed) for x in generators]
         self._states = [x.get_state() for x in made]
-
-    @property
-    def is_in_force(self) -> bool:
-        """See `DrawRule`."""
-        return os.getpid() == self._process and not self._is_over
-
-    def close(self) -> None:
-        """Leave the generators alone: a thread that was abandoned may still draw."""
-        self._is_over = True
 
     def set_state(self) -> None:
         """Let the device's generators continue this job's numbers."""
@@ -230,27 +231,142 @@ class _Proxy:
 @contextmanager
 def generators_by_thread(device: torch.device) -> Iterator[None]:
     """Let functions such as `torch.get_rng_state` use the calling job's state."""
-    real = torch.default_generator
-    proxy: Any = _Proxy(real)
-    vars(torch.random)["default_generator"] = proxy
     put_back = None
     if device.type == "cuda":
         put_back = cuda.replace_generator(device, _Proxy)
     try:
-        yield
+        with _proxied(torch.random):
+            yield
     finally:
-        vars(torch.random)["default_generator"] = real
         if put_back is not None:
             put_back()
 
 
-@contextmanager
-def default_generator_by_thread() -> Iterator[None]:
+def default_generator_by_thread() -> AbstractContextManager[None]:
     """Replace `torch.default_generator` as well; operators then refuse it."""
-    real = torch.default_generator
-    proxy: Any = _Proxy(real)
-    vars(torch)["default_generator"] = proxy
-    try:
+    return _proxied(torch)
+
+
+def _proxied(module: Any) -> AbstractContextManager[None]:
+    proxy: Any = _Proxy
+    return replaced(module, "default_generator", by=proxy)
+
+
+# Threads that jobs start: a job's prefetching, its ThreadPoolExecutor.
+#
+#     share ── job a ── Thread(prefetch).start()    draws from the default generator:
+#           └─ job b                                refused, and job a ends
+#
+# torch's default generators hold the numbers of the job whose turn or draw it is: a
+# draw of another thread takes some of them. So `Thread.start` is replaced while jobs
+# share: a thread that a job's thread starts may draw from generators of its own only.
+class JobThreads(DrawRule):
+    """The threads that one job starts.
+
+    Args:
+        job: the job's name.
+        generators: the default generators of its device.
+
+    Attributes:
+        error: the first error of these threads; it ends the job.
+        on_refused: called after each such error.
+    """
+
+    subject = "a thread that job {!r} has started"
+    ways_out = "processes=True"
+
+    def __init__(self, job: str, generators: Sequence[torch.Generator]) -> None:
+        super().__init__(generators)
+        self.error: HocketError | None = None
+        self.on_refused: Callable[[], None] = lambda: None
+        self.job = job
+
+    def enter(self) -> None:
+        """Count threads that the calling thread starts as this job's."""
+        _STARTER.threads = self
+
+    def check(self) -> None:
+        """Raise the error of a thread that has drawn."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+    def close(self) -> None:
+        """Allow draws again in threads that outlive all jobs."""
+        super().close()
+        self.on_refused = lambda: None  # such a thread must not keep the jobs alive
+
+    def start(self, thread: threading.Thread) -> None:
+        """Wrap a thread's `run`, before it starts, to refuse draws."""
+        if self.is_in_force:
+            run: Any = partial(self._run, thread, thread.run)
+            thread.run = run  # type: ignore[method-assign]
+
+    @contextmanager
+    def held(self, what: str) -> Iterator[None]:
+        """Raise an error: these threads may not draw from the default generators.
+
+        Raises:
+            RunError: says how a thread may draw.
+        """
+        if self.is_in_force:
+            error = RunError(
+                f"{self.subject.format(self.job)} drew from torch's "
+                f"default generator ({what}), whose numbers all jobs of the process "
+                "take: give the thread a torch.Generator of its own, load data by a "
+                "DataLoader with num_workers above 0, or use processes=True"
+            )
+            self.refused(error)
+            raise error
         yield
-    finally:
-        vars(torch)["default_generator"] = real
+
+    def refused(self, error: HocketError) -> None:
+        """Let an error that is raised in a thread end the job."""
+        self.error = self.error or error
+        self.on_refused()
+
+    def _run(self, thread: threading.Thread, work: Callable[[], None]) -> None:
+        """Run a thread's function; the job reports what is refused in it."""
+        vars(thread).pop("run", None)  # holds the thread itself
+        self.enter()
+        THREAD.draws = self
+        try:
+            with DrawGuard(self.job, self):
+                work()
+        except HocketError as error:
+            if error is not self.error:
+                raise
+
+
+class _Starter(threading.local):
+    """The job that the current thread belongs to.
+
+    Attributes:
+        threads: the threads of that job; None if the thread belongs to no job.
+    """
+
+    threads: JobThreads | None = None
+
+
+_STARTER: Final = _Starter()
+
+
+def shared_job() -> str | None:
+    """Return the calling thread's job, if other jobs may run now; else None."""
+    threads, draws = _STARTER.threads, THREAD.draws
+    if threads is None or draws is None or not draws.is_in_force:
+        return None
+    return threads.job
+
+
+def _start_of_job(start: Callable[..., None]) -> Callable[..., None]:
+    def start_of_job(thread: threading.Thread) -> None:
+        if _STARTER.threads is not None:
+            _STARTER.threads.start(thread)
+        start(thread)
+
+    return start_of_job
+
+
+def starts_seen() -> AbstractContextManager[None]:
+    """Replace `Thread.start` in the block, to see which job starts a thread."""
+    return replaced(threading.Thread, "start", by=_start_of_job)

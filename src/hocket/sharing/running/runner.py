@@ -26,11 +26,10 @@ from hocket.errors import ConfigError, HocketError, NoMemoryError
 from hocket.run.device.device import Device
 from hocket.run.device.out_of_memory import is_out_of_memory
 from hocket.sharing.policy import ADMITTING, Mode, Point
-from hocket.sharing.running.gates import Gates, StoppedError
-from hocket.sharing.running.job import Job, JobContext, Step, made_parts
-from hocket.sharing.running.job_threads import JobThreads
+from hocket.sharing.running.gate import Gates, StoppedError
+from hocket.sharing.running.job import Job, JobContext, Step, made_parts, no_memory
 from hocket.sharing.running.memory_log import MemoryLog, open_log
-from hocket.sharing.running.random_state import THREAD, DrawGuard, JobRandom
+from hocket.sharing.running.random_state import THREAD, DrawGuard, JobRandom, JobThreads
 from hocket.sharing.running.shared_state import SharedState
 
 NUM_WATCHED: Final = 2  # iterations of a log: sizes are known from the second on
@@ -308,7 +307,7 @@ class JobRunner(JobContext):
             self._end_log()
         peak = static + seen.forecast.curve.peak
         if self._job.memory_bytes is not None and peak > self._job.memory_bytes:
-            raise NoMemoryError(
+            raise no_memory(
                 f"job {self.name!r} holds {byte_size(peak)}, of which "
                 f"{byte_size(static)} stay after iteration {len(self.losses) - 1}"
                 f"{_growth_text(seen.grown_bytes)}, and may hold "
@@ -316,9 +315,7 @@ class JobRunner(JobContext):
                 f"({byte_size(self._job.memory_bytes)}): use smaller batches, keep "
                 "fewer tensors from iteration to iteration (losses with their graphs, "
                 f"a buffer), or give it {int(peak):,} bytes",
-                stage=None,
-                predicted_bytes=None,
-                actual_bytes=int(peak),
+                int(peak),
             )
 
     def _on_lane(self, work: Callable[[], T], label: str) -> T:
@@ -363,13 +360,11 @@ class JobRunner(JobContext):
         if not is_out_of_memory(error):
             return error
         first = next(iter(str(error).splitlines()), "")
-        found = NoMemoryError(
+        found = no_memory(
             f"job {self.name!r} found no memory on {self.device} in iteration "
             f"{len(self.losses)}: {first}; use smaller batches, or a smaller "
             "memory_bytes for all jobs, so that they overlap less",
-            stage=None,
-            predicted_bytes=None,
-            actual_bytes=self._lanes.peak_bytes(),
+            self._lanes.peak_bytes(),
         )
         found.__cause__ = error
         return found

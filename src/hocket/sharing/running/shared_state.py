@@ -13,15 +13,120 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from hocket.errors import ConfigError, HocketError, RunError
 from hocket.run.device.generators import generator_lock
-from hocket.sharing.running.gates import StoppedError
+from hocket.sharing.running.gate import StoppedError
 from hocket.sharing.running.random_state import JobRandom
-from hocket.sharing.running.settings import Change, read_settings, set_settings
+
+# Settings of torch that all jobs of a process share, and a job must not change.
+Settings: TypeAlias = tuple[Any, ...]
+
+_MIXED: Final = "set by fp32_precision"  # torch refuses to read it then
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One setting: an attribute of torch's, or a function that sets one.
+
+    Args:
+        name: what a job's code calls or sets, in torch.
+        reader: the function that reads what a function sets.
+    """
+
+    name: str
+    reader: str = ""
+
+    def read(self) -> Any:
+        """Return its value."""
+        try:
+            found = attrgetter(self.reader or self.name)(torch)
+            return found() if self.reader else found
+        except RuntimeError:
+            return _MIXED
+
+    def put(self, value: Any) -> None:
+        """Set it."""
+        if self.reader:
+            attrgetter(self.name)(torch)(value)
+        else:
+            home, _, name = self.name.rpartition(".")
+            setattr(attrgetter(home)(torch), name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that has changed.
+
+    Args:
+        name: what a job's code calls or sets.
+        old: the value before.
+        new: the value after.
+    """
+
+    name: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        return f"{self.name} from {self.old} to {self.new}"
+
+
+# A switch comes before the finer ones that it sets, too.
+_SETTINGS: Final = (
+    _Setting("set_default_dtype", "get_default_dtype"),
+    _Setting("set_num_threads", "get_num_threads"),
+    _Setting("use_deterministic_algorithms", "are_deterministic_algorithms_enabled"),
+    _Setting("backends.fp32_precision"),
+    _Setting("set_float32_matmul_precision", "get_float32_matmul_precision"),
+    _Setting("autograd.set_detect_anomaly", "is_anomaly_enabled"),
+    _Setting("backends.cudnn.allow_tf32"),
+    _Setting("backends.cudnn.enabled"),
+    _Setting("backends.cudnn.benchmark"),
+    _Setting("backends.cudnn.deterministic"),
+    _Setting("backends.cudnn.conv.fp32_precision"),
+    _Setting("backends.cuda.matmul.fp32_precision"),
+    _Setting("backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
+    _Setting("backends.cuda.matmul.allow_bf16_reduced_precision_reduction"),
+    _Setting("backends.cuda.matmul.allow_fp16_accumulation"),
+    _Setting("backends.mkldnn.enabled"),
+    _Setting("backends.mkldnn.matmul.fp32_precision"),
+    _Setting("backends.cuda.enable_flash_sdp", "backends.cuda.flash_sdp_enabled"),
+    _Setting(
+        "backends.cuda.enable_mem_efficient_sdp",
+        "backends.cuda.mem_efficient_sdp_enabled",
+    ),
+    _Setting("backends.cuda.enable_math_sdp", "backends.cuda.math_sdp_enabled"),
+    _Setting("backends.cuda.enable_cudnn_sdp", "backends.cuda.cudnn_sdp_enabled"),
+)
+
+
+def read_settings() -> Settings:
+    """Return the values of all settings."""
+    return tuple(setting.read() for setting in _SETTINGS)
+
+
+def set_settings(values: Settings) -> tuple[Change, ...]:
+    """Set all settings, as `read_settings` has returned them; return what changes."""
+    now = read_settings()
+    if now == values:  # after nearly each iteration
+        return ()
+    for setting, value in zip(_SETTINGS, values, strict=True):
+        # To put one may import what takes seconds, or set another one.
+        if value != _MIXED and setting.read() != value:
+            setting.put(value)
+    return tuple(
+        Change(f"torch.{setting.name}", old, new)
+        for setting, old, new in zip(_SETTINGS, values, now, strict=True)
+        if old != new
+    )
+
 
 _WAIT_S: Final = 0.01  # for a draw of another job
 

@@ -35,8 +35,7 @@ from hocket.run.weights.settings import (
     TrainingConfig,
 )
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
-from hocket.sharing.waves.player import microbatch_seed
-from hocket.sharing.waves.refusals import checked_microbatches
+from hocket.sharing.waves.player import checked_microbatches, microbatch_seed
 
 _CPU = torch.device("cpu")
 Gradients: TypeAlias = list[Tensor | None]

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind, Op
+from hocket.errors import ConfigError, SchemaError
+from hocket.model.trace.observe import in_mode
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import overwrite
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
+from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
     Microbatch,
     call_arguments,
     count_samples,
+    digest,
     on_device,
     split_batch,
 )
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
+from hocket.run.data.reads import parts_of
+from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import step_seed
@@ -40,6 +49,7 @@ from hocket.sharing.waves.wave import (
     DrawDetector,
     Due,
     Wave,
+    WaveStep,
     mean_gradients,
     sum_gradients,
     tensors_of,
@@ -65,33 +75,6 @@ class WaveSettings:
     seed: int
     timeout_s: float
     precision: Precision = Precision.FLOAT32
-
-
-@dataclass(slots=True)
-class WaveStep:
-    """A step under way.
-
-    Args:
-        number: the step's number.
-        parts: its microbatches on this replica.
-        spec: how their leaves are the model's arguments.
-        num_samples: the samples of the batch, over all replicas.
-        names: the losses' names.
-        losses: their weighted sums over the microbatches so far, in one tensor.
-        totals: the losses whose backward is to come, by microbatch.
-        norm: the norm of the gradients that the update read.
-        is_skipped: whether nothing was updated, as float16 has overflowed.
-    """
-
-    number: int
-    parts: tuple[Microbatch, ...]
-    spec: pytree.TreeSpec
-    num_samples: int
-    names: tuple[str, ...] = ()
-    losses: Tensor | None = None
-    totals: dict[int, Tensor] = field(default_factory=dict)
-    norm: Tensor | None = None
-    is_skipped: bool = False
 
 
 class WavePlayer:
@@ -191,6 +174,55 @@ class WavePlayer:
         """
         self._events.clear()
         self.due = dict(due)
+
+    def evaluate(
+        self, loader: Iterable[Any], metrics: Metrics | None, world: World
+    ) -> EvaluationSums:
+        """Sum tick's losses and metrics over all samples, for every worker.
+
+            batch   part 0 | part 1   ─▶ rank 0
+                    part 2 | part 3   ─▶ rank 1
+
+        Args:
+            loader: yields the same batches on every worker.
+            metrics: as for `Waves.evaluate`.
+            world: the job.
+
+        Raises:
+            SchemaError: the workers did not evaluate on the same batches.
+        """
+        module, sums, seen = self.waves[0].module, DeviceSums(metrics), 0
+        with (
+            in_mode(module, training=False),
+            _first_buffers(module, self._group),
+            torch.no_grad(),
+        ):
+            for batch in loader:
+                seen = zlib.crc32(digest(batch).to_bytes(4), seen)
+                self._evaluate_batch(module, batch, sums)
+        parts = world.gather_json(
+            {**sums.read(), "digest": seen}, "end of the evaluation"
+        )
+        for rank, part in enumerate(parts):
+            if part["digest"] != seen:
+                raise SchemaError(
+                    f"ranks {world.rank} and {rank} evaluated on different batches: "
+                    "every worker must iterate over the same ones in the same order"
+                )
+        return EvaluationSums(parts, sums.error)
+
+    def _evaluate_batch(self, module: nn.Module, batch: Any, sums: DeviceSums) -> None:
+        """Add this worker's part of a batch; a small one may have none for it."""
+        if not (num_samples := count_samples(batch)):
+            return
+        layout, settings = self._layout, self._settings
+        num_parts, each = parts_of(
+            num_samples, settings.num_microbatches, layout.num_replicas
+        )
+        spec = pytree.tree_structure(call_arguments(batch[0]))
+        parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
+        for part in parts[layout.replica * each : (layout.replica + 1) * each]:
+            add_part(module, self._loss, settings.precision, part, spec, sums)
 
     def _follow_modes(self) -> None:
         """Set tock's modules to train or eval mode as the user has set tick's."""
@@ -332,3 +364,87 @@ def microbatch_seed(seed: int, step: int, microbatch: int) -> int:
         microbatch: the microbatch's number in the step, over all replicas.
     """
     return step_seed(step_seed(seed, step), microbatch)
+
+
+# Refuses what waves cannot do.
+def checked_microbatches(sync: str, num_microbatches: int | None) -> int:
+    """Return the number of microbatches.
+
+    Raises:
+        ConfigError: `sync` is unknown, or the number is not possible with it.
+    """
+    if sync not in get_args(SyncName):
+        raise ConfigError(f"sync={sync!r}: it may be {', '.join(get_args(SyncName))}")
+    if num_microbatches is None:
+        return NUM_WAVES if sync == "exact" else 1
+    if num_microbatches < 1:
+        raise ConfigError(f"num_microbatches is {num_microbatches}: at least 1")
+    if sync == "exact" and num_microbatches % NUM_WAVES:
+        raise ConfigError(
+            f"num_microbatches is {num_microbatches}, and with sync='exact' the two "
+            f"waves take turns: use an even number, such as {num_microbatches + 1}, or "
+            "sync='wave', whose batches go whole to one wave"
+        )
+    return num_microbatches
+
+
+def refuse_scale(sync: str, precision: Precision) -> None:
+    """Refuse a loss scale that is judged too late.
+
+    Raises:
+        ConfigError: sync is "wave", and forwards compute in float16.
+    """
+    if sync == "wave" and precision is Precision.FLOAT16:
+        raise ConfigError(
+            'precision="float16" with sync="wave": an update reads the gradients of '
+            "two batches. Whether the newer one has overflowed its loss scale is known "
+            "when the next batch has begun with that scale, and its update reads the "
+            'same gradients again: take precision="bfloat16", which needs no scale, or '
+            "sync='exact', whose updates end each batch"
+        )
+
+
+def add_part(
+    module: nn.Module,
+    loss: LossFunction,
+    precision: Precision,
+    part: Microbatch,
+    spec: pytree.TreeSpec,
+    sums: DeviceSums,
+) -> Any:
+    """Add a part of a batch to the sums; return the model's output.
+
+    Args:
+        module: the model, in evaluation mode.
+        loss: as for `Waves`.
+        precision: the type that forwards compute in.
+        part: on the model's device.
+        spec: how its leaves are the model's arguments.
+        sums: get the losses and metrics.
+    """
+    args, kwargs = pytree.tree_unflatten(part.leaves, spec)
+    device = next(module.parameters()).device
+    with precision.autocast(device, caches=False):
+        output = module(*args, **kwargs)
+        named = losses_of(loss, output, part.targets)
+    weight = count_of(loss, part)
+    sums.add_losses(named if weight else zero_losses(named, output), weight)
+    sums.add_samples(output, part.targets, part.num_samples)
+    return output
+
+
+@contextmanager
+def _first_buffers(module: nn.Module, group: WorkerGroup | None) -> Iterator[None]:
+    """Evaluate with replica 0's buffers: only they go into checkpoints."""
+    if group is None:
+        yield
+        return
+    buffers = [*module.buffers()]
+    own = [x.clone() for x in buffers]
+    try:
+        for x in buffers:
+            group.broadcast(x, 0, "buffers of the first replica")
+        yield
+    finally:
+        for x, mine in zip(buffers, own, strict=True):
+            overwrite(x, mine)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
@@ -34,24 +34,15 @@ from hocket.run.checkpoint.random_state import random_state, set_random_state
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
-from hocket.sharing.waves.order import SyncName
+from hocket.run.weights.updater import Updater
 from hocket.sharing.waves.player import WavePlayer
 from hocket.sharing.waves.wave import Due, Wave
 
+if TYPE_CHECKING:
+    from hocket.sharing.waves.waves import Waves
+
 _NAMES: Final = ("tick", "tock")
 _OWN: Final = ("buffers/", "due/")
-
-
-class RunInWaves(Protocol):
-    """What is saved of a run."""
-
-    sync: SyncName
-    seed: int
-    waves: tuple[Wave, Wave]
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The loss scale, for float16."""
 
 
 class SavedWaves:
@@ -65,7 +56,7 @@ class SavedWaves:
     """
 
     def __init__(
-        self, run: RunInWaves, player: WavePlayer, world: World, store: dist.Store
+        self, run: Waves, player: WavePlayer, world: World, store: dist.Store
     ) -> None:
         self._run, self._player, self.world, self.store = run, player, world, store
         self.outline = Outline.of(run.waves[0].module)
@@ -82,7 +73,7 @@ class SavedWaves:
             seed=self._run.seed,
             num_replicas=self.world.world_size,
             ties=self._run.waves[0].ties(),
-            waves=encode(self._state(), "", {}),
+            waves=encode(_state_of(self._run, self._player.due), "", {}),
         )
 
     def share(self) -> WorkerShare:
@@ -93,13 +84,10 @@ class SavedWaves:
         if not rank:
             tock = run.waves[1:] if run.sync == "wave" else ()
             own |= {f"tock/{k}": x for wave in tock for k, x in wave.state().items()}
-            encode(self._state(), "", own)
+            encode(_state_of(run, self._player.due), "", own)
             tensors[Section.WEIGHTS] = run.waves[0].state()
         random = random_state(self.world.device)
         return WorkerShare(rank, rank, tensors, (), random)
-
-    def _state(self) -> dict[str, Any]:
-        return _state_of(self._run, self._player.due)
 
     def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
         """See `Saved`."""
@@ -132,20 +120,21 @@ class _Found:
     weights: dict[str, Tensor]
 
 
-def _copies(run: RunInWaves) -> Iterator[tuple[str, Wave]]:
-    """Yield the waves that have weights of their own, by name."""
-    yield "tick", run.waves[0]
-    if run.sync == "wave":
-        yield "tock", run.waves[1]
+def _copies(run: Waves) -> Iterator[tuple[str, Wave, Updater, torch.optim.Optimizer]]:
+    """Yield the waves that have weights and an optimizer of their own, by name."""
+    for name, wave in zip(_NAMES, run.waves, strict=True):
+        if wave.updater is not None:
+            assert wave.updater.optimizer is not None, "a wave trains something"
+            yield name, wave, wave.updater, wave.updater.optimizer
 
 
 def _own_of_replica(
-    run: RunInWaves, due_of: Mapping[tuple[int, int], Due]
+    run: Waves, due_of: Mapping[tuple[int, int], Due]
 ) -> dict[str, Tensor]:
     """Return what each replica has for itself: buffers, and gradients that are due."""
     found = {
         f"buffers/{name}/{key}": x
-        for name, wave in _copies(run)
+        for name, wave, *_ in _copies(run)
         for key, x in wave.buffers().items()
     }
     for due in due_of.values():
@@ -154,27 +143,25 @@ def _own_of_replica(
     return found
 
 
-def _state_of(run: RunInWaves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, Any]:
+def _state_of(run: Waves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, Any]:
     """Return the states of optimizers and schedules, by wave."""
     found: dict[str, Any] = {
         "sync": run.sync,
         "due": [[*key, due.num_samples] for key, due in due_of.items()],
         "scaler": None if run.scaler is None else run.scaler.state_dict(),
     }
-    for name, wave in _copies(run):
-        assert wave.updater is not None
-        assert wave.updater.optimizer is not None
-        scheduler = wave.updater.scheduler
+    for name, _, updater, optimizer in _copies(run):
+        scheduler = updater.scheduler
         found[name] = {
-            "kind": type(wave.updater.optimizer).__name__,
-            "optimizer": wave.updater.optimizer.state_dict(),
+            "kind": type(optimizer).__name__,
+            "optimizer": optimizer.state_dict(),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
-            "ema": wave.updater.ema,
+            "ema": updater.ema,
         }
     return found
 
 
-def _read(path: Path, run: RunInWaves, world: World) -> _Found:
+def _read(path: Path, run: Waves, world: World) -> _Found:
     """Read what this worker needs.
 
     Raises:
@@ -215,9 +202,9 @@ def _read(path: Path, run: RunInWaves, world: World) -> _Found:
         read_tensors(locations),
         read_tensors(opened.locations(Section.WEIGHTS)),
     )
-    for name, wave in _copies(run):
+    for name, wave, updater, optimizer in _copies(run):
         _check_names(path, name, wave.state(), _weights_of(found, name))
-        _check_states(path, wave, _states_of(found)[name])
+        _check_states(path, updater, optimizer, _states_of(found)[name])
     return found
 
 
@@ -259,16 +246,19 @@ def _states_of(found: _Found) -> Any:
     )
 
 
-def _check_states(path: Path, wave: Wave, state: dict[str, Any]) -> None:
+def _check_states(
+    path: Path,
+    updater: Updater,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+) -> None:
     """Refuse the state of another optimizer or schedule, before anything changes."""
-    assert wave.updater is not None
-    assert wave.updater.optimizer is not None
-    optimizer, saved = wave.updater.optimizer, state["optimizer"]["param_groups"]
+    saved = state["optimizer"]["param_groups"]
     here = (
         type(optimizer).__name__,
         [len(group["params"]) for group in optimizer.param_groups],
-        wave.updater.scheduler is not None,
-        wave.updater.ema is not None,
+        updater.scheduler is not None,
+        updater.ema is not None,
     )
     there = (
         state["kind"],
@@ -295,27 +285,25 @@ def _described(
     )
 
 
-def _restore(found: _Found, run: RunInWaves, world: World) -> None:
+def _restore(found: _Found, run: Waves, world: World) -> None:
     """Put a checkpoint's state in place."""
     state = _states_of(found)
-    for name, wave in _copies(run):
+    for name, wave, updater, optimizer in _copies(run):
         weights = _weights_of(found, name)
         for key, tensor in wave.state().items():
             tensor.copy_(weights[key])
-        assert wave.updater is not None
-        assert wave.updater.optimizer is not None
-        wave.updater.optimizer.load_state_dict(state[name]["optimizer"])
-        if wave.updater.scheduler is not None:
-            wave.updater.scheduler.load_state_dict(state[name]["scheduler"])
-        wave.updater.scheduled_rates = wave.updater.rates()
-        for key, average in (wave.updater.ema or {}).items():
+        optimizer.load_state_dict(state[name]["optimizer"])
+        if updater.scheduler is not None:
+            updater.scheduler.load_state_dict(state[name]["scheduler"])
+        updater.scheduled_rates = updater.rates()
+        for key, average in (updater.ema or {}).items():
             average.copy_(state[name]["ema"][key])
     if run.scaler is not None:
         run.scaler.load_state_dict(found.record["scaler"])
     set_random_state(found.opened.parts[world.rank].random, world.device)
 
 
-def _due_of(found: _Found, run: RunInWaves, world: World) -> dict[tuple[int, int], Due]:
+def _due_of(found: _Found, run: Waves, world: World) -> dict[tuple[int, int], Due]:
     """Return the gradients that the next update reads."""
     tensors = {int(i): x.to(world.device) for i, x in _within(found, "due/").items()}
     num = len(run.waves[0].parameters)

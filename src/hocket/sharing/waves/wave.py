@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from hocket.errors import ModelError
+from hocket.errors import ModelError, NonFiniteError
 from hocket.model.trace.observe import is_random
 from hocket.model.trace.state import saved_tensors
+from hocket.run.data.batch import (
+    Microbatch,
+)
+from hocket.run.data.loss import TOTAL
 from hocket.run.device.operator_mode import OperatorMode
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
@@ -196,3 +202,89 @@ class DrawDetector(OperatorMode):
         """Call the operator."""
         self.has_drawn = self.has_drawn or is_random(func, args, dict(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+@dataclass(slots=True)
+class WaveStep:
+    """A step under way.
+
+    Args:
+        number: the step's number.
+        parts: its microbatches on this replica.
+        spec: how their leaves are the model's arguments.
+        num_samples: the samples of the batch, over all replicas.
+        names: the losses' names.
+        losses: their weighted sums over the microbatches so far, in one tensor.
+        totals: the losses whose backward is to come, by microbatch.
+        norm: the norm of the gradients that the update read.
+        is_skipped: whether nothing was updated, as float16 has overflowed.
+    """
+
+    number: int
+    parts: tuple[Microbatch, ...]
+    spec: pytree.TreeSpec
+    num_samples: int
+    names: tuple[str, ...] = ()
+    losses: Tensor | None = None
+    totals: dict[int, Tensor] = field(default_factory=dict)
+    norm: Tensor | None = None
+    is_skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WaveResult:
+    """What one batch came to. Every worker gets the same numbers.
+
+    Args:
+        step: the batch's number, from 0 over the life of the run.
+        wave: the wave whose weights were updated: 0 for tick, 1 for tock; 0 for both if
+            sync is "exact".
+        loss: what is trained, the mean over all samples of the batch.
+        losses: every scalar that the loss function names, the means over all samples.
+        num_samples: the samples of the batch, over all replicas.
+        grad_norm: the norm of the gradients that the update read, before clipping.
+        seconds: since the result before.
+        skipped: whether nothing was updated, for gradients of float16 were too large.
+    """
+
+    step: int
+    wave: int
+    loss: float
+    losses: dict[str, float]
+    num_samples: int
+    grad_norm: float
+    seconds: float
+    skipped: bool = False
+
+
+def result_of(step: WaveStep, wave: int) -> WaveResult:
+    """Return what a step came to, without its seconds.
+
+    Args:
+        step: one whose losses and norm are there.
+        wave: the wave whose weights were updated.
+
+    Raises:
+        NonFiniteError: a loss or a gradient is not finite.
+    """
+    assert step.losses is not None
+    assert step.norm is not None
+    losses = dict(zip(step.names, step.losses.tolist(), strict=True))
+    norm = float(step.norm)
+    bad = [name for name, value in losses.items() if not isfinite(value)]
+    if not step.is_skipped and (bad or not isfinite(norm)):
+        what = f"the loss {bad[0]!r}" if bad else "a gradient"
+        raise NonFiniteError(
+            f"{what} of step {step.number} is not finite, and weights were updated "
+            "from it before this was known: load the last checkpoint"
+        )
+    return WaveResult(
+        step.number,
+        wave,
+        losses[TOTAL],
+        losses,
+        step.num_samples,
+        norm,
+        0.0,
+        step.is_skipped,
+    )

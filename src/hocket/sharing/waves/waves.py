@@ -42,13 +42,15 @@ from hocket.run.weights.settings import (
     SchedulerFactory,
     TrainingConfig,
 )
-from hocket.sharing.waves.evaluate import WaveEvaluation, evaluate_sums
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
-from hocket.sharing.waves.player import WavePlayer, WaveSettings, WaveStep
-from hocket.sharing.waves.refusals import checked_microbatches, refuse_scale
-from hocket.sharing.waves.result import WaveResult, result_of
+from hocket.sharing.waves.player import (
+    WavePlayer,
+    WaveSettings,
+    checked_microbatches,
+    refuse_scale,
+)
 from hocket.sharing.waves.saved import SavedWaves
-from hocket.sharing.waves.wave import Wave, copy_of
+from hocket.sharing.waves.wave import Wave, WaveResult, WaveStep, copy_of, result_of
 
 _TICK: Final = 0
 
@@ -149,8 +151,7 @@ class Waves(WorkerRun):
             groups = self._stack.enter_context(
                 GroupMaker(self.world.rank, self._timeout_s, self._recorder.wait)
             )
-            self._group = replica_group(self._layout, groups)
-            self._loss, self._precision = loss, settings.compute_precision
+            group = replica_group(self._layout, groups)
             device = open_device(
                 self.world.device, NUM_WAVES, timeout_s=self._timeout_s
             )
@@ -165,11 +166,11 @@ class Waves(WorkerRun):
                     clip_norm,
                     seed,
                     self._timeout_s,
-                    self._precision,
+                    settings.compute_precision,
                 ),
                 device,
                 self._layout,
-                self._group,
+                group,
             )
             store = dist.PrefixStore(f"waves {next(_num_runs)}", self.world.store)
             self._checkpoints = CheckpointManager(
@@ -282,18 +283,10 @@ class Waves(WorkerRun):
             self._together("evaluate()"),
             preserve_generators(self.world.device),
         ):
-            sums = evaluate_sums(
-                WaveEvaluation(
-                    self.waves[_TICK].module,
-                    self._loss,
-                    metrics,
-                    self._precision,
-                    self._num_microbatches,
-                    self.world,
-                    self._layout,
-                    self._group,
-                ),
+            sums = self._player.evaluate(
                 recorded_batches(loader, self._recorder, self._step, "eval batch"),
+                metrics,
+                self.world,
             )
         return sums.result()
 

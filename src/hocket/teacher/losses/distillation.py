@@ -6,13 +6,15 @@ TSPipe's benchmark (CE + weight * T^2 * KL, with T = 4 and weight 0.1).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hocket.errors import ModelError
 from hocket.teacher.losses.checks import (
     require_labels,
     require_positive,
@@ -134,3 +136,152 @@ def masked_mean(values: Tensor, counted: Tensor) -> Tensor:
     Indices would make an accelerator wait for the host.
     """
     return values.where(counted, 0.0).sum() / counted.sum()
+
+
+# DistilBERT's three losses: soft targets, masked language modelling, hidden states.
+#
+# Sources: Sanh et al., arXiv:1910.01108, section 3; temperature and weights are those
+# with which the authors trained (alpha_ce 5, alpha_mlm 2, alpha_cos 1, T = 2).
+@dataclass(frozen=True, slots=True)
+class DistilBERT:
+    """Distils a masked language model with three losses.
+
+        loss = soft_weight * T^2 * KL(teacher || student)       mean over tokens
+             + mlm_weight * CE(student, labels)                 mean over masked tokens
+             + cosine_weight * (1 - cos(student, teacher))      mean over tokens
+
+    Padding does not count as tokens. Microbatches differ in two numbers, of tokens and
+    of masked tokens, and one weight cannot serve both. So the second is taken to be
+    `mlm_share` of the first, of which the authors' code masks exactly that share in
+    each batch; each microbatch then weighs as much as it has tokens:
+
+        loss = hocket.DistilBERT()
+        hocket.Pipeline(student, hocket.TokenMean(loss, count=loss.count), ...)
+
+    Both nets return logits (N, T, V) and last hidden states (N, T, D): a pair of them,
+    or a mapping with `logits` and `hidden_states` (a tensor, or a sequence with the
+    last one at its end, as transformers' models with `output_hidden_states=True`).
+    Targets are labels (N, T), or a pair of them and the attention mask (N, T), which is
+    0 for padding.
+
+    Args:
+        temperature: T.
+        soft_weight: the weight of the soft targets' loss.
+        mlm_weight: the weight of masked language modelling.
+        cosine_weight: the weight of the hidden states' loss.
+        mlm_share: the share of tokens that the data masks.
+        ignore_index: the label of tokens that are not masked.
+        teacher: the teacher's name.
+
+    Raises:
+        ConfigError: a number is not valid.
+
+    Source: Sanh et al., arXiv:1910.01108, section 3.
+    """
+
+    temperature: float = 2.0
+    soft_weight: float = 5.0
+    mlm_weight: float = 2.0
+    cosine_weight: float = 1.0
+    mlm_share: float = 0.15
+    ignore_index: int = -100
+    teacher: str = "teacher"
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that make no loss."""
+        require_positive(
+            "DistilBERT", temperature=self.temperature, mlm_share=self.mlm_share
+        )
+        require_weights(
+            "DistilBERT",
+            soft_weight=self.soft_weight,
+            mlm_weight=self.mlm_weight,
+            cosine_weight=self.cosine_weight,
+        )
+
+    def __call__(
+        self, output: Any, targets: Any, teachers: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        """Return the losses `loss`, which is trained, `soft`, `mlm` and `cosine`.
+
+        Args:
+            output: the student's logits and hidden states.
+            targets: the labels, or a pair of them and the attention mask.
+            teachers: the teachers' outputs by name; `.own` is read.
+
+        Raises:
+            ModelError: the outputs have another form, or do not match.
+            ConfigError: there is no teacher of this name.
+        """
+        own = teacher_of(teachers, self.teacher, "DistilBERT").own
+        logits, hidden = _parts(output, "the student's output")
+        wanted = _parts(own, f"the output of teacher {self.teacher!r}")
+        way_out = "distil with one tokenizer, and hidden states of one width"
+        require_same_shape(logits, wanted[0], self.teacher, "logits", way_out)
+        require_same_shape(hidden, wanted[1], self.teacher, "hidden states", way_out)
+        labels, tokens = _labels_and_tokens(targets)
+        labels = require_labels(labels, logits)
+        soft = masked_mean(soft_loss(logits, wanted[0], self.temperature), tokens)
+        cosine = 1 - F.cosine_similarity(hidden, wanted[1].detach(), dim=-1)
+        cosine = masked_mean(cosine, tokens)
+        mlm = F.cross_entropy(
+            logits.flatten(0, -2),
+            labels.flatten(),
+            ignore_index=self.ignore_index,
+            reduction="sum",
+        )
+        mlm = mlm / self.mlm_share / tokens.sum()
+        loss = (
+            self.soft_weight * soft
+            + self.mlm_weight * mlm
+            + self.cosine_weight * cosine
+        )
+        return {"loss": loss, "soft": soft, "mlm": mlm, "cosine": cosine}
+
+    def count(self, targets: Any) -> Tensor:
+        """Return the number of tokens without padding, for `hocket.TokenMean`."""
+        return _labels_and_tokens(targets)[1].sum()
+
+
+def _parts(output: Any, whose: str) -> tuple[Tensor, Tensor]:
+    """Return logits and last hidden states.
+
+    Raises:
+        ModelError: the output has neither form.
+    """
+    match output:
+        case {"logits": Tensor() as logits, "hidden_states": Tensor() as hidden}:
+            return widened(logits), widened(hidden)
+        case {"logits": Tensor() as logits, "hidden_states": [*_, Tensor() as hidden]}:
+            return widened(logits), widened(hidden)
+        case [Tensor() as logits, Tensor() as hidden]:
+            return widened(logits), widened(hidden)
+    keys = f" with {', '.join(map(str, output))}" if isinstance(output, Mapping) else ""
+    raise ModelError(
+        f"{whose} is a {type(output).__name__}{keys}: DistilBERT reads logits and last "
+        "hidden states, a pair or a mapping with 'logits' and 'hidden_states' "
+        "(transformers' models return them with output_hidden_states=True)"
+    )
+
+
+def _labels_and_tokens(targets: Any) -> tuple[Tensor, Tensor]:
+    """Return labels, and which tokens are no padding, both (N, T).
+
+    Raises:
+        ModelError: the targets have neither form.
+    """
+    match targets:
+        case Tensor():
+            return targets, torch.ones_like(targets, dtype=torch.bool)
+        case [Tensor() as labels, Tensor() as mask] if labels.shape == mask.shape:
+            return labels, mask != 0
+    shapes = [tuple(x.shape) for x in targets] if _are_tensors(targets) else targets
+    raise ModelError(
+        f"the targets are a {type(targets).__name__}, {shapes}: DistilBERT reads "
+        "labels (N, T), or a pair of them and the attention mask of the same shape"
+    )
+
+
+def _are_tensors(values: Any) -> bool:
+    is_sequence = isinstance(values, Sequence)
+    return is_sequence and all(isinstance(x, Tensor) for x in values)

@@ -11,7 +11,7 @@ import torch
 
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.teachers.two_views import KnnEvaluation
+from hocket.recipes.objectives import KnnEvaluation
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.weights.momentum import CopyEvery, Momentum
 from tests.recipes.models.test_kinds import image_folder
@@ -19,6 +19,7 @@ from tests.recipes.support import stl10_folder
 from tests.recipes.support.cifar_folder import cifar10
 
 SIDE: Final = 32
+NUM_STEPS: Final = 70
 SMALL: Final = (
     "model.width=4",
     "model.num_blocks=1",
@@ -56,13 +57,13 @@ def test_views_of_all_readers(
     task = task_of(kind, write, tmp_path)
     knn = task.evaluate
     assert isinstance(knn, KnnEvaluation)
-    views, num = knn.views, knn.test.num_samples
+    views, num = knn.views, knn.test.samples.num_samples
     rows = torch.tensor([0, num])
     both = views.inputs(rows, None)
 
     assert both.shape == (2, 3, SIDE, SIDE)
     assert both[0].equal(both[1])
-    expected = knn.test.targets(rows[:1], None).repeat(2)
+    expected = knn.test.samples.targets(rows[:1], None).repeat(2)
     assert views.targets(rows, None).equal(expected)
     assert task.metrics is None
 
@@ -75,7 +76,7 @@ def test_the_classifier_knows_labelled_images(tmp_path: Path) -> None:
     assert isinstance(knn, KnnEvaluation)
     rows = torch.arange(task.training.num_samples)
     assert task.training.targets(rows, None).eq(-1).all()
-    assert knn.training.targets(torch.arange(2), None).ge(0).all()
+    assert knn.training.samples.targets(torch.arange(2), None).ge(0).all()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_the_classifier_knows_labelled_images(tmp_path: Path) -> None:
                 "teacher.final_momentum=1.0",
                 "teacher.buffers=averaged",
             ],
-            Momentum(0.9, 1.0, 70, buffers="averaged"),
+            Momentum(0.9, 1.0, NUM_STEPS, buffers="averaged"),
         ),
         (
             ["teacher.update=copy", "teacher.copy_every_steps=3"],
@@ -102,8 +103,9 @@ def test_a_teacher_moves_as_the_section_says(
 ) -> None:
     """A momentum rises over the whole training."""
     delay = int(expected.buffers == "own")  # old versions of others are not kept
-    recipe = resolve("kd-digits", [*settings, f"teacher.delay={delay}"]).recipe
-    teacher = make_task(recipe).make_teachers(70)["teacher"]
+    more = [f"teacher.delay={delay}", f"training.max_steps={NUM_STEPS}"]
+    recipe = resolve("kd-digits", [*settings, *more]).recipe
+    teacher = make_task(recipe).make_teachers()["teacher"]
     assert teacher.update == expected
     assert teacher.delay == delay
     assert not teacher.whole_batch

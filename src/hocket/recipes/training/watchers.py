@@ -11,24 +11,34 @@ checkpoint first removes what was written after it, so that no step occurs twice
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import isfinite
 from pathlib import Path
+from textwrap import fill
+from time import monotonic
 from typing import Any, Final, Protocol
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
 from hocket.core.layout import WorkerLayout
+from hocket.draw.quantity import byte_size
 from hocket.errors import MissingPackageError, RecipeError
-from hocket.recipes.config.recipe import RunSettings
+from hocket.recipes.config.recipe import Recipe, RunSettings
 from hocket.recipes.run_files import METRICS_NAME, read_metrics
 from hocket.recipes.training.records import (
     EpochRecord,
     EvaluationRecord,
     Record,
     StepRecord,
+    SummaryRecord,
     Watcher,
     numbers_of,
 )
 from hocket.recipes.user_functions import load_function
+from hocket.run.engine.plan import Plan
 
 TENSORBOARD_NAME: Final = "tensorboard"
 # Not logged: they say where, and loggers take numbers.
@@ -234,3 +244,186 @@ def _made(name: str, run_dir: Path, methods: tuple[str, ...], needs: str) -> Any
             f"{needs}"
         )
     return made
+
+
+# Shows a run's progress: a live bar on a terminal, else plain lines.
+RECENT_STEPS: Final = 20  # that the numbers shown are means of
+PLAIN_INTERVAL_S: Final = 5.0  # between two plain lines
+_MOST_ADVICE: Final = 2  # lines at the end of a run; the report has all
+_SHARES: Final = ("accuracy", "f1", "exact_match")  # how names of such metrics end
+
+
+class RunProgress(Watcher):
+    """A bar that is redrawn in place, on a terminal; else a line every few seconds.
+
+    Args:
+        num_steps: the steps of the whole run.
+        num_epochs: the epochs of the whole run.
+        console: the console to draw on.
+        first_step: the step at which the run begins, or resumes.
+        seconds_left: predicts the seconds of the steps until a number is trained; as
+            many as those so far took, when not given.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_epochs: int,
+        console: Console,
+        *,
+        first_step: int = 0,
+        seconds_left: Callable[[int], float | None] | None = None,
+    ) -> None:
+        self._num_steps, self._num_epochs = num_steps, num_epochs
+        self._console, self._first_step = console, first_step
+        self._seconds_left = seconds_left
+        self._recent: deque[StepRecord] = deque(maxlen=RECENT_STEPS)
+        self._steps_s = 0.0
+        self._begin_s = self._printed_s = monotonic()
+        self.is_live = console.is_terminal and not console.is_dumb_terminal
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[numbers]}"),
+            console=console,
+            refresh_per_second=4,
+            disable=not self.is_live,
+        )
+        self._task = self._bar.add_task(
+            "training", total=num_steps, completed=first_step, numbers=""
+        )
+        self._bar.start()
+
+    def step(self, record: StepRecord) -> None:
+        """Update the bar, at its next refresh; or print a line if the last is old."""
+        self._recent.append(record)
+        self._steps_s += record.seconds
+        done, now_s = record.step + 1, monotonic()
+        epoch = f"epoch {record.epoch + 1}/{self._num_epochs}"
+        is_late = now_s - self._printed_s >= PLAIN_INTERVAL_S
+        if self.is_live:
+            numbers = f"{self.numbers}  {self._time_left(done, now_s)}"
+            self._bar.update(
+                self._task, completed=done, description=epoch, numbers=numbers
+            )
+        elif is_late or done >= self._num_steps:
+            self._printed_s = now_s
+            print_plain(
+                self._console,
+                f"{epoch}  step {done}/{self._num_steps}  {self.numbers}  "
+                f"{self._time_left(done, now_s)}",
+            )
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """Print a line."""
+        line = f"epoch {record.epoch + 1}  evaluation: loss {record.loss:.4f}  "
+        print_plain(self._console, line + metrics_text(record.metrics))
+
+    def summary(self, record: SummaryRecord) -> None:
+        """Print the last lines, in place of the bar."""
+        self.close()
+        print_plain(self._console, summary_lines(record))
+
+    def close(self) -> None:
+        """End the bar."""
+        self._bar.stop()
+
+    @property
+    def numbers(self) -> str:
+        """Loss, speed, bubble and memory; means by samples or by seconds."""
+        samples = sum(r.num_samples for r in self._recent)
+        seconds = sum(r.seconds for r in self._recent)
+        loss = sum(r.loss * r.num_samples for r in self._recent) / samples
+        bubble = sum(r.bubble_fraction * r.seconds for r in self._recent) / seconds
+        return (
+            f"loss {loss:.4f}  {samples / seconds:,.0f} samples/s  "
+            f"bubble {bubble:.0%}  memory {byte_size(self._recent[-1].peak_bytes)}"
+        )
+
+    def _time_left(self, done: int, now_s: float) -> str:
+        """Return how long the rest of the run takes, such as "12.0 s left".
+
+        The seconds of its steps, as much longer as those so far took with all that is
+        between them: data, evaluations, checkpoints.
+        """
+        known_s = self._seconds_left and self._seconds_left(self._num_steps)
+        if known_s is None:
+            num_left = self._num_steps - done
+            known_s = self._steps_s * num_left / (done - self._first_step)
+        share = (now_s - self._begin_s) / self._steps_s
+        return f"{duration(known_s * share)} left"
+
+
+def print_plain(console: Console, text: str) -> None:
+    """Print text without colours or markup; on a terminal, broken between words."""
+    if console.is_terminal:
+        fit = partial(
+            fill, width=console.width, break_long_words=False, break_on_hyphens=False
+        )
+        text = "\n".join(map(fit, text.split("\n")))
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def plan_line(plan: Plan, recipe: Recipe) -> str:
+    """Describe the plan that is about to run."""
+    settings = recipe.pipeline
+    chosen = " (chosen)" if settings.schedule == "auto" else ""
+    return (
+        f"{plan.schedule_name}{chosen}, workers: {settings.num_workers}, "
+        f"replicas: {settings.num_replicas}, "
+        f"microbatches: {settings.num_microbatches}; "
+        f"stages begin with {', '.join(plan.stage_names)}; "
+        f"a step should take {plan.predicted.step_s * 1e3:.1f} ms"
+    )
+
+
+def summary_lines(record: SummaryRecord) -> str:
+    """Describe a run's result, and its prediction beside the measurement."""
+    if record.measured_step_s is None or record.measured_bubble_fraction is None:
+        return f"{result_line(record)}\nno step was measured"
+    return (
+        f"{result_line(record)}\n"
+        f"step: {record.predicted_step_s * 1e3:.1f} ms predicted, "
+        f"{record.measured_step_s * 1e3:.1f} ms measured\n"
+        f"bubble: {record.predicted_bubble_fraction:.1%} predicted, "
+        f"{record.measured_bubble_fraction:.1%} measured"
+        f"{_where_lines(record)}"
+    )
+
+
+def _where_lines(record: SummaryRecord) -> str:
+    """Describe where the time of a step went, and what would shorten it."""
+    largest = sorted(record.idle_s.items(), key=lambda item: -item[1])
+    shown = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in largest if seconds]
+    lines = [f"idle, per step: {', '.join(shown)}"] if shown else []
+    lines += [f"  {line}" for line in record.advice[:_MOST_ADVICE]]
+    return "".join(f"\n{line}" for line in lines)
+
+
+def result_line(record: SummaryRecord) -> str:
+    """Describe a run's last evaluation and its speed."""
+    return (
+        f"{metrics_text(record.evaluation.metrics)}, "
+        f"loss {record.evaluation.loss:.4f}, after "
+        f"{record.num_steps:,} steps in {duration(record.seconds)}; "
+        f"{record.samples_per_s:,.0f} samples/s while training"
+    )
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Format metrics: shares of right answers in percent, all else as numbers."""
+    return ", ".join(
+        f"{name} {value:.2%}" if name.endswith(_SHARES) else f"{name} {value:.4f}"
+        for name, value in metrics.items()
+    )
+
+
+def duration(seconds: float) -> str:
+    """Format seconds: 9.5 s, 1 min 15 s, 2 h 05 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"

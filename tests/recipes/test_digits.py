@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import datasets
 
-from hocket.recipes.data.digits import BLANK, load_digits, shift, split_rows
+from hocket.recipes.data import BLANK, load_digits, shift, split_rows
 from hocket.run.data.samples import EpochRandom
 
 
