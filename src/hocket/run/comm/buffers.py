@@ -46,7 +46,7 @@ class Buffer:
     Args:
         flat: the message's bytes: shape `(buffer_bytes(schema),)`, uint8.
         views: the schema's tensors in these bytes.
-        num_owners: the tensors that share the memory while nobody else has one.
+        num_owners: the tensors that share the memory while no user has one.
     """
 
     schema: Schema
@@ -62,7 +62,7 @@ class Buffer:
 
     @property
     def is_kept(self) -> bool:
-        """Whether somebody has a tensor of it, also a view of one."""
+        """Whether a user has kept a tensor of it, or a view of one."""
         return _num_owners(self.flat) != self.num_owners
 
     def tensors(self) -> tuple[Tensor, ...]:

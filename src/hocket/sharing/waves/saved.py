@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,14 +35,24 @@ from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.weights.updater import Updater
+from hocket.sharing.waves.order import SyncName
 from hocket.sharing.waves.player import WavePlayer
 from hocket.sharing.waves.wave import Due, Wave
 
-if TYPE_CHECKING:
-    from hocket.sharing.waves.waves import Waves
-
 _NAMES: Final = ("tick", "tock")
 _OWN: Final = ("buffers/", "due/")
+
+
+class RunInWaves(Protocol):
+    """What is saved of a run."""
+
+    sync: SyncName
+    seed: int
+    waves: tuple[Wave, Wave]
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scale, for float16."""
 
 
 class SavedWaves:
@@ -56,7 +66,7 @@ class SavedWaves:
     """
 
     def __init__(
-        self, run: Waves, player: WavePlayer, world: World, store: dist.Store
+        self, run: RunInWaves, player: WavePlayer, world: World, store: dist.Store
     ) -> None:
         self._run, self._player, self.world, self.store = run, player, world, store
         self.outline = Outline.of(run.waves[0].module)
@@ -120,7 +130,9 @@ class _Found:
     weights: dict[str, Tensor]
 
 
-def _copies(run: Waves) -> Iterator[tuple[str, Wave, Updater, torch.optim.Optimizer]]:
+def _copies(
+    run: RunInWaves,
+) -> Iterator[tuple[str, Wave, Updater, torch.optim.Optimizer]]:
     """Yield the waves that have weights and an optimizer of their own, by name."""
     for name, wave in zip(_NAMES, run.waves, strict=True):
         if wave.updater is not None:
@@ -129,7 +141,7 @@ def _copies(run: Waves) -> Iterator[tuple[str, Wave, Updater, torch.optim.Optimi
 
 
 def _own_of_replica(
-    run: Waves, due_of: Mapping[tuple[int, int], Due]
+    run: RunInWaves, due_of: Mapping[tuple[int, int], Due]
 ) -> dict[str, Tensor]:
     """Return what each replica has for itself: buffers, and gradients that are due."""
     found = {
@@ -143,7 +155,7 @@ def _own_of_replica(
     return found
 
 
-def _state_of(run: Waves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, Any]:
+def _state_of(run: RunInWaves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, Any]:
     """Return the states of optimizers and schedules, by wave."""
     found: dict[str, Any] = {
         "sync": run.sync,
@@ -161,7 +173,7 @@ def _state_of(run: Waves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, An
     return found
 
 
-def _read(path: Path, run: Waves, world: World) -> _Found:
+def _read(path: Path, run: RunInWaves, world: World) -> _Found:
     """Read what this worker needs.
 
     Raises:
@@ -285,7 +297,7 @@ def _described(
     )
 
 
-def _restore(found: _Found, run: Waves, world: World) -> None:
+def _restore(found: _Found, run: RunInWaves, world: World) -> None:
     """Put a checkpoint's state in place."""
     state = _states_of(found)
     for name, wave, updater, optimizer in _copies(run):
@@ -303,7 +315,7 @@ def _restore(found: _Found, run: Waves, world: World) -> None:
     set_random_state(found.opened.parts[world.rank].random, world.device)
 
 
-def _due_of(found: _Found, run: Waves, world: World) -> dict[tuple[int, int], Due]:
+def _due_of(found: _Found, run: RunInWaves, world: World) -> dict[tuple[int, int], Due]:
     """Return the gradients that the next update reads."""
     tensors = {int(i): x.to(world.device) for i, x in _within(found, "due/").items()}
     num = len(run.waves[0].parameters)
