@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,6 +16,7 @@ import hocket
 
 IMPORT_SECONDS: Final = 0.2
 TRIES: Final = 50
+ROOT: Final = Path(__file__).parents[1]
 
 TIMED_IMPORT: Final = """
 import sys, time
@@ -94,3 +96,51 @@ def test_plan_is_a_plain_function() -> None:
 def test_version_is_that_of_the_package() -> None:
     """One number: the code and the installer agree."""
     assert hocket.__version__ == version("hocket")
+
+
+def test_pages_name_nothing_but_public_names() -> None:
+    """What a page says to import or to call is importable from `hocket`.
+
+    Explanations and decisions speak of the code itself, as pages for those do who
+    change it.
+    """
+    inside = {"explanation", "decisions", "_build", "add-a-schedule", "change-hocket"}
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in pages
+        if not inside & {*path.parts, path.stem}
+        for name in re.findall(r"\bhocket\.([A-Za-z_]\w*)", path.read_text())
+    }
+    assert len(named) > 100
+    files = {
+        "egg",
+        "git",
+        "toml",
+        "json",
+        "html",
+        "py",
+        "log",
+        "md",
+    }  # of names of files
+    assert not {x for x in named if not hasattr(hocket, x[1]) and x[1] not in files}
+    rooms = {path.parent.name for path in (ROOT / "src/hocket").glob("*/__init__.py")}
+    assert not {x for x in named if x[1] in rooms - {"draw", "freeze"}}
+
+
+def test_errors_name_nothing_but_public_names() -> None:
+    """An error that sends a user to a module which may move is of little help."""
+    raised = [
+        (path, node)
+        for path in sorted((ROOT / "src/hocket").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Raise)
+    ]
+    texts = [
+        (path.name, part.value)
+        for path, node in raised
+        for part in ast.walk(node)
+        if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    assert len(texts) > 1000
+    assert not [x for x in texts if re.search(r"\bhocket\.[a-z_]+\.[a-z_]+\.", x[1])]

@@ -1,6 +1,7 @@
 """What `hocket` offers, and where each name lives: `__init__.py` reads it, too."""
 
 from hocket import checkpoint as checkpoint
+from hocket import draw as draw
 from hocket import freeze as freeze
 from hocket.citation import citation as citation
 from hocket.core.check import Proof as Proof
@@ -16,6 +17,7 @@ from hocket.core.program import Stage as Stage
 from hocket.core.schedule import Lane as Lane
 from hocket.core.schedule import Schedule as Schedule
 from hocket.core.simulate import simulate as simulate
+from hocket.core.simulator.memory import peak_parts as peak_parts
 from hocket.core.timelines.timeline import Timeline as Timeline
 from hocket.errors import CallbackError as CallbackError
 from hocket.errors import CaptureError as CaptureError
@@ -45,6 +47,7 @@ from hocket.errors import WorkerError as WorkerError
 from hocket.freeze.cache.settings import Cache as Cache
 from hocket.model.trace.per_sample import PerSample as PerSample
 from hocket.model.trace.per_sample import Shared as Shared
+from hocket.passes.add_messages import add_messages as add_messages
 from hocket.passes.fill_with import fill_with as fill_with
 from hocket.planner.candidate import Candidate as Candidate
 from hocket.planner.candidate import Outcome as Outcome
@@ -53,23 +56,28 @@ from hocket.planner.rank import Search as Search
 from hocket.planner.ranking.report import Ranking as Ranking
 from hocket.planner.search.optimum import search as search
 from hocket.planner.search.result import SearchResult as SearchResult
+from hocket.recipes.training.records import Watcher as Watcher
 from hocket.run.cluster.launch import launch as launch
 from hocket.run.cluster.world import World as World
+from hocket.run.cluster.world import join_world as join_world
 from hocket.run.data.loss import PerMicrobatch as PerMicrobatch
 from hocket.run.data.loss import WholeBatch as WholeBatch
 from hocket.run.data.metrics import EvaluationResult as EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
 from hocket.run.data.sample_loader import SampleLoader as SampleLoader
 from hocket.run.data.sampler import ResumableSampler as ResumableSampler
+from hocket.run.data.samples import Samples as Samples
 from hocket.run.data.token_mean import TokenMean as TokenMean
 from hocket.run.diagnostics.startup import StartupProgress as StartupProgress
 from hocket.run.engine.emulator.emulate import emulate as emulate
 from hocket.run.engine.plan import Plan as Plan
+from hocket.run.engine.program_run import ProgramRun as ProgramRun
 from hocket.run.engine.sync.step_result import StepResult as StepResult
 from hocket.run.fill.settings import Fill as Fill
 from hocket.run.outoforder.compile_step import CompiledStep as CompiledStep
 from hocket.run.outoforder.compile_step import compile_step as compile_step
 from hocket.run.pipeline import Pipeline as Pipeline
+from hocket.run.stage.seed import step_seed as step_seed
 from hocket.run.tune.config import PipelineConfig as PipelineConfig
 from hocket.run.tune.planning import plan as plan
 from hocket.run.tune.teachers.teacher import Teacher as Teacher

@@ -397,3 +397,13 @@ def test_a_slower_neighbour_stretches_what_overlaps() -> None:
     free = simulate_jobs(Mode.FREE, jobs)
     turns = simulate_jobs(Mode.TURNS, [replace(x, slowdown=1.0) for x in jobs])
     assert free.makespan_s == pytest.approx(turns.makespan_s)
+
+
+def test_two_jobs_that_hold_all_of_the_budget_for_two_thirds_of_an_iteration() -> None:
+    """The numbers of docs/explanation/sharing.md."""
+    held = Forecast.of_changes(1.0, 2.0, [0.0, 2.0], [100, -100])
+    jobs = [SimulatedJob(name, held, 5, believed=held) for name in ("a", "b")]
+    assert simulate_jobs(Mode.TURNS, jobs).makespan_s == pytest.approx(30.0)
+    run = simulate_jobs(Mode.BUDGET, jobs, budget_bytes=100)
+    assert run.makespan_s == pytest.approx(21.0)
+    assert run.peak_bytes == 100.0

@@ -113,7 +113,7 @@ def _samples(name: str, part: Any) -> Samples:
         return DatasetSamples(part)
     raise RecipeError(
         f"{name} returned a pair with {type(part).__name__} in it: it must be "
-        "hocket.run.data.samples.Samples, or have a length and give "
+        "hocket.Samples, or have a length and give "
         "(inputs, targets) for an index"
     )
 

@@ -272,7 +272,7 @@ def _refuse_a_second_group(world_size: int) -> None:
             "this process is in a process group already: of a pipeline that is still "
             "open, or the script's own. Close the pipeline (or call `torch.distributed."
             "destroy_process_group()`) first. Or, for several pipelines at a time, "
-            "join once with `world = hocket.run.cluster.world.join_world()`, and "
+            "join once with `world = hocket.join_world()`, and "
             "give each `world=world`"
         )
 
