@@ -54,6 +54,8 @@ def _export(
     key = (_form_of(model), form, any_batch)
     if key not in _FOUND:
         _FOUND[key] = export(model, example, any_batch=any_batch, as_is=as_is)
+    for module in model.modules():
+        _ = module.training  # as its forward may do, which is not called here
     return _FOUND[key]
 
 
