@@ -31,7 +31,7 @@ class Kinds:
         optimizer_bytes: its state.
         other_bytes: what is left of the peak: what forwards left for their backwards,
             what an op takes while it runs, messages.
-        peak_bytes: the most at once, as the allocator has it.
+        peak_bytes: the most at once, as the allocator has it, but for batches.
         predicted_bytes: that, before the first step.
     """
 
@@ -90,6 +90,9 @@ def _kinds(
 ) -> Kinds:
     batches = [batch] * _NUM_STEPS
     peak = play_bytes(pipeline, None, lambda: _train(pipeline, batches), batch)
+    # Batches are the user's; of one that is read ahead there is a copy.
+    copied = distinct_bytes(batch) if pipeline._executor.plan.overlaps else 0
+    peak_bytes = peak.peak_bytes - copied
     runners = pipeline._executor.runners.values()
     modules = [runner.module for runner in runners]
     weights = [
@@ -104,8 +107,8 @@ def _kinds(
     )
     return Kinds(
         *parts,
-        peak.peak_bytes - sum(parts),
-        peak.peak_bytes,
+        peak_bytes - sum(parts),
+        peak_bytes,
         round(pipeline.predicted.peak_bytes(device)),
     )
 

@@ -75,13 +75,28 @@ class Microbatch:
         return replace(self, leaves=leaves, targets=targets)
 
 
-def apart(values: Any) -> Any:
-    """Return a copy of a batch: no change or gradient reaches the user's tensors."""
+def apart(batch: Any) -> Any:
+    """Return a batch of which no gradient and no change reaches the user's tensors.
 
-    def copied(x: Tensor) -> Tensor:
-        return x.detach().clone().requires_grad_(x.requires_grad)
+    Targets are copied, for losses may change them in place. Models may not.
+    """
+    if isinstance(batch, Mapping):  # by net
+        return {net: apart(pair) for net, pair in batch.items()}
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        return batch  # which is refused
 
-    return pytree.tree_map(partial(map_tensors, function=copied), values)
+    def detached(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_() if x.requires_grad else x
+
+    inputs, targets = (
+        pytree.tree_map(partial(map_tensors, function=own), opened(each))
+        for own, each in zip((detached, _copied), batch, strict=True)
+    )
+    return inputs, targets
+
+
+def _copied(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_(x.requires_grad)
 
 
 def kept(batch: Any) -> Any:
@@ -99,6 +114,20 @@ def kept(batch: Any) -> Any:
         return map_tensors(leaf, lambda x: x if x.requires_grad else x.clone())
 
     return pytree.tree_map(copied, opened(batch))
+
+
+def is_copy(batch: Any, copy: Any) -> bool:
+    """Return whether a batch still has the values of what `kept` has made of it."""
+    both = (pytree.tree_leaves(opened(x)) for x in (batch, copy))
+    return all(
+        np.array_equal(a, b) if isinstance(a, np.ndarray) else _are_equal(a, b)
+        for a, b in zip(*both, strict=True)
+    )
+
+
+def _are_equal(leaf: Any, other: Any) -> bool:
+    pairs = zip(tensors_in(leaf), tensors_in(other), strict=True)
+    return all(a is b or torch.equal(a, b) for a, b in pairs)
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
