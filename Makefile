@@ -4,9 +4,13 @@
 PYTHON ?= python3
 # A process of tests that dies fails its one test (tests/lost_processes.py).
 PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 50 --durations 10
-# No workers (their tests have a timeout of their own), and a case for each way to run.
+# No workers (their tests have a timeout of their own) and no pipelines, but for a case
+# of each way to run. The tests of filling take as long as all others here.
 QUICK ?= -m "quick or not (long or timeout or browser or network)" \
-	$(addprefix tests/,core schedules passes planner draw freeze model run conformance)
+	--ignore-glob '*/test_fill_with*' tests/conformance \
+	$(addprefix tests/,core schedules passes planner draw freeze) \
+	$(addprefix tests/model/,guards trace) \
+	$(addprefix tests/run/,comm data device diagnostics nets weights)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -55,7 +59,7 @@ bench: setup ## run every benchmark: best on an idle machine, takes long
 test: setup lint types sizes ## lint, types, file sizes and all but the long tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
-quick: setup ## what tests in a minute: orders, planning, pictures, and one exact case
+quick: setup ## orders, planning, pictures, batches; one exact case for each way to run
 	HYPOTHESIS_PROFILE=quick $(BIN)/pytest $(PYTEST_FLAGS) $(QUICK)
 
 test-long: setup ## the tests that take minutes
