@@ -85,7 +85,7 @@ def chart_svg() -> str:
         y += height + _GAP
     light, dark = (SURFACES[theme] for theme in (Theme.LIGHT, Theme.DARK))
     colours = (
-        "--ink:{0.ink};--muted:{0.muted};--page:{0.page};--box:{0.track};--line:{1}"
+        "--ink:{0[ink]};--muted:{0[muted]};--page:{0[page]};--box:{0[track]};--line:{1}"
     )
     style = (
         f":root{{{colours.format(light, '#3B6EA8')}}}"

@@ -236,9 +236,9 @@ def sharing_modes() -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 {y}" '
         'font-family="sans-serif" font-size="13">\n<style>'
-        f":root{{--ink:{light.ink};--page:{light.page}}}"
+        f":root{{--ink:{light['ink']};--page:{light['page']}}}"
         "@media (prefers-color-scheme:dark)"
-        f"{{:root{{--ink:{dark.ink};--page:{dark.page}}}}}</style>\n"
+        f"{{:root{{--ink:{dark['ink']};--page:{dark['page']}}}}}</style>\n"
         f'<rect width="920" height="{y}" fill="var(--page)"/>'
     )
     return "\n".join([head, *parts, "</svg>\n"])
