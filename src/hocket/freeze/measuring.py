@@ -177,8 +177,8 @@ def _change(before: float, now: float) -> float:
 #       │    \\______    flat: it freezes, and the next one is watched
 #       └────────────▶ decisions
 #
-# Source: Egeria (EuroSys 2023). When the learning rate has dropped to a tenth, all
-# layers train again, as new minima come into reach.
+# When the learning rate has dropped to a tenth, all layers train again, as new minima
+# come into reach.
 class Watch(NamedTuple):
     """What is known of the first layer that trains.
 
@@ -215,6 +215,8 @@ class Plasticity(Interval):
 
     Raises:
         ConfigError: an argument is of another type, or out of its range.
+
+    Source: Egeria (EuroSys 2023).
     """
 
     window: int = 4
