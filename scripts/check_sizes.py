@@ -107,7 +107,8 @@ def main() -> int:
         for room in sorted({*rooms})
         for fault in folder_faults(room, rooms.count(room))
     ]
-    num_code = sum(lines_of_code(path.read_text()) for path in own)
+    stubs = LIBRARY.rglob("*.pyi")  # names that stand there are code as well
+    num_code = sum(lines_of_code(path.read_text()) for path in (*own, *stubs))
     faults += [f"src/hocket: {fault}" for fault in budget_faults(num_code)]
     for fault in faults:
         print(fault, file=sys.stderr)

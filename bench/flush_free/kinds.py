@@ -90,9 +90,10 @@ def _kinds(
 ) -> Kinds:
     batches = [batch] * _NUM_STEPS
     peak = play_bytes(pipeline, None, lambda: _train(pipeline, batches), batch)
-    # Batches are the user's; of one that is read ahead there is a copy.
-    copied = distinct_bytes(batch) if pipeline._executor.plan.overlaps else 0
-    peak_bytes = peak.peak_bytes - copied
+    # Batches are the user's; of those that are read ahead there are copies.
+    plan = pipeline._executor.plan
+    num_copies = plan.num_steps if plan.overlaps else 0
+    peak_bytes = peak.peak_bytes - num_copies * distinct_bytes(batch)
     runners = pipeline._executor.runners.values()
     modules = [runner.module for runner in runners]
     weights = [

@@ -370,3 +370,15 @@ def changes_a_copy_in_place() -> Script:
         return mse(output, targets)
 
     return Script(chain(), batches(), loss=loss)
+
+
+@case("a loss that norms a NumPy array of targets in place", IN_PLACE)
+def norms_an_array_in_place() -> Script:
+    """The array counts no changes; torch may share its memory."""
+    data = [(x, y.numpy()) for x, y in batches()]
+
+    def loss(output: Tensor, targets: Any) -> Tensor:
+        targets /= abs(targets).mean()
+        return mse(output, torch.as_tensor(targets))
+
+    return Script(chain(), data, loss=loss)

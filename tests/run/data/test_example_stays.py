@@ -113,3 +113,22 @@ def test_a_loss_of_the_whole_batch_must_change_a_copy(free_dir: Path) -> None:
         pytest.raises(ModelError, match=r"step 0, .* targets in place, which"),
     ):
         pipeline.step(batch)
+
+
+def test_an_array_of_targets_stays(free_dir: Path) -> None:
+    """Torch may share its memory."""
+
+    def adds_to_array(output: Tensor, targets: Any) -> Tensor:
+        targets += 1.0
+        return mse_loss(output, torch.as_tensor(targets))
+
+    x, y = batches()[0]
+    array = y.numpy().copy()
+    with hocket.Pipeline(
+        chain().double(),
+        adds_to_array,
+        optimizer=sgd,
+        example=(x, array),
+        num_microbatches=1,
+    ):
+        assert torch.equal(torch.from_numpy(array), y)

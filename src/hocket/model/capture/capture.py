@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, assert_never
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final, Literal, assert_never
 
 import torch
 from torch import nn
@@ -344,34 +346,61 @@ def _export_both(
     return traces[0], traces[1]
 
 
+@dataclass(eq=False, slots=True)
+class _ModeWatch:
+    """Notes which modules of a model are asked for their mode, by any thread.
+
+    Args:
+        own: the model's modules.
+
+    Attributes:
+        read: those whose `training` was read.
+    """
+
+    own: frozenset[nn.Module]
+    read: set[nn.Module] = field(default_factory=set)
+
+
+_LOCK: Final = Lock()
+_WATCHES: Final[list[_ModeWatch]] = []  # of all captures under way
+
+
 @contextmanager
 def _read_modes(model: nn.Module) -> Iterator[set[nn.Module]]:
     """Yield the modules of a model whose `training` is read while the block runs."""
-    own, read = {*model.modules()}, set[nn.Module]()
-
-    def mode_of(module: nn.Module) -> Any:
-        if module in own:
-            read.add(module)
-        try:
-            return vars(module)["training"]
-        except KeyError:
-            raise AttributeError("training") from None
-
-    def set_mode(module: nn.Module, training: Any) -> None:
-        vars(module)["training"] = training
-
-    nn.Module.training = property(mode_of, set_mode)  # type: ignore[assignment]
+    watch = _ModeWatch(frozenset(model.modules()))
+    with _LOCK:
+        _WATCHES.append(watch)
+        nn.Module.training = property(_mode_of, _set_mode)  # type: ignore[assignment]
     try:
-        yield read
+        yield watch.read
     finally:
-        del nn.Module.training
+        with _LOCK:
+            _WATCHES.remove(watch)
+            if not _WATCHES:
+                del nn.Module.training
+
+
+def _mode_of(module: nn.Module) -> Any:
+    for watch in tuple(_WATCHES):
+        if module in watch.own:
+            watch.read.add(module)
+    try:
+        return vars(module)["training"]
+    except KeyError:
+        raise AttributeError("training") from None
+
+
+def _set_mode(module: nn.Module, training: Any) -> None:
+    vars(module)["training"] = training
 
 
 def _has_plain_mode(module: nn.Module) -> bool:
-    """Whether nothing but `training` says which mode a module is in."""
+    """Whether nothing but `training`, read as an attribute, tells a module's mode."""
     kind = type(module)
-    own = (x for x in kind.__mro__ if x is not nn.Module)
-    return not any({"training", "train", "eval"} & vars(x).keys() for x in own)
+    own = [x for x in kind.__mro__ if x is not nn.Module]
+    has_more = any({"training", "train", "eval"} & vars(x).keys() for x in own)
+    return not (has_more or {"__dict__", "vars"} & used_by_forward(kind))
 
 
 def _watch(model: nn.Module, trace: Trace, example: Example) -> Observation:

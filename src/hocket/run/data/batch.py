@@ -86,17 +86,13 @@ def apart(batch: Any) -> Any:
         return batch  # which is refused
 
     def detached(x: Tensor) -> Tensor:
-        return x.detach().requires_grad_() if x.requires_grad else x
+        return x.detach().requires_grad_(x.requires_grad)
 
-    inputs, targets = (
-        pytree.tree_map(partial(map_tensors, function=own), opened(each))
-        for own, each in zip((detached, _copied), batch, strict=True)
-    )
-    return inputs, targets
+    def copied(x: Tensor) -> Tensor:
+        return x.detach().clone().requires_grad_(x.requires_grad)
 
-
-def _copied(x: Tensor) -> Tensor:
-    return x.detach().clone().requires_grad_(x.requires_grad)
+    inputs, targets = batch
+    return _mapped(inputs, detached), _mapped(targets, copied)
 
 
 def kept(batch: Any) -> Any:
@@ -108,26 +104,17 @@ def kept(batch: Any) -> Any:
     if isinstance(batch, PartBatch):
         return batch
 
-    def copied(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return leaf.copy()
-        return map_tensors(leaf, lambda x: x if x.requires_grad else x.clone())
-
-    return pytree.tree_map(copied, opened(batch))
+    return _mapped(batch, lambda x: x if x.requires_grad else x.clone())
 
 
-def is_copy(batch: Any, copy: Any) -> bool:
-    """Return whether a batch still has the values of what `kept` has made of it."""
-    both = (pytree.tree_leaves(opened(x)) for x in (batch, copy))
-    return all(
-        np.array_equal(a, b) if isinstance(a, np.ndarray) else _are_equal(a, b)
-        for a, b in zip(*both, strict=True)
-    )
+def _mapped(values: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return values with a function applied to each tensor; arrays are copied."""
 
+    def leaf_of(leaf: Any) -> Any:
+        is_array = isinstance(leaf, np.ndarray)
+        return leaf.copy() if is_array else map_tensors(leaf, function)
 
-def _are_equal(leaf: Any, other: Any) -> bool:
-    pairs = zip(tensors_in(leaf), tensors_in(other), strict=True)
-    return all(a is b or torch.equal(a, b) for a, b in pairs)
+    return pytree.tree_map(leaf_of, opened(values))
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

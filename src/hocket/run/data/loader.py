@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import is_copy, kept
+from hocket.run.data.batch import kept
 from hocket.run.data.sample_loader import PartLoader
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
@@ -99,7 +99,6 @@ def recorded_batches(
     """
     recorder.begin(name, first_step)
     batches = iter(loader)
-    last = copy = None
     for i in count():
         recorder.begin(name, first_step + i // per_step)
         begin_s = perf_counter()
@@ -111,9 +110,7 @@ def recorded_batches(
         recorder.end()
         if waits_s is not None:
             waits_s.append((begin_s, perf_counter()))
-        if reads_ahead and not (batch is last and is_copy(batch, copy)):
-            last, copy = batch, kept(batch)
-        yield copy if reads_ahead else batch
+        yield kept(batch) if reads_ahead else batch
 
 
 def _num_samples(loader: Iterable[Any]) -> int | None:

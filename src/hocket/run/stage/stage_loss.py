@@ -115,7 +115,7 @@ class StageLoss:
             NonFiniteError: the loss is not a finite number, and is read at once.
         """
         row, check = None, self._step_check
-        given = outputs, microbatch.targets
+        given = *outputs, microbatch.targets
         versions = None if check is None else versions_of(*given)
         named = self.named(outputs[0], microbatch.targets, *outputs[1:])
         if now is not None and check is not None:

@@ -15,9 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
+from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.trace.per_sample import tensors_in
@@ -219,8 +222,17 @@ class StepLossCheck:
 
 
 def versions_of(*given: Any) -> list[int]:
-    """Return how often each tensor was changed in place, as far as torch counts."""
-    return [0 if x.is_inference() else x._version for x in tensors_in(given)]
+    """Return what differs when a tensor or an array was changed in place.
+
+    Of tensors that is torch's count of changes, of arrays a digest.
+    """
+    found: list[int] = []
+    for one in given:
+        found += [0 if x.is_inference() else x._version for x in tensors_in(one)]
+        if not isinstance(one, Tensor):
+            leaves = pytree.tree_leaves(one)
+            found += [crc32(x.tobytes()) for x in leaves if isinstance(x, np.ndarray)]
+    return found
 
 
 def _share_a_leaf(outputs: Sequence[Any]) -> bool:
