@@ -345,6 +345,16 @@ def norms_targets_in_place() -> Script:
     return Script(chain(), batches(), loss=loss)
 
 
+@case(
+    "the same, declared as `PerMicrobatch`",
+    {**IN_PLACE, "compile": refused("changes its batch in place")},
+)
+def norms_declared_in_place() -> Script:
+    """What is declared is how it is averaged, and not whose targets change."""
+    loss = hocket.PerMicrobatch(norms_targets_in_place.make().loss)
+    return Script(chain(), batches(), loss=loss)
+
+
 @case("a loss that begins to centre the outputs in place", IN_PLACE)
 def centres_outputs_in_place() -> Script:
     """From the third step on, by the mean over the samples."""

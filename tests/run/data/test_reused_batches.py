@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import hocket
+from hocket.errors import ModelError
 from tests.conformance.script import batches, chain, sgd
 
 
@@ -94,3 +95,20 @@ def test_the_same_memory_for_each_batch(
     torch.set_num_threads(1)
     found = train(Filled(reuses=True, as_array=as_array))
     assert found == train(Filled(reuses=False, as_array=as_array))
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"schedule": "pipedream-2bw"}])
+def test_copies_must_stay_as_they_are(settings: dict[str, Any], free_dir: Path) -> None:
+    """A loss that changes its targets in place would change them, not the batch."""
+
+    def adds(output: Tensor, targets: Tensor) -> Tensor:
+        targets += 1.0
+        return mse_loss(output, targets)
+
+    with pytest.raises(ModelError, match="changes its outputs or targets in place"):
+        _pipelined(
+            Filled(reuses=False, as_array=False),
+            loss=hocket.PerMicrobatch(adds),
+            num_microbatches=1,
+            **settings,
+        )

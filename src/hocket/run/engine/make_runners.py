@@ -119,5 +119,7 @@ def _runner(
         saved_prefix=net.saved_prefix,
     )
     runner.loss.batch_function = loss if is_whole else None
+    # Not a part of it; and not a copy, as of batches that are read ahead.
+    runner.loss.owns_batch = not checks_loss or num_parts == program.num_steps == 1
     runner.loss.others = net.others.get(stage, ()) if loss else ()
     return runner

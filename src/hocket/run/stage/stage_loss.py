@@ -21,15 +21,15 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from hocket.errors import ModelError, NonFiniteError
+from hocket.errors import NonFiniteError
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.data.token_mean import zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
 from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.step_loss_check import (
-    CHANGES_WHAT_IT_READS,
     StepLossCheck,
+    refuse_changes,
     versions_of,
 )
 from hocket.run.stage.net_output import NetOutput
@@ -51,6 +51,7 @@ class StageLoss:
         function: see above.
         batch_function: the loss over the whole batch, on a net's last stage.
         others: the outputs of other nets that either loss reads.
+        owns_batch: whether the loss is given the batch itself, and may change it.
         values: the losses of the forwards since they were last read.
         reads: looks at what the losses read, where the uncut model is known.
     """
@@ -67,6 +68,7 @@ class StageLoss:
         self.function = function
         self.batch_function: LossFunction | None = None
         self.others: Sequence[NetOutput] = ()
+        self.owns_batch = True
         self.values = LossValues(stage, copies_of(device))
         self.reads: LossReads | None = None
         self._losses_of = precision.computing(device, losses_of)
@@ -116,11 +118,11 @@ class StageLoss:
         """
         row, check = None, self._step_check
         given = *outputs, microbatch.targets
-        versions = None if check is None else versions_of(*given)
+        versions = None if self.owns_batch else versions_of(*given)
         named = self.named(outputs[0], microbatch.targets, *outputs[1:])
+        if now is not None and versions is not None:
+            refuse_changes(now[0], versions, *given)
         if now is not None and check is not None:
-            if versions_of(*given) != versions:
-                raise ModelError(f"in step {now[0]}, {CHANGES_WHAT_IT_READS}")
             row = check.keep(now[0], named[TOTAL], outputs, microbatch, weight)
         if not weight:
             named = zero_losses(named, outputs)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hocket.errors import ModelError
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
@@ -25,7 +24,7 @@ from hocket.run.data.step_batch import NetBatches
 from hocket.run.engine.lanes.inputs import Input, Key, Values
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.outputs import Output
-from hocket.run.stage.loss_checks.step_loss_check import versions_of
+from hocket.run.stage.loss_checks.step_loss_check import refuse_changes, versions_of
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.runner import StageRunner
 
@@ -158,12 +157,7 @@ class BatchLoss:
         targets = joined([part.targets for part in parts])
         versions = versions_of(targets)
         named = self.runner.loss.named(outputs[0], targets, *outputs[1:])
-        if versions_of(targets) != versions:
-            raise ModelError(
-                f"in step {work.step.number}, the loss changes its targets in place, "
-                "which are those of all microbatches joined, and not the batch's own: "
-                "let it change a copy, such as targets.clone()"
-            )
+        refuse_changes(work.step.number, versions, targets)
         self.runner.loss.values.take(work.step.number, 0, named)
         share = 1.0 if everywhere else self._share(batch)
         return named[TOTAL] * (share * work.loss_scale)

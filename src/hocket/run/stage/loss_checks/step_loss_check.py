@@ -221,6 +221,26 @@ class StepLossCheck:
         )
 
 
+def refuse_changes(step: int, versions: Sequence[int], *given: Any) -> None:
+    """Refuse a loss that has changed in place what it was given.
+
+    Args:
+        step: the step.
+        versions: the `versions_of` it before.
+        given: the outputs and targets.
+
+    Raises:
+        ModelError: it has.
+    """
+    if versions_of(*given) != versions:
+        raise ModelError(
+            f"in step {step}, the loss changes its outputs or targets in place: they "
+            "are those of a microbatch, or copies, where in a plain loop the batch's "
+            "own change, all samples together. Let it change a copy of them, such as "
+            "targets.clone()"
+        )
+
+
 def versions_of(*given: Any) -> list[int]:
     """Return what differs when a tensor or an array was changed in place.
 
@@ -257,11 +277,4 @@ def _way_out(loss: LossFunction) -> str:
 _WRONG_COUNT: Final = (
     "So count(targets) of TokenMean is not what the loss divides by: return the number "
     "of targets that the loss reads, or the sum of their class weights"
-)
-
-CHANGES_WHAT_IT_READS: Final = (
-    "the loss changes its outputs or targets in place: those of a microbatch, where "
-    "the loss of the batch changes all samples together. Let it change a copy, such as "
-    "targets.clone(); or declare that each microbatch is changed by itself: "
-    "loss=hocket.PerMicrobatch(loss)"
 )
