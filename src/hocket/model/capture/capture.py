@@ -396,7 +396,7 @@ def _set_mode(module: nn.Module, training: Any) -> None:
 
 
 def _has_plain_mode(module: nn.Module) -> bool:
-    """Whether nothing but `training`, read as an attribute, tells a module's mode."""
+    """Whether a module's mode is its attribute `training` and nothing else."""
     kind = type(module)
     own = [x for x in kind.__mro__ if x is not nn.Module]
     has_more = any({"training", "train", "eval"} & vars(x).keys() for x in own)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Final
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Final
 
 from hocket.draw.quantity import byte_size, counted, seconds, short
 from hocket.draw.text import to_text as timeline_text
@@ -25,6 +22,10 @@ from hocket.planner.ranking.columns import (
     unit_of,
 )
 from hocket.planner.ranking.ranking import NUM_ROWS, RankedOutcomes, Row, joined
+
+if TYPE_CHECKING:  # a machine that only trains may lack rich
+    from rich.console import Console
+    from rich.table import Table
 
 NUM_MISFITS: Final = 3
 RULE: Final = (
@@ -56,6 +57,8 @@ class Paper:
 
 def to_text(ranking: RankedOutcomes, paper: Paper | None = None) -> str:
     """Return everything as plain text."""
+    from rich.console import Console
+
     paper, page = paper or Paper(), StringIO()
     console = Console(file=page, width=paper.width, force_terminal=paper.is_terminal)
     _show(ranking, console, paper.num_rows, has_all=paper.has_all)
@@ -158,6 +161,8 @@ def head(ranking: RankedOutcomes) -> Iterator[str]:
 
 def _new_table(names: Iterable[str], *, name_width: int | None = None) -> Table:
     """Return a table without rows; only the first column is aligned to the left."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
     for number, name in enumerate(names):
         is_first = not number
@@ -182,9 +187,8 @@ def _table(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Table:
     for row, name in zip(rows, names, strict=True):
         is_best = ranking.best in row
         cells = (column.cell(row[0], ranking) for column in kept)
-        lines = _wrapped(name, name_width)
-        marks = (">" if is_best else " ", *" " * (len(lines) - 1))
-        text = "\n".join(map(" ".join, zip(marks, lines, strict=True)))
+        mark = "> " if is_best else "  "
+        text = mark + "\n  ".join(_wrapped(name, name_width))
         table.add_row(text, *cells, style="bold green" if is_best else None)
     return table
 
@@ -214,9 +218,8 @@ def _stale_table(outcomes: list[Outcome], ranking: RankedOutcomes, width: int) -
     heads = [name.replace(" of each", "\nof each") for name in stale_columns(ranking)]
     table = _new_table(("* old weights", *names, *heads), name_width=NAME_WIDTH)
     for outcome in outcomes:
-        cells = _cells(outcome, ranking, shown)
-        name = outcome.candidate.schedule
-        table.add_row(name, *cells, *stale_cells(outcome, ranking))
+        cells = (*_cells(outcome, ranking, shown), *stale_cells(outcome, ranking))
+        table.add_row(outcome.candidate.schedule, *cells)
     return table
 
 
@@ -228,8 +231,7 @@ def _misfit_table(misfits: list[Outcome], ranking: RankedOutcomes) -> Table:
     )
     for outcome in misfits:
         sizes = map(unit.number, (outcome.missing_bytes, outcome.peak_bytes))
-        name = name_of((outcome,))
-        table.add_row(name, *_cells(outcome, ranking, shown), *sizes)
+        table.add_row(name_of((outcome,)), *_cells(outcome, ranking, shown), *sizes)
     return table
 
 
