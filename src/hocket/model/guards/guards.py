@@ -12,10 +12,11 @@ change it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import chain, islice
+from operator import call, itemgetter
 from typing import Any, Final
 from weakref import ref
 
@@ -137,17 +138,13 @@ class Guards:
         """Find all that is to be compared, and note its values."""
         reached = Holders()
         self._modules: list[tuple[str, ref[nn.Module], tuple[str, ...]]] = []
-        self._weights: list[ref[nn.Module]] = []
         self._tensors: dict[str, Tensor] = {}
         for path, module in model.named_modules():
             if "training" not in vars(module):  # torch.compile's, around another
                 continue
             own = reached.of_module(path, module)
             # Twice, for a getter of several names returns a tuple.
-            names = ("training", "training", *own)
-            self._modules.append((path, ref(module), names))
-            if module._parameters:
-                self._weights.append(ref(module))
+            self._modules.append((path, ref(module), ("training", "training", *own)))
             for name, value in own.items():
                 if isinstance(value, Tensor):
                     self._tensors[_joined(path, name)] = value
@@ -162,14 +159,15 @@ class Guards:
     def _see_modules(self) -> None:
         """Prepare the comparison of the modules that are still there."""
         self._modules = [x for x in self._modules if x[1]() is not None]
-        self._weights = [one for one in self._weights if one() is not None]
         getters = {names: itemgetter(*names) for *_, names in self._modules}
         self._refs = [one for _, one, _ in self._modules]
         self._gets = [getters[names] for *_, names in self._modules]
+        own = enumerate(vars(one()) for one in self._refs)
+        self._with_weights = [i for i, x in own if x["_parameters"]]
 
     def _note(self) -> None:
         """Note the present values of what is compared."""
-        self._was, self._types_were = self._values(), self._types()
+        self._was = self._values()
         self._held = [_copied(x) for x in self._content()]
 
     def _values(self) -> tuple[Any, ...]:
@@ -179,25 +177,26 @@ class Guards:
             TypeError: a module is gone.
         """
         modules = [one() for one in self._refs]
-        own = [vars(x) for x in modules]  # of None: TypeError
+        own = [*map(vars, modules)]  # of None: TypeError
         return (
             [RemovableHandle.next_id, _registered.count],  # each hook has a number
             [*map(len, own)],
             [*map(type, modules)],
-            [get(x) for get, x in zip(self._gets, own, strict=True)],
+            [*chain.from_iterable(map(call, self._gets, own))],
             [x._version for x in self._tensors.values()],
-            self._types(),
+            self._types(own),
         )
 
-    def _types(self) -> tuple[list[Any], ...]:
+    def _types(self, own: Sequence[dict[str, Any]]) -> tuple[list[Any], ...]:
         """Return which tensors parameters are, their types, and which are trained.
 
         No hook of torch's is called where one is set to None, moved or frozen.
         """
-        held = [vars(one())["_parameters"] for one in self._weights]
+        held = [own[i]["_parameters"] for i in self._with_weights]
         every = [x for own in held for x in own.values()]
-        facts = [x if x is None else (x.dtype, x.requires_grad) for x in every]
-        return [*map(id, every)], facts
+        types = [x if x is None else x.dtype for x in every]
+        trained = [x is not None and x.requires_grad for x in every]
+        return [*map(id, every)], types, trained
 
     def _content(self) -> list[Any]:
         return [holder.read() for holder in self._holders]
@@ -218,16 +217,18 @@ class Guards:
             for name, a, b, owner in _described(_different(known, now)):
                 yield name, a, b, every if name.startswith(_OF_ALL) else owner
         is_known = self._num_registered == _registered.count
-        if not is_known or self._types_were != self._types():
+        own = [vars(one()) for one in self._refs]
+        if not is_known or self._was[-1] != self._types(own):
             present = dict(self._children_now())
             yield from _described(_different(self._children, present))
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
         _, sizes, types, values, versions, _ = self._was
-        for (path, one, names), get, size, kind, noted in zip(
-            self._modules, self._gets, sizes, types, values, strict=True
+        every = iter(values)
+        for (path, one, names), get, size, kind in zip(
+            self._modules, self._gets, sizes, types, strict=True
         ):
-            module = one()
+            module, noted = one(), tuple(islice(every, len(names)))
             if module is None:
                 continue
             with suppress(Exception):  # as in `changes`
@@ -237,7 +238,8 @@ class Guards:
             if kind is not type(module):
                 yield _joined(path, "__class__"), kind, type(module), (path,)
             before = dict(zip(names, noted, strict=True))
-            for name, a, b in _different(before, _own(module)):
+            now = {"training": module.training} | own_attributes(module)
+            for name, a, b in _different(before, now):
                 yield _joined(path, name), a, b, (path, *self._readers(path, name))
         for (name, x), version in zip(self._tensors.items(), versions, strict=True):
             if version != x._version:
@@ -277,11 +279,6 @@ class Guards:
                         told = _Text(is_trained)
                         told.kind = "trained"
                         yield _TRAINED + _joined(path, name), (is_trained, told)
-
-
-def _own(module: nn.Module) -> dict[str, Any]:
-    """Return the mode of a module, and its attributes but for torch's own."""
-    return {"training": module.training} | own_attributes(module)
 
 
 def _entries(content: Any) -> Mapping[str, Any]:
