@@ -95,7 +95,7 @@ def _made(kind: type[Any], config: BertConfig, pretrained: str | None) -> nn.Mod
             f"model.pretrained: the weights in {pretrained} do not fit a BERT of the "
             f"recipe's sizes: {error}"
         ) from error
-    return model
+    return model.train()  # it is in evaluation mode, without dropout
 
 
 class MaskedBert(nn.Module):

@@ -153,6 +153,7 @@ def test_bert_begins_with_weights_from_a_folder(tmp_path: Path) -> None:
     saved.save_pretrained(tmp_path / "saved")
     pretrained = f"model.pretrained={tmp_path / 'saved'}"
     model = model_of(tmp_path, *settings, pretrained)
+    assert all(part.training for part in model.modules())  # past bug: no dropout
 
     for name, parameter in saved.named_parameters():
         assert torch.equal(model.get_parameter(name), parameter), name

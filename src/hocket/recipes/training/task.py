@@ -119,7 +119,7 @@ class Task:
             update=_update(settings, self.num_steps),
             delay=settings.delay if settings.moves else None,
             look_ahead=settings.look_ahead,
-            mode=settings.mode,
+            mode=settings.mode or ("train" if settings.moves else "eval"),
             num_microbatches=settings.num_microbatches,
             whole_batch=isinstance(settings, TwoViewSettings),
         )

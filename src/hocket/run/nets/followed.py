@@ -70,6 +70,8 @@ class FollowedNet:
         self._noted: dict[object, ModelChange] = {}  # and not followed yet
         self._num_unchanged = 0
         self._model = ref(captured.model)
+        modules = captured.model.named_modules()
+        self._evaluated = [path for path, x in modules if path and not x.training]
         self._guards = Guards(captured.model)
         self._boundaries = boundaries
         self._flows = flows
@@ -158,6 +160,7 @@ class FollowedNet:
         for change in changes:
             del self._noted[change.name, change.kind]
             if _is_switch(change) and not self._trains:
+                _refuse_training(change, step)
                 continue
             if not change.is_outside:  # which may well differ by rank
                 self.digest = zlib.crc32(str(change).encode(), self.digest)
@@ -284,7 +287,7 @@ class FollowedNet:
         for name, parameter in copy.named_parameters():
             parameter.requires_grad_(name in old.trained)  # so are messages
         if not copy.training:
-            _evaluate_root(copy)
+            _evaluate_root(copy, self._evaluated)
         args, kwargs = old.example.call()
         found = with_starts(capture(copy, args, kwargs), old)
         if found is None:
@@ -378,11 +381,11 @@ class FollowedNet:
             own[stage.index].adopt(stage, is_checked=is_known)
 
 
-def _evaluate_root(model: nn.Module) -> None:
+def _evaluate_root(model: nn.Module, evaluated: Sequence[str]) -> None:
     """Let the root's own code see evaluation mode in a capture of its training.
 
-    Its parts are captured in training mode, as at first: where their modes have
-    changed, they run as they are.
+    Its parts are captured in training mode, but for those that were evaluated, as at
+    first: where their modes have changed, they run as they are.
     """
     forward = model.forward
 
@@ -395,11 +398,27 @@ def _evaluate_root(model: nn.Module) -> None:
             model.training = mode
 
     model.train().forward = evaluating
+    for path in evaluated:
+        model.get_submodule(path).training = False
 
 
 def _is_switch(change: ModelChange) -> bool:
     """Whether it may be undone by the loop, and is no change then."""
     return change.is_mode or change.kind == "trained"
+
+
+def _refuse_training(change: ModelChange, step: int) -> None:
+    """Refuse to train a part of what is evaluated, as long as it is.
+
+    Raises:
+        ModelError: the change puts a module into training mode.
+    """
+    if change.is_mode and change.now == "True":
+        why = (
+            'this teacher runs in evaluation mode. Give Teacher(..., mode="train"), '
+            "and put the modules that are not to train yet into evaluation mode"
+        )
+        raise _refused(change, step, why)
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:

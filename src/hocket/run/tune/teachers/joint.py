@@ -122,6 +122,9 @@ def _known(
     num_microbatches = teacher.num_microbatches or config.num_microbatches
     if world.device.type != "cpu":
         teacher.net.cpu()  # each worker moves its own stages to its device
+    teacher = replace(teacher, mode="train" if teacher.is_training else "eval")
+    if not (teacher.is_training and teacher.net.training):
+        teacher.net.train(teacher.is_training)  # as what will run as it is does, too
     microbatch, args, kwargs = to_capture(
         teacher.net, config.example, num_microbatches * config.num_replicas
     )

@@ -35,9 +35,10 @@ class Teacher:
             they can fill more waits; each keeps the outputs of one batch more. When not
             given, 1 for a frozen teacher, and `delay` for one that moves: with less, it
             keeps old versions of its weights.
-        mode: "eval" or "train": in which its modules run (dropout, BatchNorm); "eval"
-            for a frozen teacher, "train" for one that moves, when not given. A frozen
-            teacher is not saved, nor are the statistics that "train" changes in it.
+        mode: "eval" or "train": in which its modules run (dropout, BatchNorm); the net
+            is put into it. When not given, "eval" for a frozen teacher, and for one
+            that moves the mode that it has, with those of its modules. A frozen teacher
+            is not saved, nor are the statistics that "train" changes in it.
         num_microbatches: the parts of its batch in each replica; the student's number
             when not given.
         whole_batch: whether the loss of each microbatch reads the teacher's outputs of
@@ -142,7 +143,8 @@ class Teacher:
     @property
     def is_training(self) -> bool:
         """Whether its modules run in training mode."""
-        return self.moves if self.mode is None else self.mode == "train"
+        is_own = self.moves and self.net.training
+        return is_own if self.mode is None else self.mode == "train"
 
 
 def _has_net(teacher: object) -> TypeGuard[Teacher]:
