@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import astuple, dataclass, replace
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of
+from hocket.model.profile.clock import clock_of, timed
 from hocket.model.profile.leaf_gradients import gradients_of
 from hocket.model.profile.passes import (
     CallSpan,
@@ -39,9 +38,8 @@ from hocket.model.profile.passes import (
     detached,
     forwards,
     sum_of_outputs,
-    timed,
 )
-from hocket.model.profile.precision import is_precise, quartile_range
+from hocket.model.profile.precision import is_precise, quartile_range, rounds
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.profile.split_backward import one_split_pass, split_backward_bytes
 from hocket.model.stages.cut import cut
@@ -54,6 +52,7 @@ from hocket.planner.work import HeldBytes
 
 _MIN_PASSES = 5
 _MAX_PASSES = 40
+_NUM_WARM = 2
 _BUDGET_S = 2.0  # the passes of one kind may take half of it
 
 Column = list[float]  # seconds of one piece, one entry per pass
@@ -350,15 +349,18 @@ def _repeated(
         alike: a number for each piece, the same for the same work.
         most: the largest number of passes.
     """
-    begin = perf_counter()
     rows: list[Sequence[Column]] = []
-    while len(rows) < _MIN_PASSES + 2 or (
-        perf_counter() - begin < _BUDGET_S / 2
-        and len(rows) < most
-        and not all(map(is_precise, _by_kind(rows[2:], alike)))
+
+    def is_enough() -> bool:
+        return all(map(is_precise, _by_kind(rows, alike)))
+
+    limits = _MIN_PASSES, most - _NUM_WARM
+    for counts in rounds(
+        *limits, num_warm=_NUM_WARM, most_s=_BUDGET_S / 2, is_enough=is_enough
     ):
-        rows.append(one_pass())
-    return _by_kind(rows[2:], alike)  # the first passes warm up
+        row = one_pass()
+        rows += [row] * counts
+    return _by_kind(rows, alike)
 
 
 def _by_kind(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from hocket.model.profile.clock import Clock
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 
@@ -89,11 +88,3 @@ def detached(sent: Sequence[Tensor], piece: StageModule) -> tuple[Tensor, ...]:
 def sum_of_outputs(out: Any) -> Tensor:
     """Return a scalar of a model's output, where there is no loss."""
     return torch.stack([x.sum() for x in tensors_in(out) if x.requires_grad]).sum()
-
-
-@contextmanager
-def timed(clock: Clock, seconds: list[float]) -> Iterator[None]:
-    """Append the block's seconds."""
-    begin = clock()
-    yield
-    seconds.append(clock() - begin)

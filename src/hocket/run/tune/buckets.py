@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, Final
 
 from hocket.core.costs import Costs, Link, with_recompute
@@ -37,8 +36,8 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.dry_run import dry_run
+from hocket.run.tune.link_costs import measure_ring
 from hocket.run.tune.profile_workers import update_s_per_byte
-from hocket.run.tune.trial_runs import measure_ring
 
 _RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 NUM_LAYERS: Final = 12  # into which a model is divided at least
@@ -139,8 +138,7 @@ def _searches(
     """Measure, and return what to try in turn. Every worker must call this."""
     world, captured = context.world, known.captured
     states = config.state_bytes(captured.state.trained)
-    own_rate = update_s_per_byte(captured, config.make_optimizer, states, world.device)
-    rate = median(world.gather_json(own_rate, "update"))
+    rate = update_s_per_byte(captured, config.make_optimizer, states, world)
     num_samples = config.microbatches()[0].num_samples
     profiles = {num_samples: known.profile}
     work = measured_work(captured, profiles, states, update_s_per_byte=rate)

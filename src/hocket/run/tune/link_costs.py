@@ -12,6 +12,7 @@ receiver has gone to sleep by then, and waking it is a part of a message's time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import median
@@ -24,6 +25,7 @@ from torch import Tensor
 from hocket.core.costs import Link
 from hocket.core.hardware import load_catalogue
 from hocket.model.profile.clock import clock_of
+from hocket.model.profile.precision import timed_rounds
 from hocket.planner.cluster import Cluster, MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.comm.schema import Schema, schema_of
@@ -39,6 +41,8 @@ from hocket.run.comm.transport import (
 _SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandwidth too
 _NUM_ROUNDS = 24
 _NUM_WARM = 4
+_RING_SIZES = 1 << 14, 1 << 23  # of a reduction: all latency; mostly bandwidth
+_NUM_REDUCTIONS = 6
 _COMPUTE_S = 1e-3  # before each send; longer than a receiver polls before it sleeps
 
 # Before anything is sent, messages have usual costs, rather too high than too low: then
@@ -129,15 +133,12 @@ class _Pair:
         """Send messages of one size there and back."""
         message = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         schema = schema_of((message,))
-        round_s, send_s = [], []
-        for i in range(_NUM_WARM + _NUM_ROUNDS):
-            begin = self._clock()
-            spent = self._there_and_back((message,), schema)
-            if i >= _NUM_WARM:
-                round_s.append(self._clock() - begin)
-                send_s.append(spent)
+        round_s, send_s = list[float](), []
+        for span in timed_rounds(round_s, self._device, _NUM_ROUNDS, _NUM_WARM):
+            with span:
+                send_s.append(self._there_and_back((message,), schema))
         self._sender.flush(10.0)
-        return _Sample(median(round_s) / 2 - _COMPUTE_S, median(send_s))
+        return _Sample(median(round_s) / 2 - _COMPUTE_S, median(send_s[_NUM_WARM:]))
 
     def _there_and_back(self, message: tuple[Tensor], schema: Schema) -> float:
         self._tag += 1
@@ -169,14 +170,42 @@ def _agreed() -> None:
 
 def _lines(samples: list[_Sample]) -> list[float]:
     """Return latency and seconds per byte of the link, and of the handling."""
-    small, large = samples
-    more = _SIZES[1] - _SIZES[0]
-    handling_rate = max(0.0, (large.send_s - small.send_s) / more)
-    handling_s = max(0.0, small.send_s - handling_rate * _SIZES[0])
-    way = [max(0.0, s.one_way_s - 2 * s.send_s) for s in samples]
-    rate = max(0.0, (way[1] - way[0]) / more)
-    return [max(0.0, way[0] - rate * _SIZES[0]), rate, handling_s, handling_rate]
+    handling = _line(_SIZES, [s.send_s for s in samples])
+    way_s = [max(0.0, s.one_way_s - 2 * s.send_s) for s in samples]
+    return [*_line(_SIZES, way_s), *handling]
+
+
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of no bytes, and of each, on a line through two sizes."""
+    small_s, large_s = seconds
+    rate = max(0.0, (large_s - small_s) / (sizes[1] - sizes[0]))
+    return max(0.0, small_s - rate * sizes[0]), rate
 
 
 def _rate(s_per_byte: float) -> float:
     return 1.0 / s_per_byte if s_per_byte > 0 else inf
+
+
+def measure_ring(world: World) -> Link | None:
+    """Measure an all-reduce of all workers at once. Every worker must call this.
+
+    Returns:
+        The link of a ring; None for a single worker.
+    """
+    if world.world_size == 1:
+        return None
+    own_s = [_reduced_s(world, size) for size in _RING_SIZES]
+    num_messages = 2 * (world.world_size - 1)
+    ring_s, s_per_byte = _line(_RING_SIZES, world.broadcast_json(own_s, name="ring"))
+    latency_s, per_message = ring_s / num_messages, world.world_size / num_messages
+    return Link(latency_s, _rate(s_per_byte * per_message))
+
+
+def _reduced_s(world: World, num_bytes: int) -> float:
+    gradients = torch.zeros(num_bytes // 4, device=world.device)
+    everyone, seconds = world.everyone, list[float]()
+    for span in timed_rounds(seconds, world.device, _NUM_REDUCTIONS - 1):
+        world.barrier("ring")
+        with span:
+            everyone.wait(everyone.all_reduce(gradients, "ring"), "ring")
+    return median(seconds)

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 from hocket.core.program import Program
 from hocket.errors import ConfigError, HocketError
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of
 from hocket.model.profile.costs import UpdateCost
+from hocket.model.profile.precision import timed_rounds
 from hocket.model.stages.stage import StageModule
 from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
@@ -87,26 +87,25 @@ def _measure(
     versions = (
         WeightVersions(nn.ParameterList(copies.values()), delay) if delay else None
     )
-    clock = clock_of(device)
-    seconds = []
-    for step in range(delay + _NUM_STEPS):
-        _give_gradients(copies.values())
+    seconds: list[float] = []
+    spans = timed_rounds(seconds, device, _NUM_STEPS - 1, num_warm=delay + 1)
+    for step, span in enumerate(spans):
+        give_gradients(copies.values())
         if versions is not None:
             versions.complete(step)
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
-        begin = clock()
-        status = gradients.status_of(gradients.own_norms())
-        if settings.clip_norm is not None:
-            gradients.clip(status.norm, settings.clip_norm)
-        if versions is not None:
-            versions.before_update()
-        _update(updater)
-        seconds.append(clock() - begin)
+        with span:
+            status = gradients.status_of(gradients.own_norms())
+            if settings.clip_norm is not None:
+                gradients.clip(status.norm, settings.clip_norm)
+            if versions is not None:
+                versions.before_update()
+            _update(updater)
         if versions is not None:
             versions.after_update()
     return UpdateCost(
-        median(seconds[delay + 1 :]),
+        median(seconds),
         _state_bytes(updater),
         _work_bytes(copies, settings, device),
     )
@@ -157,12 +156,13 @@ def _work_bytes(
     with allocations(device) as log:
         updater = Updater(dict(copies), settings)
         for _ in range(2):
-            _give_gradients(copies.values())
+            give_gradients(copies.values())
             with log.span():
                 updater.update()
     return log.peaks[-1]
 
 
-def _give_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def give_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Set the gradient of each parameter, as for an update that is measured."""
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, _GRADIENT)

@@ -14,12 +14,12 @@ from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.profile.allocations import allocations
+from hocket.model.profile.precision import rounds
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.outoforder.play.step_replay import StepReplay
 
-_NUM_WARM_UP: Final = 1  # the first replay loads kernels
 _NUM_STEPS: Final = 5  # the spread of a median is then some percent
 _MOST_S: Final = 2.0  # for all steps of one order, if a step is long
 _NUM_HALVINGS: Final = 12  # a capacity from 1 to 2, to 1 / 4096
@@ -51,7 +51,8 @@ def measured_costs(
         run()
         watch.end(place[op])
 
-    for counts in _times(lambda: player.play(given, timed)):
+    for counts in _rounds():
+        player.play(given, timed)
         device.synchronize(_TIMEOUT_S)
         start_s, end_s = watch.read().value
         for column, seconds in zip(columns, (end_s - start_s).tolist(), strict=True):
@@ -100,16 +101,14 @@ def measured_in_turn(replays: Sequence[StepReplay], device: Device) -> list[floa
     """Return the median seconds of a step of each order, played in turn."""
     columns: list[list[float]] = [[] for _ in replays]
 
-    def one_round() -> None:
+    for counts in _rounds(most_s=_MOST_S * len(replays)):
         for column, one in zip(columns, replays, strict=True):
             begin_s = perf_counter()
             one.run()
             device.synchronize(_TIMEOUT_S)
-            column.append(perf_counter() - begin_s)
-
-    for _ in _times(one_round, most_s=_MOST_S * len(replays)):
-        pass
-    return [median(column[_NUM_WARM_UP:]) for column in columns]
+            if counts:
+                column.append(perf_counter() - begin_s)
+    return [*map(median, columns)]
 
 
 def with_capacity(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
@@ -151,14 +150,9 @@ def scaled_to(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
     return replace(costs, stages=stages)
 
 
-def _times(play: Callable[[], object], most_s: float = _MOST_S) -> Iterator[bool]:
-    """Play several times; yield after each whether it counts, and is no warm-up."""
-    begin_s = perf_counter()
-    for i in range(_NUM_WARM_UP + _NUM_STEPS):
-        play()
-        yield i >= _NUM_WARM_UP
-        if i >= _NUM_WARM_UP and perf_counter() - begin_s > most_s:
-            return
+def _rounds(most_s: float = _MOST_S) -> Iterator[bool]:
+    """Yield for each round whether it counts; the first replay loads kernels."""
+    return rounds(1, _NUM_STEPS, most_s=most_s)
 
 
 def _stage_costs(

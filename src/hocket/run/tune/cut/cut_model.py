@@ -19,9 +19,12 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
-from hocket.run.tune.link_costs import measure_messages, usual_cluster
+from hocket.run.tune.link_costs import (
+    measure_messages,
+    measure_ring,
+    usual_cluster,
+)
 from hocket.run.tune.teachers.stages import CutTeacher
-from hocket.run.tune.trial_runs import measure_ring
 from hocket.run.tune.update_costs import measure_updates
 
 

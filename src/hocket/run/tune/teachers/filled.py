@@ -15,7 +15,7 @@ from hocket.core.costs import Costs, StageCost
 from hocket.core.program import Net, Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
-from hocket.model.profile.clock import clock_of
+from hocket.model.profile.precision import timed_rounds
 from hocket.model.stages.cut import boundaries_from_names, num_frozen_stages
 from hocket.model.stages.stage import StageModule
 from hocket.passes.fill_with import fill_with
@@ -389,9 +389,8 @@ def _measured_s(
     copies = {n: x.detach().to(device).clone() for n, x in module.named_parameters()}
     followed = {name: torch.ones_like(x) for name, x in copies.items()}
     follower = Follower(update, Pairs(copies, followed))
-    clock, seconds = clock_of(device), 0.0
-    for step in range(2):
-        begin = clock()
-        follower.update(step)
-        seconds = clock() - begin
-    return seconds
+    found: list[float] = []
+    for step, span in enumerate(timed_rounds(found, device, 1)):
+        with span:
+            follower.update(step)
+    return found[0]
