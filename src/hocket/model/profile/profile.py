@@ -171,7 +171,7 @@ class Profile:
         ]
         return cls(tuple(layers), {str(k): str(v) for k, v in conditions.items()})
 
-    def check_layers(self, names: Sequence[str], path: Path) -> None:
+    def check_layers(self, names: Sequence[str], path: str) -> None:
         """Check that the profile is of these layers.
 
         Raises:
@@ -185,9 +185,26 @@ class Profile:
                 "delete it to have it measured again"
             )
 
+    def text(self) -> str:
+        """Return the profile as JSON text."""
+        return json.dumps(self.to_json(), indent=1) + "\n"
+
     def save(self, path: Path) -> None:
         """Write the profile as JSON, whole or not at all."""
-        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
+        write_whole(path, self.text())
+
+    @classmethod
+    def parse(cls, text: str, path: str) -> Profile:
+        """Read what `text` returns.
+
+        Raises:
+            ModelError: the text is no profile; names the path.
+        """
+        try:
+            value = read_json(text)
+        except ValueError as error:
+            raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+        return cls.from_json(value, path=path)
 
     @classmethod
     def load(cls, path: Path) -> Profile:
@@ -197,10 +214,10 @@ class Profile:
             ModelError: the file is no profile; names the path.
         """
         try:
-            value = read_json(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
-        return cls.from_json(value, path=str(path))
+        return cls.parse(text, str(path))
 
 
 def _entry(

@@ -18,7 +18,6 @@ from typing import Any, Final
 from hocket.core.costs import Costs, Link, with_recompute
 from hocket.core.schedule import Schedule
 from hocket.errors import FitError, ShapeError
-from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import boundaries_from_names
 from hocket.planner.replicas.buckets import (
     BucketChoice,
@@ -39,7 +38,7 @@ from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_ring
 from hocket.run.tune.profile_workers import update_s_per_byte
 
-_RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
+RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 NUM_LAYERS: Final = 12  # into which a model is divided at least
 _HOST_S: Final = 100e-6  # of each op: the host's work, and the caches that it disturbs
 
@@ -139,11 +138,9 @@ def _searches(
     world, captured = context.world, known.captured
     states = config.state_bytes(captured.state.trained)
     rate = update_s_per_byte(captured, config.make_optimizer, states, world)
-    num_samples = config.microbatches()[0].num_samples
-    profiles = {num_samples: known.profile}
-    work = measured_work(captured, profiles, states, update_s_per_byte=rate)
     cut = config.cut
-    layers = work.layers(num_samples)
+    num_samples = config.microbatches()[0].num_samples
+    layers = known.work(config, rate).layers(num_samples)
     stages_of = partial(stage_costs, layers, update_s_per_byte=rate)
     costs = Costs((), reduce_link=measure_ring(world) or Link(), op_s=_HOST_S)
     return [
@@ -156,7 +153,7 @@ def _searches(
             config.memory_of(world),
             given=None if cut is None else tuple(boundaries_from_names(captured, cut)),
         )
-        for recomputes in _RECOMPUTE[config.recompute]
+        for recomputes in RECOMPUTE[config.recompute]
     ]
 
 

@@ -13,7 +13,7 @@ final one needs is known when there is an order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,12 +21,13 @@ from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import FitError
-from hocket.model.profile.work import measured_work
+from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.cluster import MessageCosts
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
+from hocket.planner.work import LayerCost
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
@@ -174,8 +175,10 @@ def _stages_per_device(
         return 1
 
     def decide() -> int:
+        num_samples = config.microbatches()[0].num_samples
+        work = known.profile, known.work(config).layers(num_samples)
         steps_s = {
-            v: _step_s(config, known, context, messages, v) for v in range(1, most + 1)
+            v: _step_s(config, *work, context, messages, v) for v in range(1, most + 1)
         }
         enough_s = min(steps_s.values()) * (1 + _AS_FAST)
         return min(v for v, step_s in steps_s.items() if step_s <= enough_s)
@@ -186,21 +189,19 @@ def _stages_per_device(
 
 def _step_s(
     config: PipelineConfig,
-    known: ProfiledModel,
+    profile: Profile,
+    layers: Sequence[LayerCost],
     context: WorkerContext,
     messages: MessageCosts,
     stages_per_device: int,
 ) -> float:
     """Predict one step with groups of layers of nearly equal time."""
-    num_samples = config.microbatches()[0].num_samples
-    profiles = {num_samples: known.profile}
-    work = measured_work(known.captured, profiles, {}, update_s_per_byte=0.0)
     layout = context.layout
     num_stages = layout.num_devices * stages_per_device
     ranks = [layout.replicas_of(i % layout.num_devices) for i in range(num_stages)]
     stages = stage_costs(
-        work.layers(num_samples),
-        known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks),
+        layers,
+        profile.balanced(num_stages, usual_cluster(context.world).hop, ranks),
         recomputes=config.recompute == "all",
         update_s_per_byte=0.0,  # the same whatever the groups
     )
