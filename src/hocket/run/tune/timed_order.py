@@ -205,8 +205,7 @@ def _step_s(
         recomputes=config.recompute == "all",
         update_s_per_byte=0.0,  # the same whatever the groups
     )
-    costs = Costs(stages, link=messages.link, handling=messages.handling)
     order = make_order(
         _MODULO, context.layout, config.num_microbatches, stages_per_device
     )
-    return simulate(order, costs).makespan_s
+    return simulate(order, messages.costs(stages)).makespan_s

@@ -173,14 +173,9 @@ def _played(
             clips=False,
         )
         messages = measure_messages(world, context.transport)
-        costs = stage_costs(
-            profile,
-            boundaries,
-            modules,
-            link=messages.link,
-            handling=messages.handling,
-            updates=measure_updates(modules, order.program, config.settings, context),
-        )
+        added = stage_costs(profile, boundaries, modules)
+        shape = modules, order.program, config.settings, context
+        costs = messages.costs(measure_updates(added, *shape))
         (net,) = order.program.nets
         costs = dry_run(
             costs,

@@ -15,6 +15,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.precision import rounds
+from hocket.planner.stages import StageSlowdown
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
@@ -137,17 +138,8 @@ def scaled_to(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
     use was slower or faster then.
     """
     factor = measured_s / simulate(schedule, costs).makespan_s
-    stages = tuple(
-        replace(
-            cost,
-            forward_s=cost.forward_s * factor,
-            input_grad_s=cost.input_grad_s * factor,
-            weight_grad_s=cost.weight_grad_s * factor,
-            update_s=cost.update_s * factor,
-        )
-        for cost in costs.stages
-    )
-    return replace(costs, stages=stages)
+    slowdown = StageSlowdown(factor, factor, factor)
+    return replace(costs, stages=tuple(map(slowdown.slowed, costs.stages)))
 
 
 def _rounds(most_s: float = _MOST_S) -> Iterator[bool]:

@@ -89,13 +89,9 @@ def cut_and_measure(
         messages = with_messages(known, config, context).messages
         assert messages is not None
         config.report("measuring updates")
-        costs = stage_costs(
-            known.profile,
-            boundaries,
-            modules,
-            link=messages.link,
-            handling=messages.handling,
-            updates=measure_updates(modules, program, config, context),
+        added = stage_costs(known.profile, boundaries, modules)
+        costs = messages.costs(
+            measure_updates(added, modules, program, config, context)
         )
         costs = replace(costs, accumulates=config.accumulate > 1)
         # With layers that freeze, layouts are compared while training runs.
@@ -135,8 +131,7 @@ def with_messages(
 
     def measure() -> Costs:
         config.report("measuring messages")
-        found = measure_messages(context.world, context.transport)
-        return Costs((), link=found.link, handling=found.handling)
+        return measure_messages(context.world, context.transport).costs()
 
     depends_on = {"transport": type(context.transport).__name__}
     costs = kept_costs(config.profile_dir, known, depends_on, context.world, measure)

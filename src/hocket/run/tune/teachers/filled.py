@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.check import check
-from hocket.core.costs import Costs, StageCost
+from hocket.core.costs import StageCost
 from hocket.core.program import Net, Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
@@ -21,7 +21,7 @@ from hocket.model.stages.stage import StageModule
 from hocket.passes.fill_with import fill_with
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.balance import cut_teacher, joint_balance
-from hocket.planner.stages import add_layers
+from hocket.planner.stages import added_up
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
@@ -54,6 +54,9 @@ class JointNets:
     student: CutModel
 
 
+_Cuts: TypeAlias = tuple[CutModel, CutModel]  # of all nets, and of the student
+
+
 class NetCutter:
     """Cuts all nets for orders of the student, and measures every cut once.
 
@@ -75,7 +78,7 @@ class NetCutter:
         self._context = context
         self._student = student
         self._teachers = teachers
-        self._found: dict[tuple[Program, tuple[int, ...]], _Measured] = {}
+        self._found: dict[tuple[Program, tuple[int, ...]], _Cuts] = {}
 
     def cut(self, config: PipelineConfig, order: Schedule) -> JointNets:
         """Cut all nets for an order of the student. Every worker must call this.
@@ -96,31 +99,18 @@ class NetCutter:
         if key not in self._found:
             student = cut_and_measure(config, program, context, self._student, at)
             cuts = tuple(_cut_teachers(self._teachers, student, program))
-            update_s = _measure_teacher_updates(cuts, context)
-            costs = _joint_costs(cuts, student.costs, update_s)
-            self._found[key] = _Measured(student, cuts, costs)
-        found = self._found[key]
-        student, cuts = found.student, found.teachers
-        own = _frozen(config, order, student).program
-        return JointNets(
-            _joint_program(own, cuts, whole_batch=config.whole_batch),
-            replace(
+            stages = _teacher_costs(cuts, context)
+            model = replace(
                 student,
                 modules=(*(m for x in cuts for m in x.modules), *student.modules),
-                costs=found.costs,
+                costs=replace(student.costs, stages=(*stages, *student.costs.stages)),
                 teachers=cuts,
-            ),
-            student,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """One cut of all nets, and the costs of all stages."""
-
-    student: CutModel
-    teachers: tuple[CutTeacher, ...]
-    costs: Costs
+            )
+            self._found[key] = model, student
+        model, student = self._found[key]
+        own = _frozen(config, order, student).program
+        program = _joint_program(own, model.teachers, whole_batch=config.whole_batch)
+        return JointNets(program, model, student)
 
 
 def filled_order(
@@ -319,67 +309,45 @@ def _joint_program(
     )
 
 
-def _joint_costs(
-    cuts: Sequence[CutTeacher], student: Costs, update_s: Sequence[float]
-) -> Costs:
-    """Put the costs of the teachers' stages before those of the student's.
-
-    Args:
-        cuts: the teachers' stages.
-        student: the student's costs.
-        update_s: the seconds of each teacher stage's update.
-    """
-    teachers = (cost for cut in cuts for cost in _stage_costs(cut))
-    moving = [
-        replace(cost, update_s=seconds)
-        for cost, seconds in zip(teachers, update_s, strict=True)
-    ]
-    return replace(student, stages=(*moving, *student.stages))
-
-
-def _stage_costs(cut: CutTeacher) -> list[StageCost]:
-    layers = [layer.cost() for layer in cut.known.profile.layers]
-    edges = (0, *cut.places.boundaries, len(layers))
-    output = pytree.tree_leaves(cut.known.output)
-    costs = []
-    for i, module in enumerate(cut.modules):
-        following = layers[edges[i + 1]] if i + 1 < len(cut.modules) else None
-        cost = add_layers(layers[edges[i] : edges[i + 1]], following)
-        if following is None:
-            num_bytes = sum(x.nbytes for x in output if isinstance(x, Tensor))
-            cost = replace(cost, output_bytes=num_bytes)
-        state = [*module.parameters(), *module.buffers()]
-        costs.append(replace(cost, weight_bytes=sum(x.nbytes for x in state)))
-    return costs
-
-
-def _measure_teacher_updates(
+def _teacher_costs(
     cuts: Sequence[CutTeacher], context: WorkerContext
-) -> list[float]:
-    """Measure the updates of the teachers' stages, each on the worker that holds it.
+) -> list[StageCost]:
+    """Return the costs of the teachers' stages. Every worker must call this.
 
-    Every worker must call this.
+    Updates are measured, each on the worker that holds the stage.
 
     Args:
         cuts: the teachers' stages.
         context: this worker's context.
     """
-    own: dict[str, float] = {}
+    costs = [cost for cut in cuts for cost in _stage_costs(cut)]
     stages = [
-        (cut, place, module)
+        (cut.known.teacher.update, place, module)
         for cut in cuts
         for place, module in zip(cut.places.devices, cut.modules, strict=True)
     ]
-    for number, (cut, place, module) in enumerate(stages):
-        if cut.known.teacher.update is not None and place == context.layout.device:
-            device = context.world.device
-            own[str(number)] = _measured_s(cut.known.teacher.update, module, device)
-    found = [0.0] * len(stages)
-    for part in context.world.gather_json(own, "costs of the teachers' updates"):
-        assert isinstance(part, dict)
-        for stage, seconds in part.items():
-            found[int(stage)] = max(found[int(stage)], float(seconds))
-    return found
+    own = {
+        str(number): _measured_s(update, module, context.world.device)
+        for number, (update, place, module) in enumerate(stages)
+        if update is not None and place == context.layout.device
+    }
+    parts = context.world.gather_json(own, "costs of the teachers' updates")
+    return [
+        replace(cost, update_s=max(float(part.get(str(i), 0.0)) for part in parts))
+        for i, cost in enumerate(costs)
+    ]
+
+
+def _stage_costs(cut: CutTeacher) -> Iterator[StageCost]:
+    layers = [layer.cost() for layer in cut.known.profile.layers]
+    output = pytree.tree_leaves(cut.known.output)
+    stages = added_up(layers, cut.places.boundaries)
+    for module, (_, cost) in zip(cut.modules, stages, strict=True):
+        if module is cut.modules[-1]:
+            num_bytes = sum(x.nbytes for x in output if isinstance(x, Tensor))
+            cost = replace(cost, output_bytes=num_bytes)
+        state = [*module.parameters(), *module.buffers()]
+        yield replace(cost, weight_bytes=sum(x.nbytes for x in state))
 
 
 def _measured_s(
