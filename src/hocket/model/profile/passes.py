@@ -1,4 +1,4 @@
-"""Runs the forward of each piece of a model, measured separately."""
+"""Runs forward and backward of each piece of a model, measured separately."""
 
 from __future__ import annotations
 
@@ -88,3 +88,42 @@ def detached(sent: Sequence[Tensor], piece: StageModule) -> tuple[Tensor, ...]:
 def sum_of_outputs(out: Any) -> Tensor:
     """Return a scalar of a model's output, where there is no loss."""
     return torch.stack([x.sum() for x in tensors_in(out) if x.requires_grad]).sum()
+
+
+def gradients_of(
+    leaves: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    *,
+    only_inputs: bool,
+) -> Sequence[Tensor]:
+    """Return gradients of the leaves; compute the weights' too unless `only_inputs`.
+
+    Args:
+        leaves: what the piece received.
+        outputs: the piece's outputs.
+        grads: the gradient of each output.
+        only_inputs: whether to skip the weights' gradients.
+
+    Returns:
+        One gradient for each leaf, zeros if no output depends on it.
+    """
+    if not outputs or (only_inputs and not leaves):
+        return [torch.zeros_like(x) for x in leaves]
+    found: Sequence[Tensor | None]
+    if only_inputs:
+        found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+    else:
+        torch.autograd.backward(outputs, grads)
+        found = [x.grad for x in leaves]
+    return with_zeros(leaves, found)
+
+
+def with_zeros(
+    leaves: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Return the gradients of leaves, with zeros in place of None."""
+    return [
+        torch.zeros_like(x) if grad is None else grad
+        for x, grad in zip(leaves, grads, strict=True)
+    ]
