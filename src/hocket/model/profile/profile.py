@@ -171,7 +171,7 @@ class Profile:
         ]
         return cls(tuple(layers), {str(k): str(v) for k, v in conditions.items()})
 
-    def check_layers(self, names: Sequence[str], path: str) -> None:
+    def check_layers(self, names: Sequence[str], path: Path | str) -> None:
         """Check that the profile is of these layers.
 
         Raises:

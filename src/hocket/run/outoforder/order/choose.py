@@ -76,19 +76,6 @@ class OrderCandidate:
     kernels: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenOrder:
-    """The order that is played.
-
-    Args:
-        replay: runs its steps.
-        candidates: all that were tried, the fastest first.
-    """
-
-    replay: StepReplay
-    candidates: tuple[OrderCandidate, ...]
-
-
 class _Trial:
     """Measures orders of one step."""
 
@@ -123,7 +110,7 @@ def choose_order(
     memory_bytes: int | None,
     *,
     across_steps: bool = False,
-) -> ChosenOrder:
+) -> tuple[StepReplay, tuple[OrderCandidate, ...]]:
     """Measure some orders of a step, and choose the fastest that fits.
 
     Args:
@@ -133,6 +120,9 @@ def choose_order(
         always_bytes: what is in memory all the time.
         memory_bytes: the most memory that an order may take.
         across_steps: whether to try W and U in the next step.
+
+    Returns:
+        What runs its steps; and all orders that were tried, the fastest first.
 
     Raises:
         FitError: the serial order needs more.
@@ -179,27 +169,30 @@ def choose_order(
         costs = with_capacity(costs, one.plan.schedule, one.measured_s)
         measured = replace(measured, costs=costs)
         tried += _searched(trial, measured, one_step, memory_bytes)
-        tried = _measured_again(trial, tried)
+        # The fastest of several has been lucky: its first number is too small.
+        again_s = measured_in_turn([one.replay for one in tried], device)
+        pairs = zip(tried, again_s, strict=True)
+        tried = [replace(one, measured_s=s) for one, s in pairs]
     costs = scaled_to(costs, first.schedule, tried[0].measured_s)
     measured = replace(measured, costs=costs)
     tried.sort(key=_rank)
     for each in tried:
         each.replay.forget()
     candidates = tuple(_candidate(x, measured, step.kernels) for x in tried)
-    return ChosenOrder(tried[0].replay, candidates)
+    return tried[0].replay, candidates
 
 
-def faster_kernels(chosen: Sequence[ChosenOrder], device: Device) -> int:
+def faster_kernels(replays: Sequence[StepReplay], device: Device) -> int:
     """Return which of the orders with several kernels is the fastest.
 
     Args:
-        chosen: the fastest order with each choice of kernels. The first one is kept
-            unless another one is faster by more than noise.
+        replays: run the fastest order with each choice of kernels. The first one is
+            kept unless another one is faster by more than noise.
         device: the device.
     """
-    seconds = measured_in_turn([one.replay for one in chosen], device)
-    for one in chosen:
-        one.replay.forget()
+    seconds = measured_in_turn(replays, device)
+    for replay in replays:
+        replay.forget()
     seconds[0] *= 1.0 - _LEAST_GAIN
     return seconds.index(min(seconds))
 
@@ -265,15 +258,6 @@ def _searched(
             best = _Tried("local search", plan, replay, new_s)
             found.append(best)
     return found[-1:]
-
-
-def _measured_again(trial: _Trial, tried: Sequence[_Tried]) -> list[_Tried]:
-    """Measure the orders once more, all in the same rounds.
-
-    The fastest of several has been lucky: its first number is too small.
-    """
-    seconds = measured_in_turn([one.replay for one in tried], trial.device)
-    return [replace(one, measured_s=s) for one, s in zip(tried, seconds, strict=True)]
 
 
 def _neighbour(schedule: Schedule, random: Random) -> list[int]:

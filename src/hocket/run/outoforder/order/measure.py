@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -61,7 +61,7 @@ def measured_costs(
                 column.append(seconds)
     medians = map(median, columns)
     seconds = dict(zip(ops, medians, strict=True))
-    return Costs(_stage_costs(seconds, footprint))
+    return Costs(tuple(_stage_costs(seconds, footprint)))
 
 
 def with_work_bytes(
@@ -149,29 +149,21 @@ def _rounds(most_s: float = _MOST_S) -> Iterator[bool]:
 
 def _stage_costs(
     seconds: Mapping[Op, float], footprint: Footprint
-) -> tuple[StageCost, ...]:
-    num_stages = 1 + max(op.stage for op in seconds)
+) -> Iterator[StageCost]:
     read = {
         -event
         for (kind, _), events in footprint.events.items()
         if kind in WHOLE_OR_SPLIT_BACKWARD
         for event in events
     }
-    return tuple(
-        _stage_cost(stage, seconds, footprint, read) for stage in range(num_stages)
-    )
-
-
-def _stage_cost(
-    stage: int, seconds: Mapping[Op, float], footprint: Footprint, read: Set[int]
-) -> StageCost:
-    forward = Op(Kind.FORWARD, stage, 0)
-    events = footprint.of(forward)
-    kept = [footprint.sizes[x - 1] for x in events if x > 0 and x in read]
-    return StageCost(
-        forward_s=seconds[forward],
-        input_grad_s=seconds[Op(Kind.BACKWARD_INPUT, stage, 0)],
-        weight_grad_s=seconds[Op(Kind.BACKWARD_WEIGHT, stage, 0)],
-        update_s=seconds[Op(Kind.UPDATE, stage)],
-        activation_bytes=sum(kept),
-    )
+    for stage in range(1 + max(op.stage for op in seconds)):
+        forward = Op(Kind.FORWARD, stage, 0)
+        events = footprint.of(forward)
+        kept = [footprint.sizes[x - 1] for x in events if x > 0 and x in read]
+        yield StageCost(
+            forward_s=seconds[forward],
+            input_grad_s=seconds[Op(Kind.BACKWARD_INPUT, stage, 0)],
+            weight_grad_s=seconds[Op(Kind.BACKWARD_WEIGHT, stage, 0)],
+            update_s=seconds[Op(Kind.UPDATE, stage)],
+            activation_bytes=sum(kept),
+        )

@@ -13,8 +13,6 @@ from hocket.model.profile.costs import stage_costs
 from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.planner.cluster import MessageCosts
-from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.kept import kept_costs
@@ -79,9 +77,7 @@ def cut_and_measure(
         sizes = known.captured.parameters_in_millions
         boundaries = greedy_boundaries(sizes, program.num_stages)
     elif boundaries is None:
-        boundaries = balanced_boundaries(
-            known, program, config.cut, world, context.layout
-        )
+        boundaries = balanced_boundaries(known, program, config, context)
     check_as_is(known.captured, boundaries, program.flows)
     modules = cut(known.captured, boundaries, program.flows)
 
@@ -141,23 +137,21 @@ def with_messages(
 def balanced_boundaries(
     known: ProfiledModel,
     program: Program,
-    cut_names: Sequence[str] | None,
-    world: World,
-    layout: Layout,
+    config: PipelineConfig,
+    context: WorkerContext,
 ) -> tuple[int, ...]:
     """Return the layers at which stages 1, 2, ... of a model begin.
 
     Args:
         known: the profiled model.
         program: the number of stages, and their devices.
-        cut_names: the modules with which they begin; balanced when not given.
-        world: all workers.
-        layout: the ranks by device and replica.
+        config: the pipeline's; its `cut` names the modules with which they begin.
+        context: this worker's context.
 
     Raises:
         ModelError: the model cannot be cut so.
     """
-    num_stages, captured = program.num_stages, known.captured
+    num_stages, captured, cut_names = program.num_stages, known.captured, config.cut
     if cut_names is not None:
         if len(cut_names) != num_stages - 1:
             raise ModelError(
@@ -172,5 +166,5 @@ def balanced_boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    ranks = [layout.replicas_of(stage.device) for stage in program.stages]
-    return known.profile.balanced(num_stages, usual_cluster(world).hop, ranks)
+    ranks = [context.layout.replicas_of(stage.device) for stage in program.stages]
+    return known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks)

@@ -92,9 +92,7 @@ class NetCutter:
             ConfigError: a teacher's cut makes more stages than there are devices.
         """
         program, context = order.program, self._context
-        at = _student_boundaries(
-            config, program, context, self._student, self._teachers
-        )
+        at = self._student_boundaries(config, program)
         key = program, at
         if key not in self._found:
             student = cut_and_measure(config, program, context, self._student, at)
@@ -111,6 +109,30 @@ class NetCutter:
         own = _frozen(config, order, student).program
         program = _joint_program(own, model.teachers, whole_batch=config.whole_batch)
         return JointNets(program, model, student)
+
+    def _student_boundaries(
+        self, config: PipelineConfig, program: Program
+    ) -> tuple[int, ...]:
+        """Return the layers at which the student's stages begin.
+
+        All nets together balance, where the configuration does not say the cut.
+
+        Raises:
+            ModelError: the student cannot be cut as asked.
+        """
+        known, context = self._student, self._context
+        for teacher in self._teachers:
+            if teacher.teacher.moves:
+                known = _with_forwards_of(teacher, known, config.num_microbatches)
+        free = [
+            x for x in self._teachers if x.teacher.cut is None and not x.teacher.moves
+        ]
+        is_single = program.num_stages == context.layout.num_devices
+        is_enough = len(known.captured.layers) >= program.num_stages
+        if config.cut is not None or not (free and is_single and is_enough):
+            return balanced_boundaries(known, program, config, context)
+        student_s = [config.num_microbatches * x for x in known.profile.layer_s]
+        return joint_balance(student_s, free[0].layer_s, program.num_stages).student
 
 
 def filled_order(
@@ -164,42 +186,6 @@ def _most_of_teachers(nets: JointNets) -> int:
         sum(costs[n].weight_bytes for n in own if not stages[n].trainable)
         for own in nets.program.stages_on
     )
-
-
-def _student_boundaries(
-    config: PipelineConfig,
-    program: Program,
-    context: WorkerContext,
-    known: ProfiledModel,
-    teachers: Sequence[KnownTeacher],
-) -> tuple[int, ...]:
-    """Return the layers at which the student's stages begin.
-
-    All nets together balance, where the configuration does not say the cut.
-
-    Args:
-        config: the pipeline's.
-        program: the student's.
-        context: this worker's context.
-        known: the profiled student.
-        teachers: the profiled teachers.
-
-    Raises:
-        ModelError: the student cannot be cut as asked.
-    """
-    heavier = known
-    for teacher in teachers:
-        if teacher.teacher.moves:
-            heavier = _with_forwards_of(teacher, heavier, config.num_microbatches)
-    free = [x for x in teachers if not x.teacher.moves and x.teacher.cut is None]
-    is_single = program.num_stages == context.layout.num_devices
-    is_enough = len(known.captured.layers) >= program.num_stages
-    if config.cut is not None or not (free and is_single and is_enough):
-        return balanced_boundaries(
-            heavier, program, config.cut, context.world, context.layout
-        )
-    student_s = [config.num_microbatches * x for x in heavier.profile.layer_s]
-    return joint_balance(student_s, free[0].layer_s, program.num_stages).student
 
 
 def _with_forwards_of(

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import long_step_s, simulate
@@ -331,15 +330,9 @@ def _filled(candidate: _Candidate, layout: Layout, most: int) -> tuple[float, Sc
     config, nets = candidate.config, candidate.nets
     filled = filled_order(config, layout, candidate.order, nets, most)
     costs = recomputing(config.recompute, filled, nets.model.costs, most)
-    _refuse_large(config, filled, costs, most)
-    return long_step_s(filled, costs), filled
-
-
-def _refuse_large(
-    config: PipelineConfig, filled: Schedule, costs: Costs, most: int
-) -> None:
     timeline = simulate(filled, costs)
     peaks = [timeline.peak_bytes(d) for d in range(filled.program.num_devices)]
     if round(max(peaks)) > most:
         what = "no order of the student with its teachers"
         raise no_order_fits(what, str(config.schedule), peaks, most)
+    return long_step_s(filled, costs), filled
