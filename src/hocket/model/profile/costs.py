@@ -23,9 +23,9 @@ def stage_costs(
         boundaries: the layers at which stages 1, 2, ... begin.
         modules: the stages, for the bytes of their weights.
     """
-    layers = [layer.cost() for layer in profile.layers]
     stages = []
-    for module, (own, cost) in zip(modules, added_up(layers, boundaries), strict=True):
+    sums = added_up(profile.layers, boundaries)
+    for module, (own, cost) in zip(modules, sums, strict=True):
         stages.append(
             replace(
                 cost,

@@ -75,12 +75,8 @@ def profile_forwards(
                 forward_s=median(seconds),
                 input_grad_s=0.0,
                 weight_grad_s=0.0,
-                forward_spread_s=0.0,
-                backward_spread_s=0.0,
                 activation_bytes=peak,
-                kept_input_bytes=0,
                 received_bytes=sum(value.num_bytes for value in layer.received),
-                received_grad_bytes=0,
                 forward_work_bytes=peak,
             )
             for layer, seconds, peak in layers

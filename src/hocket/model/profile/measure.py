@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -283,19 +283,20 @@ def _layer(
     forward_s, whole_s, input_s, weight_s = map(median, columns)
     both_s = input_s + weight_s
     own_s = whole_s * (input_s / both_s if both_s else 1.0)
+    received = layer.received
     return LayerProfile(
         layer.name,
         forward_s,
         own_s,
         whole_s - own_s,
-        quartile_range(columns[0]),
-        quartile_range(columns[1]),
         kept.made_bytes,
         kept.input_bytes,
-        sum(value.num_bytes for value in layer.received),
-        sum(value.num_bytes for value in layer.received if value.requires_grad),
+        sum(value.num_bytes for value in received),
+        sum(value.num_bytes for value in received if value.requires_grad),
         *work,
-        *astuple(held),
+        split=held,
+        forward_spread_s=quartile_range(columns[0]),
+        backward_spread_s=quartile_range(columns[1]),
     )
 
 

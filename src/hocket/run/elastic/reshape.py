@@ -414,7 +414,7 @@ def price_layers(plan: Plan, outline: Captured, balance: Balance) -> Frozen:
         return tuple(found)
 
     pairs = zip(plan.profile.layers, outline.layers, strict=True)
-    layers = [measured.cost(weights_of(layer)) for measured, layer in pairs]
+    layers = [replace(measured, weights=weights_of(layer)) for measured, layer in pairs]
     rate = sum(cost.update_s for cost in stages) / touched
     alone = stage_costs(
         layers, plan.boundaries, recomputes=False, update_s_per_byte=rate

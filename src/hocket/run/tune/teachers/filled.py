@@ -325,9 +325,8 @@ def _teacher_costs(
 
 
 def _stage_costs(cut: CutTeacher) -> Iterator[StageCost]:
-    layers = [layer.cost() for layer in cut.known.profile.layers]
     output = pytree.tree_leaves(cut.known.output)
-    stages = added_up(layers, cut.places.boundaries)
+    stages = added_up(cut.known.profile.layers, cut.places.boundaries)
     for module, (_, cost) in zip(cut.modules, stages, strict=True):
         if module is cut.modules[-1]:
             num_bytes = sum(x.nbytes for x in output if isinstance(x, Tensor))
