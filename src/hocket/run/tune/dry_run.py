@@ -161,7 +161,7 @@ def dry_run(
         batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
         found = _played(player, runners, batch, order, costs, context, least)
-    return fit(costs, found, _in_body(schedule))
+    return fit(costs, found, _in_body(schedule) if schedule.body else None)
 
 
 def _played(
@@ -225,8 +225,6 @@ def _without_ends(schedule: Schedule) -> Schedule:
 
 def _in_body(schedule: Schedule) -> list[slice]:
     """Return, for each lane, which ops are in the body, without R and U."""
-    if not schedule.body:
-        return [slice(None)] * len(schedule.lanes)
     return [
         slice(*(sum(op.kind not in STEP_ENDS for op in lane.ops[:end]) for end in ends))
         for lane, ends in zip(schedule.lanes, schedule.body, strict=True)

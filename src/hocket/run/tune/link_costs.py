@@ -13,7 +13,6 @@ receiver has gone to sleep by then, and waking it is a part of a message's time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import median
 from time import perf_counter
@@ -80,14 +79,6 @@ def usual_cluster(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Medians for one size, in seconds."""
-
-    one_way_s: float
-    send_s: float
-
-
 def measure_messages(world: World, transport: Transport) -> MessageCosts:
     """Measure on ranks 0 and 1, and broadcast. Every worker must call this.
 
@@ -95,18 +86,15 @@ def measure_messages(world: World, transport: Transport) -> MessageCosts:
     """
     if world.world_size == 1:
         return MessageCosts(Link(), Link())
-    answer: list[float] = []
+    own: list[tuple[float, float]] = []
     if world.rank < 2:
         pair = _Pair(world.rank, transport, world.device)
-        samples = [pair.measure(size) for size in _SIZES]
-        answer = _lines(samples)
+        one_way_s, send_s = zip(*map(pair.measure, _SIZES), strict=True)
+        on_way_s = [max(0.0, a - 2 * b) for a, b in zip(one_way_s, send_s, strict=True)]
+        own = [_line(_SIZES, on_way_s), _line(_SIZES, send_s)]
         transport.trim()
-    by_rank = world.broadcast_json(answer, name="message costs")
-    assert isinstance(by_rank, list)
-    latency_s, s_per_byte, handling_s, handling_s_per_byte = map(float, by_rank)
-    return MessageCosts(
-        Link(latency_s, _rate(s_per_byte)), Link(handling_s, _rate(handling_s_per_byte))
-    )
+    link, handling = world.broadcast_json(own, name="message costs")
+    return MessageCosts(_link(*link), _link(*handling))
 
 
 class _Pair:
@@ -129,8 +117,12 @@ class _Pair:
             self._sender = transport.sender(back)
         self._tag = 0
 
-    def measure(self, num_bytes: int) -> _Sample:
-        """Send messages of one size there and back."""
+    def measure(self, num_bytes: int) -> tuple[float, float]:
+        """Send messages of one size there and back.
+
+        Returns:
+            The median seconds of one way, and of the sender's call.
+        """
         message = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         schema = schema_of((message,))
         round_s, send_s = list[float](), []
@@ -138,7 +130,7 @@ class _Pair:
             with span:
                 send_s.append(self._there_and_back((message,), schema))
         self._sender.flush(10.0)
-        return _Sample(median(round_s) / 2 - _COMPUTE_S, median(send_s[_NUM_WARM:]))
+        return median(round_s) / 2 - _COMPUTE_S, median(send_s[_NUM_WARM:])
 
     def _there_and_back(self, message: tuple[Tensor], schema: Schema) -> float:
         self._tag += 1
@@ -168,13 +160,6 @@ def _agreed() -> None:
     """Agree on nothing: both ends know what the message holds."""
 
 
-def _lines(samples: list[_Sample]) -> list[float]:
-    """Return latency and seconds per byte of the link, and of the handling."""
-    handling = _line(_SIZES, [s.send_s for s in samples])
-    way_s = [max(0.0, s.one_way_s - 2 * s.send_s) for s in samples]
-    return [*_line(_SIZES, way_s), *handling]
-
-
 def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
     """Return the seconds of no bytes, and of each, on a line through two sizes."""
     small_s, large_s = seconds
@@ -182,8 +167,8 @@ def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]
     return max(0.0, small_s - rate * sizes[0]), rate
 
 
-def _rate(s_per_byte: float) -> float:
-    return 1.0 / s_per_byte if s_per_byte > 0 else inf
+def _link(latency_s: float, s_per_byte: float) -> Link:
+    return Link(latency_s, 1.0 / s_per_byte if s_per_byte > 0 else inf)
 
 
 def measure_ring(world: World) -> Link | None:
@@ -197,8 +182,7 @@ def measure_ring(world: World) -> Link | None:
     own_s = [_reduced_s(world, size) for size in _RING_SIZES]
     num_messages = 2 * (world.world_size - 1)
     ring_s, s_per_byte = _line(_RING_SIZES, world.broadcast_json(own_s, name="ring"))
-    latency_s, per_message = ring_s / num_messages, world.world_size / num_messages
-    return Link(latency_s, _rate(s_per_byte * per_message))
+    return _link(ring_s / num_messages, s_per_byte * world.world_size / num_messages)
 
 
 def _reduced_s(world: World, num_bytes: int) -> float:

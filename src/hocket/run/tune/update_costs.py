@@ -8,7 +8,6 @@ of a stage, which still copy less, do not count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from statistics import median
@@ -77,15 +76,15 @@ def _measured(
         if p.requires_grad
     }
     settings = replace(settings, scheduler=None)
-    updater = None
-    with suppress(ValueError):  # all parameters are left out
+    try:
         updater = Updater(copies, settings)
-    if updater is None or updater.optimizer is None:
+    except ValueError:  # all parameters are left out
+        return {}
+    if updater.optimizer is None:
         return {}
     gradients = _gradients(copies, device)
-    versions = (
-        WeightVersions(nn.ParameterList(copies.values()), delay) if delay else None
-    )
+    weights = nn.ParameterList(copies.values())
+    versions = WeightVersions(weights, delay) if delay else None
     seconds: list[float] = []
     spans = timed_rounds(seconds, device, _NUM_STEPS - 1, num_warm=delay + 1)
     for step, span in enumerate(spans):
