@@ -24,7 +24,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import NUM_LAYERS, RECOMPUTE
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import with_messages
+from hocket.run.tune.cut.cut_model import messages_of
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
@@ -55,7 +55,7 @@ def choose_order(
     world, layout = context.world, context.layout
     num_layers = NUM_LAYERS if may_reverse(config, layout) else 0
     known = profile_model(config, world, num_layers)
-    known = with_messages(known, config, context)
+    known = replace(known, messages=messages_of(known, config, context))
     most = config.memory_of(world)
 
     def decide() -> tuple[str, int]:

@@ -82,7 +82,15 @@ def _measured(
         return {}
     if updater.optimizer is None:
         return {}
-    gradients = _gradients(copies, device)
+    # As if this worker were the only one.
+    gradients = Gradients(
+        tuple(copies),
+        copies,
+        frozenset(copies),
+        None,
+        device=device,
+        dtype=reduce(torch.promote_types, {x.dtype for x in copies.values()}),
+    )
     weights = nn.ParameterList(copies.values())
     versions = WeightVersions(weights, delay) if delay else None
     seconds: list[float] = []
@@ -107,21 +115,6 @@ def _measured(
         "optimizer_bytes": _state_bytes(updater),
         "update_work_bytes": _work_bytes(copies, settings, device),
     }
-
-
-def _gradients(
-    parameters: Mapping[str, nn.Parameter], device: torch.device
-) -> Gradients:
-    """Return the gradients as if this worker were the only one."""
-    types = {parameter.dtype for parameter in parameters.values()}
-    return Gradients(
-        tuple(parameters),
-        parameters,
-        frozenset(parameters),
-        None,
-        device=device,
-        dtype=reduce(torch.promote_types, types),
-    )
 
 
 def _state_bytes(updater: Updater) -> int:

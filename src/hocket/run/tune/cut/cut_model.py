@@ -82,8 +82,7 @@ def cut_and_measure(
     modules = cut(known.captured, boundaries, program.flows)
 
     def measure() -> Costs:
-        messages = with_messages(known, config, context).messages
-        assert messages is not None
+        messages = messages_of(known, config, context)
         config.report("measuring updates")
         added = stage_costs(known.profile, boundaries, modules)
         costs = messages.costs(
@@ -107,10 +106,10 @@ def cut_and_measure(
     return CutModel(known, tuple(boundaries), modules, costs)
 
 
-def with_messages(
+def messages_of(
     known: ProfiledModel, config: PipelineConfig, context: WorkerContext
-) -> ProfiledModel:
-    """Return a model with the costs of messages. Every worker must call this.
+) -> MessageCosts:
+    """Return the costs of messages. Every worker must call this.
 
     They are kept beside the profile, so that the same profile always gives the same
     choice of an order.
@@ -121,9 +120,9 @@ def with_messages(
         context: this worker's context.
     """
     if known.messages is not None:
-        return known
+        return known.messages
     if context.world.world_size == 1:
-        return replace(known, messages=MessageCosts(Link(), Link()))
+        return MessageCosts(Link(), Link())
 
     def measure() -> Costs:
         config.report("measuring messages")
@@ -131,7 +130,7 @@ def with_messages(
 
     depends_on = {"transport": type(context.transport).__name__}
     costs = kept_costs(config.profile_dir, known, depends_on, context.world, measure)
-    return replace(known, messages=MessageCosts(costs.link, costs.handling))
+    return MessageCosts(costs.link, costs.handling)
 
 
 def balanced_boundaries(

@@ -143,10 +143,10 @@ def profile_model(
         profile = _load_or_measure(captured, config, world, measure, depends_on, loss)
     updates = digests["updates"]
     code = (config.optimizer, *loss, *_run_as_they_are(captured))
-    if config.freeze is None:
-        return ProfiledModel(captured, profile, updates, code)
-    frozen = forwards_of(captured, microbatch, config, world, training=False)
-    frozen_s = tuple(layer.forward_s for layer in frozen.layers)
+    frozen_s: tuple[float, ...] = ()
+    if config.freeze is not None:
+        frozen = forwards_of(captured, microbatch, config, world, training=False)
+        frozen_s = tuple(layer.forward_s for layer in frozen.layers)
     return ProfiledModel(captured, profile, updates, code, frozen_s)
 
 

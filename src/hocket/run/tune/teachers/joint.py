@@ -31,7 +31,7 @@ from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.choose import no_order_fits, search_of
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, with_messages
+from hocket.run.tune.cut.cut_model import CutModel, messages_of
 from hocket.run.tune.cut.profiled_model import (
     ProfiledModel,
     forwards_of,
@@ -95,7 +95,8 @@ def joint_order(
     ]
     profiled = profile_model(config, world, num_stages, outputs)
     if is_chosen:
-        profiled = with_messages(profiled, config, context)
+        messages = messages_of(profiled, config, context)
+        profiled = replace(profiled, messages=messages)
     cutter = NetCutter(context, profiled, teachers)
     if is_chosen:
         return _choose_order(config, context, profiled, cutter)
