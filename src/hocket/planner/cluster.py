@@ -12,10 +12,10 @@ bandwidth.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hocket.core.costs import Link
+from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.hardware import LinkKind
 from hocket.errors import PlanError
 
@@ -31,6 +31,10 @@ class MessageCosts:
 
     link: Link
     handling: Link
+
+    def costs(self, stages: Sequence[StageCost] = ()) -> Costs:
+        """Return the costs of stages with these messages between any two devices."""
+        return Costs(tuple(stages), link=self.link, handling=self.handling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,7 @@ class Predictor:
         """Return costs measured in place, besides the stages' work."""
         messages = self.cluster.messages
         if messages is not None:
-            return Costs((), link=messages.link, handling=messages.handling)
+            return messages.costs()
         trial = nearest(
             self.trials.cuts,
             self._num_samples(candidate),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import log
@@ -29,11 +29,37 @@ def stage_costs(
         recomputes: whether the stages keep only their inputs.
         update_s_per_byte: seconds of the optimizer's step per byte.
     """
-    edges = (0, *boundaries, len(layers))
-    return tuple(
-        _stage(layers, begin, end, recomputes, update_s_per_byte)
-        for begin, end in pairwise(edges)
-    )
+    stages = []
+    for own, cost in added_up(layers, boundaries):
+        weights = {x.name: x for layer in own for x in layer.weights}.values()
+        gradient_bytes = sum(x.gradient_bytes for x in weights)
+        optimizer_bytes = sum(x.optimizer_bytes for x in weights)
+        trained_bytes = 2 * gradient_bytes + optimizer_bytes  # weights as gradients
+        stages.append(
+            replace(
+                cost,
+                update_s=trained_bytes * update_s_per_byte,
+                weight_bytes=sum(x.num_bytes for x in weights),
+                gradient_bytes=gradient_bytes,
+                optimizer_bytes=optimizer_bytes,
+                recomputes=recomputes,
+            )
+        )
+    return tuple(stages)
+
+
+def added_up(
+    layers: Sequence[LayerCost], boundaries: Sequence[int]
+) -> Iterator[tuple[Sequence[LayerCost], StageCost]]:
+    """Yield the layers of each stage, and its cost without weights and update.
+
+    Args:
+        layers: the whole model's layers.
+        boundaries: the layers at which stages 1, 2, ... begin.
+    """
+    for begin, end in pairwise((0, *boundaries, len(layers))):
+        own = layers[begin:end]
+        yield own, add_layers(own, layers[end] if end < len(layers) else None)
 
 
 def group_layers(
@@ -81,28 +107,6 @@ def add_layers(layers: Sequence[LayerCost], following: LayerCost | None) -> Stag
         input_grad_work_bytes=input_grad_work_bytes(layers),
         weight_grad_work_bytes=weight_grad_work_bytes(layers),
         split_s=max(0.0, sum(layer.split_s for layer in layers)),
-    )
-
-
-def _stage(
-    layers: Sequence[LayerCost],
-    begin: int,
-    end: int,
-    recomputes: bool,
-    update_s_per_byte: float,
-) -> StageCost:
-    own = layers[begin:end]
-    weights = {x.name: x for layer in own for x in layer.weights}.values()
-    gradient_bytes = sum(x.gradient_bytes for x in weights)
-    optimizer_bytes = sum(x.optimizer_bytes for x in weights)
-    trained_bytes = 2 * gradient_bytes + optimizer_bytes  # weights as many as gradients
-    return replace(
-        add_layers(own, layers[end] if end < len(layers) else None),
-        update_s=trained_bytes * update_s_per_byte,
-        weight_bytes=sum(x.num_bytes for x in weights),
-        gradient_bytes=gradient_bytes,
-        optimizer_bytes=optimizer_bytes,
-        recomputes=recomputes,
     )
 
 

@@ -37,7 +37,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """A layer's memory with a split backward; see `LayerProfile`.
+    """A layer's memory with a split backward.
 
     Args:
         weight_grad_held_bytes: what it made that is held from I until W.
@@ -46,10 +46,10 @@ class HeldBytes:
         weight_grad_work_bytes: the most that W allocates at once.
     """
 
-    weight_grad_held_bytes: int
-    held_input_bytes: int
-    input_grad_work_bytes: int
-    weight_grad_work_bytes: int
+    weight_grad_held_bytes: int = 0
+    held_input_bytes: int = 0
+    input_grad_work_bytes: int = 0
+    weight_grad_work_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ class LayerCost:
         input_grad_s: seconds of I, as a part of the whole backward.
         weight_grad_s: seconds of W, as a part of the whole backward.
         activation_bytes: what the forward makes and keeps for the backward.
-        kept_input_bytes: what it keeps of its input, if no earlier layer does.
+        kept_input_bytes: what it keeps of its input, if no earlier layer does. A stage
+            that begins with this layer holds it as a message that it received.
         received_bytes: the message to a stage that begins with it.
         received_grad_bytes: the message back.
         forward_work_bytes: the most at once in a forward that keeps nothing.

@@ -7,17 +7,17 @@ both again in float32, timed              ── samples per second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from datetime import UTC, datetime
 from statistics import median
-from time import perf_counter
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from hocket import cuda
+from hocket.model.profile.precision import timed_rounds
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.pipeline import Pipeline
@@ -126,23 +126,14 @@ def _plain(
     x, y = (part.to(world.device) for part in _batch(world, dtype))
     model = _model(world, dtype).to(world.device)
     optimizer = _adamw(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), _MAX_NORM)
-        optimizer.step()
-
-    seconds = [_timed(step, world.device) for _ in range(num_steps)]
-    return model.state_dict(), median(seconds[_NUM_WARM:])
-
-
-def _timed(step: Callable[[], None], device: torch.device) -> float:
-    begin_s = perf_counter()
-    step()
-    if device.type == "cuda":
-        cuda.finish_stream(device)
-    return perf_counter() - begin_s
+    seconds: list[float] = []
+    for span in timed_rounds(seconds, x.device, num_steps - _NUM_WARM, _NUM_WARM):
+        with span:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), _MAX_NORM)
+            optimizer.step()
+    return model.state_dict(), median(seconds)
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

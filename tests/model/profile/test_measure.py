@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.core.costs import Link
 from hocket.model.capture.capture import capture
-from hocket.model.profile.costs import UpdateCost, stage_costs
+from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.measure import profile
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut
@@ -118,15 +117,8 @@ def test_an_input_that_only_the_next_layer_keeps() -> None:
     assert (first.activation_bytes, second.kept_input_bytes) == (0, 5 * 8 * 4)
     for boundaries, expected in (((), [160]), ((1,), [0, 0])):
         stages = cut(captured, boundaries)
-        costs = stage_costs(
-            found,
-            boundaries,
-            stages,
-            link=Link(),
-            handling=Link(),
-            updates=[UpdateCost(0.5, 7)] * len(stages),
-        )
-        assert [cost.activation_bytes for cost in costs.stages] == expected
+        costs = stage_costs(found, boundaries, stages)
+        assert [cost.activation_bytes for cost in costs] == expected
 
 
 def test_stage_costs_add_up() -> None:
@@ -142,25 +134,16 @@ def test_stage_costs_add_up() -> None:
     )
     stages = even_cut(captured, 2)
 
-    costs = stage_costs(
-        found,
-        (3,),
-        stages,
-        link=Link(),
-        handling=Link(),
-        updates=[UpdateCost(0.5, 7), UpdateCost(0.25, 9)],
-    )
+    costs = stage_costs(found, (3,), stages)
 
-    total = sum(x.forward_s + x.input_grad_s + x.weight_grad_s for x in costs.stages)
+    total = sum(x.forward_s + x.input_grad_s + x.weight_grad_s for x in costs)
     assert total == pytest.approx(sum(found.layer_s))
-    first, second = costs.stages
+    first, second = costs
     assert first.output_bytes == second.input_grad_bytes == 4 * 5 * 32 * 8
     assert first.input_grad_bytes == second.output_bytes == 0
     sizes = [sum(p.nbytes for p in stage.parameters()) for stage in stages]
-    assert [cost.weight_bytes for cost in costs.stages] == sizes
-    assert [cost.gradient_bytes for cost in costs.stages] == sizes
-    assert [cost.update_s for cost in costs.stages] == [0.5, 0.25]
-    assert [cost.optimizer_bytes for cost in costs.stages] == [7, 9]
+    assert [cost.weight_bytes for cost in costs] == sizes
+    assert [cost.gradient_bytes for cost in costs] == sizes
 
 
 def test_what_it_costs_to_have_a_backward_apart_is_shared_out_by_w() -> None:

@@ -30,7 +30,18 @@ CPU = torch.device("cpu")
 
 def layer(name: str, forward_s: float) -> LayerProfile:
     """A layer with different numbers everywhere."""
-    return LayerProfile(name, forward_s, 2e-3, 3e-3, 1e-5, 2e-5, 64, 8, 32, 16)
+    return LayerProfile(
+        name,
+        forward_s,
+        2e-3,
+        3e-3,
+        64,
+        8,
+        32,
+        16,
+        forward_spread_s=1e-5,
+        backward_spread_s=2e-5,
+    )
 
 
 PROFILE = Profile((layer("a", 1e-3), layer("b", 0.1 + 0.2)), {"device": "cpu"})

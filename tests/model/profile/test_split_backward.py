@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hocket.core.costs import Link, StageCost
+from hocket.core.costs import StageCost
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.costs import UpdateCost, stage_costs
+from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.measure import profile
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut
@@ -93,15 +93,7 @@ def measured(captured: Captured, x: Tensor, targets: Tensor) -> Profile:
 
 def costs_of(found: Profile, boundaries: Sequence[int], stages: Any) -> list[StageCost]:
     """Of each stage."""
-    costs = stage_costs(
-        found,
-        boundaries,
-        stages,
-        link=Link(),
-        handling=Link(),
-        updates=[UpdateCost(0.0, 0)] * len(stages),
-    )
-    return list(costs.stages)
+    return list(stage_costs(found, boundaries, stages))
 
 
 def test_held_bytes_by_hand() -> None:

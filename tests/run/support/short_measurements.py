@@ -20,7 +20,7 @@ SHORT: Final = {
     "hocket.run.tune.dry_run._MIN_STEPS": 1,
     "hocket.run.tune.link_costs._NUM_ROUNDS": 2,
     "hocket.run.tune.link_costs._NUM_WARM": 1,
-    "hocket.run.tune.trial_runs._NUM_ROUNDS": 3,
+    "hocket.run.tune.link_costs._NUM_REDUCTIONS": 3,
     "hocket.run.tune.update_costs._NUM_STEPS": 2,
     "hocket.run.tune.update_costs._CACHE_BYTES": 1 << 10,
 }

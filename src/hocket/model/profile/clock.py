@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeAlias
 
@@ -25,3 +26,11 @@ def clock_of(device: torch.device) -> Clock:
         return perf_counter()
 
     return after_all_work
+
+
+@contextmanager
+def timed(clock: Clock, seconds: list[float]) -> Iterator[None]:
+    """Append the block's seconds."""
+    begin = clock()
+    yield
+    seconds.append(clock() - begin)

@@ -34,9 +34,8 @@ from torch.utils.flop_counter import (
 )
 
 from hocket.model.capture.captured import Captured
-from hocket.model.profile.leaf_gradients import gradients_of
 from hocket.model.profile.measure import restored_model
-from hocket.model.profile.passes import detached, sum_of_outputs
+from hocket.model.profile.passes import detached, gradients_of, sum_of_outputs
 from hocket.model.stages.cut import cut
 from hocket.model.trace.observe import storage_of
 from hocket.model.trace.per_sample import tensors_in

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from statistics import median
-from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -12,14 +12,13 @@ from torch import Tensor
 
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of
 from hocket.model.profile.measure import restored_model
-from hocket.model.profile.passes import CallSpan, timed
+from hocket.model.profile.precision import timed_rounds
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.stages.cut import cut
 
 _NUM_WARM: Final = 2
-_MIN_PASSES: Final = 7
+_MIN_PASSES: Final = 7  # those that warm up included
 _BUDGET_S: Final = 1.0  # for the passes of all layers
 
 
@@ -50,43 +49,34 @@ def profile_forwards(
     """
     pieces = cut(captured, range(1, len(captured.layers)))
     budget_s = _BUDGET_S / len(pieces)
-    clock = clock_of(device)
-    columns: list[list[float]] = []
+    columns: list[list[float]] = [[] for _ in pieces]
 
-    def run(span: CallSpan, budget_s: float) -> None:
-        """Run the pieces one after the other, each in a span, as often as it may."""
+    def run(spans: Iterable[Iterable[AbstractContextManager[None]]]) -> None:
+        """Run the pieces one after the other, each in its spans."""
         received: Sequence[Tensor] = ()
-        for piece in pieces:
+        for piece, own_spans in zip(pieces, spans, strict=True):
             piece.to(device).train(training)
             own = [*received, *(leaves[i] for i in piece.batch_inputs)]
-            until_s, num = perf_counter() + budget_s, 0
-            columns.append([])
-            while num < 1 or (
-                budget_s and (num < _MIN_PASSES or perf_counter() < until_s)
-            ):
-                with span():
+            for span in own_spans:
+                with span:
                     received = piece(*own)
-                num += 1
             piece.cpu()
 
+    least = _MIN_PASSES - _NUM_WARM
     with restored_model(captured, device), torch.no_grad():
-        run(lambda: timed(clock, columns[-1]), budget_s)
+        run(timed_rounds(x, device, least, _NUM_WARM, budget_s) for x in columns)
         with allocations(device) as log:
-            run(log.span, 0.0)
+            run([log.span()] for _ in pieces)
     layers = zip(captured.layers, columns, log.peaks, strict=False)
     return Profile(
         tuple(
             LayerProfile(
                 name=layer.name,
-                forward_s=median(seconds[_NUM_WARM:]),
+                forward_s=median(seconds),
                 input_grad_s=0.0,
                 weight_grad_s=0.0,
-                forward_spread_s=0.0,
-                backward_spread_s=0.0,
                 activation_bytes=peak,
-                kept_input_bytes=0,
                 received_bytes=sum(value.num_bytes for value in layer.received),
-                received_grad_bytes=0,
                 forward_work_bytes=peak,
             )
             for layer, seconds, peak in layers

@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -29,8 +28,7 @@ from torch import Tensor, nn
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of
-from hocket.model.profile.leaf_gradients import gradients_of
+from hocket.model.profile.clock import clock_of, timed
 from hocket.model.profile.passes import (
     CallSpan,
     Finish,
@@ -38,22 +36,24 @@ from hocket.model.profile.passes import (
     PieceForward,
     detached,
     forwards,
+    gradients_of,
     sum_of_outputs,
-    timed,
 )
-from hocket.model.profile.precision import is_precise, quartile_range
+from hocket.model.profile.precision import is_precise, quartile_range, rounds
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
 from hocket.model.profile.split_backward import one_split_pass, split_backward_bytes
 from hocket.model.stages.cut import cut
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors, refuse
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.layers import Layer
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import overwrite
 from hocket.planner.work import HeldBytes
 
 _MIN_PASSES = 5
 _MAX_PASSES = 40
+_NUM_WARM = 2
 _BUDGET_S = 2.0  # the passes of one kind may take half of it
 
 Column = list[float]  # seconds of one piece, one entry per pass
@@ -256,71 +256,62 @@ class _Group:
         work = _work_bytes(pieces, given, device)
         held = split_backward_bytes(split, given, there, device)
         columns = zip(*_scaled(by_layer, at_once), *split_s, strict=True)
-        layers = [
-            _layer(captured, self.begin + i, _Times(*times), kept[i], work[i], held[i])
-            for i, times in enumerate(columns)
-        ]
-        overhead_s = _split_overhead_s(at_once, whole_split_s)
-        after = replace(sent, finish=before.finish)
-        return _split_overhead_by_layer(layers, overhead_s), after
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """The seconds of one piece, one entry per pass."""
-
-    forward: Column
-    backward: Column
-    input_grad: Column
-    weight_grad: Column
-
-    @property
-    def input_share(self) -> float:
-        """The share of I in I and W together."""
-        input_s, weight_s = median(self.input_grad), median(self.weight_grad)
-        both_s = input_s + weight_s
-        return input_s / both_s if both_s else 1.0
+        own_layers = captured.layers[self.begin : self.end]
+        found = zip(own_layers, columns, kept, work, held, strict=True)
+        layers = [_layer(*measured) for measured in found]
+        layers = _with_split_overhead(layers, at_once, whole_split_s)
+        return layers, replace(sent, finish=before.finish)
 
 
 def _layer(
-    captured: Captured,
-    i: int,
-    times: _Times,
+    layer: Layer,
+    columns: Sequence[Column],
     kept: KeptBytes,
     work: tuple[int, int],
     held: HeldBytes,
 ) -> LayerProfile:
-    layer = captured.layers[i]
-    whole_s = median(times.backward)
-    input_s = whole_s * times.input_share
+    """Return what was measured of a layer.
+
+    Args:
+        layer: the layer.
+        columns: its seconds of the forward, of the whole backward, of I and of W, one
+            entry per pass.
+        kept: the bytes that its forward keeps.
+        work: the most that its forward and its backward allocate.
+        held: its memory with a split backward.
+    """
+    forward_s, whole_s, input_s, weight_s = map(median, columns)
+    both_s = input_s + weight_s
+    own_s = whole_s * (input_s / both_s if both_s else 1.0)
+    received = layer.received
     return LayerProfile(
         layer.name,
-        median(times.forward),
-        input_s,
-        whole_s - input_s,
-        quartile_range(times.forward),
-        quartile_range(times.backward),
+        forward_s,
+        own_s,
+        whole_s - own_s,
         kept.made_bytes,
         kept.input_bytes,
-        sum(value.num_bytes for value in layer.received),
-        sum(value.num_bytes for value in layer.received if value.requires_grad),
+        sum(value.num_bytes for value in received),
+        sum(value.num_bytes for value in received if value.requires_grad),
         *work,
-        *astuple(held),
+        split=held,
+        forward_spread_s=quartile_range(columns[0]),
+        backward_spread_s=quartile_range(columns[1]),
     )
 
 
-def _split_overhead_s(whole: list[list[Column]], split: list[Column]) -> float:
-    """Return the overhead of split passes over whole ones: the median over passes."""
-    (forward_s,), (backward_s,) = whole
-    (split_s,) = split
-    passes = zip(split_s, forward_s, backward_s, strict=True)
-    return median(a - b - c for a, b, c in passes)
-
-
-def _split_overhead_by_layer(
-    layers: Sequence[LayerProfile], split_s: float
+def _with_split_overhead(
+    layers: Sequence[LayerProfile], whole: list[list[Column]], split: list[Column]
 ) -> list[LayerProfile]:
-    """Divide the overhead of splitting among the layers."""
+    """Divide the overhead of split passes over whole ones among the layers.
+
+    Args:
+        layers: the layers.
+        whole: the seconds of whole forwards and backwards, one entry per pass.
+        split: the seconds of passes with a split backward, which alternated with them.
+    """
+    passes = zip(*split, *(column for (column,) in whole), strict=True)
+    split_s = median(a - b - c for a, b, c in passes)
     total_s = sum(layer.weight_grad_s for layer in layers)
     per_s = split_s / total_s if total_s else 0.0
     return [replace(x, split_s=per_s * x.weight_grad_s) for x in layers]
@@ -350,15 +341,18 @@ def _repeated(
         alike: a number for each piece, the same for the same work.
         most: the largest number of passes.
     """
-    begin = perf_counter()
     rows: list[Sequence[Column]] = []
-    while len(rows) < _MIN_PASSES + 2 or (
-        perf_counter() - begin < _BUDGET_S / 2
-        and len(rows) < most
-        and not all(map(is_precise, _by_kind(rows[2:], alike)))
+
+    def is_enough() -> bool:
+        return all(map(is_precise, _by_kind(rows, alike)))
+
+    limits = _MIN_PASSES, most - _NUM_WARM
+    for counts in rounds(
+        *limits, num_warm=_NUM_WARM, most_s=_BUDGET_S / 2, is_enough=is_enough
     ):
-        rows.append(one_pass())
-    return _by_kind(rows[2:], alike)  # the first passes warm up
+        row = one_pass()
+        rows += [row] * counts
+    return _by_kind(rows, alike)
 
 
 def _by_kind(
@@ -380,10 +374,8 @@ def _one_pass(
 ) -> tuple[Column, Column]:
     """Run forward through all pieces and back; return the seconds of each."""
     clock = clock_of(device)
-    forward_s: Column = []
-    backward_s: Column = []
-    spans: list[CallSpan] = [lambda: timed(clock, forward_s)] * len(pieces)
-    live = forwards(pieces, given, spans)
+    forward_s, backward_s = Column(), Column()
+    live = forwards(pieces, given, [lambda: timed(clock, forward_s)] * len(pieces))
     _backwards(live, lambda: timed(clock, backward_s))
     return forward_s, backward_s[::-1]
 
@@ -401,19 +393,12 @@ def _work_bytes(
     pieces: Sequence[StageModule], given: Given, device: torch.device
 ) -> list[tuple[int, int]]:
     """Return the most that each layer's forward and backward allocate."""
-    num = len(pieces)
-    discarded = discard_saved_tensors(keeps=_any_runs_backward(pieces))
-    with allocations(device) as forward, discarded:
+    num, keeps = len(pieces), any(piece.runs_backward for piece in pieces)
+    with allocations(device) as forward, discard_saved_tensors(keeps=keeps):
         forwards(pieces, given, [forward.span] * num)
     with allocations(device) as backward:
-        live = forwards(pieces, given, [nullcontext] * num)
-        _backwards(live, backward.span)
+        _backwards(forwards(pieces, given, [nullcontext] * num), backward.span)
     return list(zip(forward.peaks, backward.peaks[::-1], strict=True))
-
-
-def _any_runs_backward(pieces: Sequence[StageModule]) -> bool:
-    """Return whether the forward of any piece runs a backward of its own."""
-    return any(piece.runs_backward for piece in pieces)
 
 
 def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:

@@ -1,16 +1,15 @@
-"""Runs the forward of each piece of a model, measured separately."""
+"""Runs forward and backward of each piece of a model, measured separately."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from hocket.model.profile.clock import Clock
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 
@@ -91,9 +90,40 @@ def sum_of_outputs(out: Any) -> Tensor:
     return torch.stack([x.sum() for x in tensors_in(out) if x.requires_grad]).sum()
 
 
-@contextmanager
-def timed(clock: Clock, seconds: list[float]) -> Iterator[None]:
-    """Append the block's seconds."""
-    begin = clock()
-    yield
-    seconds.append(clock() - begin)
+def gradients_of(
+    leaves: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    *,
+    only_inputs: bool,
+) -> Sequence[Tensor]:
+    """Return gradients of the leaves; compute the weights' too unless `only_inputs`.
+
+    Args:
+        leaves: what the piece received.
+        outputs: the piece's outputs.
+        grads: the gradient of each output.
+        only_inputs: whether to skip the weights' gradients.
+
+    Returns:
+        One gradient for each leaf, zeros if no output depends on it.
+    """
+    if not outputs or (only_inputs and not leaves):
+        return [torch.zeros_like(x) for x in leaves]
+    found: Sequence[Tensor | None]
+    if only_inputs:
+        found = torch.autograd.grad(outputs, leaves, grads, allow_unused=True)
+    else:
+        torch.autograd.backward(outputs, grads)
+        found = [x.grad for x in leaves]
+    return with_zeros(leaves, found)
+
+
+def with_zeros(
+    leaves: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """Return the gradients of leaves, with zeros in place of None."""
+    return [
+        torch.zeros_like(x) if grad is None else grad
+        for x, grad in zip(leaves, grads, strict=True)
+    ]

@@ -1,16 +1,80 @@
-"""Says when a measurement has been repeated often enough."""
+"""Repeats a measurement, and says when that is often enough.
+
+One round to warm up, and five that count; what lies outside of the span does not:
+
+    for span in timed_rounds(seconds, device, 5):
+        prepare()
+        with span:
+            run()
+    median(seconds)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import sqrt
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+from math import inf, sqrt
 from statistics import median, quantiles
+from time import perf_counter
 from typing import Final
+
+import torch
+
+from hocket.model.profile.clock import clock_of, timed
 
 _LEAST: Final = 10  # measurements
 _EVERY: Final = 5  # check again after every 5
 _SHARE: Final = 0.02
 _NOTCH: Final = 1.57
+
+
+def rounds(
+    least: int,
+    most: float = inf,
+    *,
+    num_warm: int = 1,
+    most_s: float = 0.0,
+    is_enough: Callable[[], bool] = lambda: False,
+) -> Iterator[bool]:
+    """Yield once for each round: whether it counts, and is no warm-up.
+
+    Args:
+        least: the smallest number of rounds that count.
+        most: the largest.
+        num_warm: the rounds before them.
+        most_s: no round begins after so many seconds, but for the least.
+        is_enough: asked after each round that counts from the least on.
+    """
+    begin_s = perf_counter()
+    for _ in range(num_warm):
+        yield False
+    for num in count(1):
+        yield True
+        is_late = num >= most or perf_counter() - begin_s >= most_s
+        if num >= least and (is_late or is_enough()):
+            return
+
+
+def timed_rounds(
+    seconds: list[float],
+    device: torch.device,
+    least: int,
+    num_warm: int = 1,
+    most_s: float = 0.0,
+) -> Iterator[AbstractContextManager[None]]:
+    """Yield for each round the context of what is timed.
+
+    Args:
+        seconds: gets the seconds of each round that counts.
+        device: whose work is waited for.
+        least: the rounds that count; there are more until `most_s` have passed.
+        num_warm: the rounds before them.
+        most_s: as for `rounds`.
+    """
+    clock = clock_of(device)
+    for counts in rounds(least, num_warm=num_warm, most_s=most_s):
+        yield timed(clock, seconds if counts else [])
 
 
 def is_precise(columns: Sequence[Sequence[float]]) -> bool:

@@ -8,7 +8,7 @@ import os
 import platform
 import reprlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -22,79 +22,43 @@ from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
 from hocket.model.capture.capture import Captured
 from hocket.planner.balance import Balancer
-from hocket.planner.work import HeldBytes, LayerCost, Weights
+from hocket.planner.work import HeldBytes, LayerCost
 from hocket.version import __version__
 
 FORMAT = 5
 _MOST: Final = 2**62  # bytes, or seconds
 
 
+_NOTHING: Final = HeldBytes()
+
+
 @dataclass(frozen=True, slots=True)
-class LayerProfile:
-    """The costs of one layer for one microbatch.
+class LayerProfile(LayerCost):
+    """The costs of one layer for one microbatch, as they were measured.
+
+    Seconds are medians. I and W together are the whole backward, divided in the ratio
+    in which they take time when split. What an op allocates is the most at once, beyond
+    the bytes at its begin; of a forward, its outputs included.
 
     Args:
-        name: the layer's name.
-        forward_s: median seconds of F.
-        input_grad_s: seconds of I.
-        weight_grad_s: seconds of W; I and W together are the whole backward, divided in
-            the ratio in which they take time when split.
+        split: its memory with a split backward; it holds nothing when not given.
         forward_spread_s: the distance between the quartiles of F.
         backward_spread_s: the distance between the quartiles of the whole backward.
-        activation_bytes: what the forward makes and keeps for the backward.
-        kept_input_bytes: what it keeps of its input, if no earlier layer does. A stage
-            that begins with this layer holds it as a message that it received.
-        received_bytes: the bytes of the message to a stage that begins with this layer.
-        received_grad_bytes: the bytes of the message back.
-        forward_work_bytes: the most allocated at once in a forward of which nothing is
-            kept, its outputs included.
-        backward_work_bytes: the most allocated at once in the backward, beyond the
-            bytes at its begin.
-        weight_grad_held_bytes: what the layer made that is held from I until W.
-        held_input_bytes: what it received that is held from I until W.
-        input_grad_work_bytes: the most allocated at once in I, beyond the bytes at its
-            begin.
-        weight_grad_work_bytes: the same for W.
-        split_s: the overhead per microbatch, forward and backward, of a split backward;
-            may be negative within the noise.
     """
 
-    name: str
-    forward_s: float
-    input_grad_s: float
-    weight_grad_s: float
-    forward_spread_s: float
-    backward_spread_s: float
-    activation_bytes: int
-    kept_input_bytes: int
-    received_bytes: int
-    received_grad_bytes: int
-    forward_work_bytes: int = 0
-    backward_work_bytes: int = 0
-    weight_grad_held_bytes: int = 0
-    held_input_bytes: int = 0
-    input_grad_work_bytes: int = 0
-    weight_grad_work_bytes: int = 0
-    split_s: float = 0.0
+    split: HeldBytes | None = _NOTHING
+    forward_spread_s: float = 0.0
+    backward_spread_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """Seconds of forward and backward."""
         return self.forward_s + self.input_grad_s + self.weight_grad_s
 
-    def cost(self, weights: tuple[Weights, ...] = ()) -> LayerCost:
-        """Return the planner's cost of the layer.
 
-        Args:
-            weights: its parameters and buffers, in the planner's form.
-        """
-
-        def own(kind: type[LayerCost | HeldBytes]) -> dict[str, Any]:
-            names = {field.name for field in fields(kind)} - {"weights", "split"}
-            return {name: getattr(self, name) for name in names}
-
-        split = HeldBytes(**own(HeldBytes))
-        return LayerCost(**own(LayerCost), weights=weights, split=split)
+_HELD: Final = tuple(x.name for x in fields(HeldBytes))
+_OWN: Final = tuple(x.name for x in fields(LayerProfile))
+_KEPT: Final = *(x for x in _OWN if x not in ("weights", "split")), *_HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +92,7 @@ class Profile:
             ranks: the ranks that hold each stage, for devices of several kinds.
         """
         slowness = self.slowness and [max(self.slowness[r] for r in x) for x in ranks]
-        balancer = Balancer.of([x.cost() for x in self.layers], link)
+        balancer = Balancer.of(self.layers, link)
         return balancer.cut(num_stages, slowness)
 
     @property
@@ -141,7 +105,9 @@ class Profile:
         return {
             "format": FORMAT,
             "conditions": self.conditions,
-            "layers": [asdict(layer) for layer in self.layers],
+            "layers": [
+                {name: getattr(layer, name) for name in _KEPT} for layer in self.layers
+            ],
         }
 
     @classmethod
@@ -160,18 +126,16 @@ class Profile:
                 f"format {FORMAT}: delete it to have it measured again"
             )
         conditions = read(value, "conditions", dict)
-        layers = [
-            LayerProfile(
-                **{
-                    field.name: _measured(path, layer, field.name, f"layers[{i}].")
-                    for field in fields(LayerProfile)
-                }
-            )
-            for i, layer in enumerate(read(value, "layers", list))
-        ]
+        layers = []
+        for i, layer in enumerate(read(value, "layers", list)):
+            own = {
+                name: _measured(path, layer, name, f"layers[{i}].") for name in _KEPT
+            }
+            split = HeldBytes(**{name: own.pop(name) for name in _HELD})
+            layers.append(LayerProfile(**own, split=split))
         return cls(tuple(layers), {str(k): str(v) for k, v in conditions.items()})
 
-    def check_layers(self, names: Sequence[str], path: Path) -> None:
+    def check_layers(self, names: Sequence[str], path: Path | str) -> None:
         """Check that the profile is of these layers.
 
         Raises:
@@ -185,9 +149,26 @@ class Profile:
                 "delete it to have it measured again"
             )
 
+    def text(self) -> str:
+        """Return the profile as JSON text."""
+        return json.dumps(self.to_json(), indent=1) + "\n"
+
     def save(self, path: Path) -> None:
         """Write the profile as JSON, whole or not at all."""
-        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
+        write_whole(path, self.text())
+
+    @classmethod
+    def parse(cls, text: str, path: str) -> Profile:
+        """Read what `text` returns.
+
+        Raises:
+            ModelError: the text is no profile; names the path.
+        """
+        try:
+            value = read_json(text)
+        except ValueError as error:
+            raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+        return cls.from_json(value, path=path)
 
     @classmethod
     def load(cls, path: Path) -> Profile:
@@ -197,10 +178,10 @@ class Profile:
             ModelError: the file is no profile; names the path.
         """
         try:
-            value = read_json(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
-        return cls.from_json(value, path=str(path))
+        return cls.parse(text, str(path))
 
 
 def _entry(
@@ -302,13 +283,13 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
                 f"rank {rank} profiled the layers {', '.join(theirs)}, rank 0 "
                 f"{', '.join(names)}: use the same model on every worker"
             )
-    seconds = [x.name for x in fields(LayerProfile) if x.name.endswith("_s")]
+    seconds = [name for name in _KEPT if name.endswith("_s")]
     layers = []
     for same in zip(*(profile.layers for profile in profiles), strict=True):
         means = {
             name: fmean(getattr(layer, name) for layer in same) for name in seconds
         }
-        layers.append(LayerProfile(**{**asdict(same[0]), **means}))
+        layers.append(replace(same[0], **means))
     whole_s = [sum(profile.layer_s) for profile in profiles]
     is_mixed = len({profile.conditions.get("device_name") for profile in profiles}) > 1
     slowness = tuple(s / fmean(whole_s) for s in whole_s) if is_mixed else ()

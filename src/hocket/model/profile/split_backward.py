@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import Clock, clock_of
-from hocket.model.profile.leaf_gradients import with_zeros
-from hocket.model.profile.passes import CallSpan, Given, forwards, timed
+from hocket.model.profile.clock import Clock, clock_of, timed
+from hocket.model.profile.passes import CallSpan, Given, forwards, with_zeros
 from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.planner.work import HeldBytes
 

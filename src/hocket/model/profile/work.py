@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hocket.core.hardware import Hardware
 from hocket.model.capture.captured import Captured
@@ -61,7 +62,8 @@ def measured_work(
     weights = layer_weights(captured, state_bytes)
     costs = {
         size: tuple(
-            layer.cost(own) for layer, own in zip(profile.layers, weights, strict=True)
+            replace(layer, weights=own)
+            for layer, own in zip(profile.layers, weights, strict=True)
         )
         for size, profile in profiles.items()
     }

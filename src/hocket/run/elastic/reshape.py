@@ -25,11 +25,10 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.freeze.shapes import Balance, Frozen, Prediction, with_frozen_layers
 from hocket.model.capture.captured import Captured
+from hocket.model.profile.work import layer_weights
 from hocket.model.stages.cut import StageModule
-from hocket.model.trace.layers import Layer
 from hocket.model.trace.state import saved_tensors
 from hocket.planner.stages import StageSlowdown, stage_costs
-from hocket.planner.work import Weights
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
@@ -403,18 +402,9 @@ def price_layers(plan: Plan, outline: Captured, balance: Balance) -> Frozen:
     grad_bytes = sum(cost.gradient_bytes for cost in stages) or 1
     state = sum(cost.optimizer_bytes for cost in stages) / grad_bytes
     touched = sum(2 * x.gradient_bytes + x.optimizer_bytes for x in stages) or 1
-    tensors = outline.state.tensors
-
-    def weights_of(layer: Layer) -> tuple[Weights, ...]:
-        found = []
-        for name in (*layer.parameters, *layer.buffers):
-            trained = tensors[name].nbytes * tensors[name].requires_grad
-            num_bytes = tensors[name].nbytes
-            found.append(Weights(name, num_bytes, trained, round(state * trained)))
-        return tuple(found)
-
-    pairs = zip(plan.profile.layers, outline.layers, strict=True)
-    layers = [measured.cost(weights_of(layer)) for measured, layer in pairs]
+    states = {n: round(state * x.nbytes) for n, x in outline.state.trained.items()}
+    pairs = zip(plan.profile.layers, layer_weights(outline, states), strict=True)
+    layers = [replace(measured, weights=weights) for measured, weights in pairs]
     rate = sum(cost.update_s for cost in stages) / touched
     alone = stage_costs(
         layers, plan.boundaries, recomputes=False, update_s_per_byte=rate

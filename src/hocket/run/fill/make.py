@@ -31,7 +31,7 @@ from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, DataError, FitError, PlanError, WaitError
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of
+from hocket.model.profile.precision import timed_rounds
 from hocket.passes.fill_bubbles import fill_bubbles
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
@@ -329,17 +329,16 @@ def _measured(fill: Fill, device: torch.device) -> StageCost:
     rows = range(min(fill.batch_size, len(fill.samples)))
     inputs = fill.collate([fill.samples[row] for row in rows])
     args, kwargs = call_arguments(whole(on_device(inputs, device)))
-    clock, seconds = clock_of(device), []
+    seconds: list[float] = []
     with torch.no_grad():
-        for _ in range(_NUM_WARM + _NUM_PASSES):
-            begin_s = clock()
-            fill.net(*args, **kwargs)
-            seconds.append(clock() - begin_s)
+        for span in timed_rounds(seconds, device, _NUM_PASSES, _NUM_WARM):
+            with span:
+                fill.net(*args, **kwargs)
         with allocations(device) as log, log.span():
             fill.net(*args, **kwargs)
     state = [*fill.net.parameters(), *fill.net.buffers()]
     return StageCost(
-        forward_s=median(seconds[_NUM_WARM:]) * _MARGIN,
+        forward_s=median(seconds) * _MARGIN,
         weight_bytes=sum(x.nbytes for x in state),
         forward_work_bytes=log.peaks[0],
     )

@@ -36,12 +36,12 @@ from hocket.run.outoforder.capture.captured_step import (
 from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
 from hocket.run.outoforder.capture.update import Optimizer, hook_fault
 from hocket.run.outoforder.order.choose import (
-    ChosenOrder,
     OrderCandidate,
     choose_order,
     faster_kernels,
 )
 from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
+from hocket.run.outoforder.play.step_replay import StepReplay
 from hocket.run.stage.loss_checks.trial import restored_attributes
 from hocket.run.stage.split.layers.accumulate import has_hooks
 
@@ -64,20 +64,23 @@ class EagerStepWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class CapturedOrder:
-    """The captured step for one form of batches, and its order."""
+    """The captured step for one form of batches, and its order.
+
+    Args:
+        step: the step.
+        tensors: what it computes with.
+        replay: runs its steps.
+        candidates: the orders that were tried; the first is the one played.
+    """
 
     step: CapturedStep
     tensors: StepTensors
-    chosen: ChosenOrder
-
-    @property
-    def candidates(self) -> tuple[OrderCandidate, ...]:
-        """The orders that were tried; the first is the one played."""
-        return self.chosen.candidates
+    replay: StepReplay
+    candidates: tuple[OrderCandidate, ...]
 
     def run(self, batch: Any) -> dict[str, Tensor]:
         """Run one step; return its losses by name."""
-        found = self.chosen.replay.run(self.tensors.given(batch))
+        found = self.replay.run(self.tensors.given(batch))
         return {name: found[value] for name, value in self.step.losses.items()}
 
 
@@ -131,7 +134,7 @@ class CapturedOrders:
     def finish(self) -> None:
         """Run the updates that the last step has left for the next one."""
         if self._last is not None:
-            self._last.chosen.replay.finish()
+            self._last.replay.finish()
 
     def for_batch(self, batch: Any) -> CapturedOrder | None:
         """Return the captured step for batches of this form; capture it if needed.
@@ -244,11 +247,11 @@ class CapturedOrders:
         if len(orders) == 1:
             return orders[0]
         with preserved([*orders[0].tensors.state.values()]):
-            place = faster_kernels([one.chosen for one in orders], self._device)
+            place = faster_kernels([one.replay for one in orders], self._device)
         best = orders.pop(place)
         rest = [one for order in orders for one in order.candidates]
         candidates = *best.candidates, *sorted(rest, key=lambda one: one.measured_s)
-        return replace(best, chosen=replace(best.chosen, candidates=candidates))
+        return replace(best, candidates=candidates)
 
     def _ordered(self, step: CapturedStep, batch: Any) -> CapturedOrder:
         tensors = StepTensors(
@@ -262,7 +265,7 @@ class CapturedOrders:
         given = tensors.given(batch)
         always = distinct_bytes([*given.values()])
         with preserved([*tensors.state.values()]):
-            chosen = choose_order(
+            replay, candidates = choose_order(
                 step,
                 given,
                 self._device,
@@ -271,8 +274,8 @@ class CapturedOrders:
                 across_steps=self._across_steps,
             )
         own = self._model, self._loss, self._optimizer, self._device
-        StepComparison(*own, step, tensors, chosen.replay).check(batch)
-        return CapturedOrder(step, tensors, chosen)
+        StepComparison(*own, step, tensors, replay).check(batch)
+        return CapturedOrder(step, tensors, replay, candidates)
 
 
 class StepForms:

@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any, Final
 
 from hocket.core.costs import Costs, Link, with_recompute
 from hocket.core.schedule import Schedule
 from hocket.errors import FitError, ShapeError
-from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import boundaries_from_names
 from hocket.planner.replicas.buckets import (
     BucketChoice,
@@ -37,10 +35,10 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.dry_run import dry_run
+from hocket.run.tune.link_costs import measure_ring
 from hocket.run.tune.profile_workers import update_s_per_byte
-from hocket.run.tune.trial_runs import measure_ring
 
-_RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
+RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 NUM_LAYERS: Final = 12  # into which a model is divided at least
 _HOST_S: Final = 100e-6  # of each op: the host's work, and the caches that it disturbs
 
@@ -139,13 +137,10 @@ def _searches(
     """Measure, and return what to try in turn. Every worker must call this."""
     world, captured = context.world, known.captured
     states = config.state_bytes(captured.state.trained)
-    own_rate = update_s_per_byte(captured, config.make_optimizer, states, world.device)
-    rate = median(world.gather_json(own_rate, "update"))
-    num_samples = config.microbatches()[0].num_samples
-    profiles = {num_samples: known.profile}
-    work = measured_work(captured, profiles, states, update_s_per_byte=rate)
+    rate = update_s_per_byte(captured, config.make_optimizer, states, world)
     cut = config.cut
-    layers = work.layers(num_samples)
+    num_samples = config.microbatches()[0].num_samples
+    layers = known.work(config, rate).layers(num_samples)
     stages_of = partial(stage_costs, layers, update_s_per_byte=rate)
     costs = Costs((), reduce_link=measure_ring(world) or Link(), op_s=_HOST_S)
     return [
@@ -158,7 +153,7 @@ def _searches(
             config.memory_of(world),
             given=None if cut is None else tuple(boundaries_from_names(captured, cut)),
         )
-        for recomputes in _RECOMPUTE[config.recompute]
+        for recomputes in RECOMPUTE[config.recompute]
     ]
 
 

@@ -81,7 +81,8 @@ def build_plan(
         order = freeze_stages(order, num_frozen_stages(modules))
     _refuse_reads(config, order.program, found, world)
     refuse_kept(captured, modules)
-    costs = _recomputing(found.costs, order, config, world)
+    most = config.memory_of(world) if config.recompute == "auto" else None
+    costs = recomputing(config.recompute, order, found.costs, most)
     if config.compile:
         config.report("compiling the stages")
         compile_stages([*_to_compile(config, order, found, world)], order, context)
@@ -254,10 +255,3 @@ def _nets(
         return nets, wire_one_net(program, found.modules, output)
     outputs = forms if output is None else {**forms, name: output}
     return nets, wire(program, found.modules, outputs)
-
-
-def _recomputing(
-    costs: Costs, order: Schedule, config: PipelineConfig, world: World
-) -> Costs:
-    most = config.memory_of(world) if config.recompute == "auto" else None
-    return recomputing(config.recompute, order, costs, most)

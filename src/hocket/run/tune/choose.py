@@ -8,24 +8,23 @@ Rank 0 decides and broadcasts, since floating-point results differ between hosts
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
-from hocket.model.profile.work import measured_work
-from hocket.planner.candidate import REVERSE_FIRST_K, Outcome
+from hocket.planner.candidate import REVERSE_FIRST_K
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import STAGES_PER_DEVICE, Search, rank
 from hocket.planner.ranking.report import Ranking
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.buckets import NUM_LAYERS
+from hocket.run.tune.buckets import NUM_LAYERS, RECOMPUTE
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import with_messages
+from hocket.run.tune.cut.cut_model import messages_of
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
@@ -33,7 +32,6 @@ from hocket.schedules import SCHEDULES
 
 _ACTIVITY: Final = "choosing the order"
 _LEAST_GAIN: Final = 0.02  # of reverse first-k, whose buckets are measured besides
-_RECOMPUTE: Final = {"none": (False,), "all": (True,), "auto": (False, True)}
 
 
 def choose_order(
@@ -57,7 +55,7 @@ def choose_order(
     world, layout = context.world, context.layout
     num_layers = NUM_LAYERS if may_reverse(config, layout) else 0
     known = profile_model(config, world, num_layers)
-    known = with_messages(known, config, context)
+    known = replace(known, messages=messages_of(known, config, context))
     most = config.memory_of(world)
 
     def decide() -> tuple[str, int]:
@@ -80,22 +78,10 @@ def _best(
         FitError: no order fits the memory.
         PlanError: no order takes the numbers.
     """
-    trained = known.captured.state.trained
-    num_samples = config.microbatches()[0].num_samples
-    work = measured_work(
-        known.captured,
-        {num_samples: known.profile},
-        config.state_bytes(trained),
-        update_s_per_byte=0.0,  # the same whatever the order
-    )
+    batch_size = config.microbatches()[0].num_samples * config.num_parts
+    report = partial(config.report, _ACTIVITY)
     try:
-        ranking = rank(
-            work,
-            cluster,
-            num_samples * config.num_parts,
-            search,
-            progress=partial(config.report, _ACTIVITY),
-        )
+        ranking = rank(known.work(config), cluster, batch_size, search, progress=report)
     except PlanError as error:
         raise PlanError(f'schedule="auto": {error}') from None
     return chosen(ranking)
@@ -108,7 +94,10 @@ def chosen(ranking: Ranking) -> tuple[str, int]:
         FitError: no order fits the memory.
     """
     if ranking.best is None:
-        raise _nothing_fits(ranking.too_large[0])
+        least = ranking.too_large[0]
+        sizes = [split.total_bytes for split in least.memory]
+        what, name = 'schedule="auto": no order', least.candidate.schedule
+        raise no_order_fits(what, name, sizes, least.budget_bytes)
     best, pipeline = ranking.best, ranking.best_pipeline
     if best.candidate.schedule == REVERSE_FIRST_K and pipeline is not None:
         is_faster = best.step_s < (1 - _LEAST_GAIN) * pipeline.step_s
@@ -116,19 +105,27 @@ def chosen(ranking: Ranking) -> tuple[str, int]:
     return best.candidate.schedule, best.candidate.stages_per_device
 
 
-def _nothing_fits(least: Outcome) -> FitError:
-    sizes = [split.total_bytes for split in least.memory]
+def no_order_fits(
+    what: str, schedule: str, sizes: Sequence[float], most: int
+) -> FitError:
+    """Return the error that no order fits the memory.
+
+    Args:
+        what: begins the sentence.
+        schedule: the name of the order that misses least.
+        sizes: the bytes that it needs on each device.
+        most: the bytes that there are.
+    """
+    needed = round(max(sizes))
     device = sizes.index(max(sizes))
-    candidate = least.candidate
     return FitError(
-        f'schedule="auto": no order fits {byte_size(least.budget_bytes)} per '
-        f"device; {candidate.schedule} misses least, with "
-        f"{byte_size(sizes[device])} on device {device}. The smallest memory_bytes "
-        f"that works is {sizes[device]}; more devices, more microbatches, a smaller "
-        'batch, or recompute="auto" need less',
+        f"{what} fits {byte_size(most)} per device; {schedule} misses least, with "
+        f"{byte_size(needed)} on device {device}. The smallest memory_bytes that works "
+        f"is {needed}; more devices, more microbatches, a smaller batch, or "
+        'recompute="auto" need less',
         device=device,
-        needed_bytes=sizes[device],
-        memory_bytes=least.budget_bytes,
+        needed_bytes=needed,
+        memory_bytes=most,
     )
 
 
@@ -158,7 +155,7 @@ def search_of(config: PipelineConfig, layout: Layout) -> Search:
         num_devices=(layout.num_devices,),
         num_microbatches=(num_microbatches,),
         stages_per_device=choices,
-        recompute=_RECOMPUTE[config.recompute],
+        recompute=RECOMPUTE[config.recompute],
         data_parallel=False,
         max_delay=config.max_delay,
         clips=config.clip_norm is not None,

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import cycle, islice
+from math import inf
 from time import perf_counter
 from typing import Final
 
@@ -39,7 +40,7 @@ from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.measure import restored_model
-from hocket.model.profile.precision import is_precise
+from hocket.model.profile.precision import is_precise, rounds
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import NetBatches, StepBatch
@@ -159,8 +160,8 @@ def dry_run(
         )
         batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
-        _, *rounds = _played(player, runners, batch, order, costs, context, least)
-    return fit(costs, rounds, _in_body(schedule))
+        found = _played(player, runners, batch, order, costs, context, least)
+    return fit(costs, found, _in_body(schedule) if schedule.body else None)
 
 
 def _played(
@@ -172,16 +173,19 @@ def _played(
     context: WorkerContext,
     least: int,
 ) -> list[Timeline]:
-    """Return the timelines of some rounds, the first to warm up, on every worker.
+    """Return the timelines of some rounds, behind one to warm up, on every worker.
 
     They end when they have taken long enough, or differ little.
     """
     batches = {_STEP: batch}
-    rounds: list[Timeline] = []
+    found: list[Timeline] = []
     begin_s, spent_s = perf_counter(), 0.0
-    while len(rounds) <= least or (
-        spent_s < _ENOUGH_S and not is_precise([[x.makespan_s for x in rounds[1:]]])
-    ):
+
+    def is_enough() -> bool:
+        is_late = spent_s >= _ENOUGH_S
+        return is_late or is_precise([[x.makespan_s for x in found]])
+
+    for counts in rounds(least, most_s=inf, is_enough=is_enough):
         context.world.barrier("dry run")
         player.begin(batch)
         record = player.play(Portion.STEP, _STEP, batches)
@@ -190,10 +194,10 @@ def _played(
             for parameter in runner.parameters.values():
                 parameter.grad = None
         played = gather_timeline(order, costs, record, context.world, context.layout)
-        rounds.append(played)
+        found += [played] * counts
         # On a GPU that others use, the host's waits around a step may take longer.
         spent_s = context.world.broadcast_json(perf_counter() - begin_s, name="spent")
-    return rounds
+    return found
 
 
 def _batch(
@@ -221,8 +225,6 @@ def _without_ends(schedule: Schedule) -> Schedule:
 
 def _in_body(schedule: Schedule) -> list[slice]:
     """Return, for each lane, which ops are in the body, without R and U."""
-    if not schedule.body:
-        return [slice(None)] * len(schedule.lanes)
     return [
         slice(*(sum(op.kind not in STEP_ENDS for op in lane.ops[:end]) for end in ends))
         for lane, ends in zip(schedule.lanes, schedule.body, strict=True)

@@ -12,7 +12,7 @@ receiver has gone to sleep by then, and waking it is a part of a message's time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf
 from statistics import median
 from time import perf_counter
@@ -24,6 +24,7 @@ from torch import Tensor
 from hocket.core.costs import Link
 from hocket.core.hardware import load_catalogue
 from hocket.model.profile.clock import clock_of
+from hocket.model.profile.precision import timed_rounds
 from hocket.planner.cluster import Cluster, MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.comm.schema import Schema, schema_of
@@ -39,6 +40,8 @@ from hocket.run.comm.transport import (
 _SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandwidth too
 _NUM_ROUNDS = 24
 _NUM_WARM = 4
+_RING_SIZES = 1 << 14, 1 << 23  # of a reduction: all latency; mostly bandwidth
+_NUM_REDUCTIONS = 6
 _COMPUTE_S = 1e-3  # before each send; longer than a receiver polls before it sleeps
 
 # Before anything is sent, messages have usual costs, rather too high than too low: then
@@ -76,14 +79,6 @@ def usual_cluster(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    """Medians for one size, in seconds."""
-
-    one_way_s: float
-    send_s: float
-
-
 def measure_messages(world: World, transport: Transport) -> MessageCosts:
     """Measure on ranks 0 and 1, and broadcast. Every worker must call this.
 
@@ -91,18 +86,15 @@ def measure_messages(world: World, transport: Transport) -> MessageCosts:
     """
     if world.world_size == 1:
         return MessageCosts(Link(), Link())
-    answer: list[float] = []
+    own: list[tuple[float, float]] = []
     if world.rank < 2:
         pair = _Pair(world.rank, transport, world.device)
-        samples = [pair.measure(size) for size in _SIZES]
-        answer = _lines(samples)
+        one_way_s, send_s = zip(*map(pair.measure, _SIZES), strict=True)
+        on_way_s = [max(0.0, a - 2 * b) for a, b in zip(one_way_s, send_s, strict=True)]
+        own = [_line(_SIZES, on_way_s), _line(_SIZES, send_s)]
         transport.trim()
-    by_rank = world.broadcast_json(answer, name="message costs")
-    assert isinstance(by_rank, list)
-    latency_s, s_per_byte, handling_s, handling_s_per_byte = map(float, by_rank)
-    return MessageCosts(
-        Link(latency_s, _rate(s_per_byte)), Link(handling_s, _rate(handling_s_per_byte))
-    )
+    link, handling = world.broadcast_json(own, name="message costs")
+    return MessageCosts(_link(*link), _link(*handling))
 
 
 class _Pair:
@@ -125,19 +117,20 @@ class _Pair:
             self._sender = transport.sender(back)
         self._tag = 0
 
-    def measure(self, num_bytes: int) -> _Sample:
-        """Send messages of one size there and back."""
+    def measure(self, num_bytes: int) -> tuple[float, float]:
+        """Send messages of one size there and back.
+
+        Returns:
+            The median seconds of one way, and of the sender's call.
+        """
         message = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         schema = schema_of((message,))
-        round_s, send_s = [], []
-        for i in range(_NUM_WARM + _NUM_ROUNDS):
-            begin = self._clock()
-            spent = self._there_and_back((message,), schema)
-            if i >= _NUM_WARM:
-                round_s.append(self._clock() - begin)
-                send_s.append(spent)
+        round_s, send_s = list[float](), []
+        for span in timed_rounds(round_s, self._device, _NUM_ROUNDS, _NUM_WARM):
+            with span:
+                send_s.append(self._there_and_back((message,), schema))
         self._sender.flush(10.0)
-        return _Sample(median(round_s) / 2 - _COMPUTE_S, median(send_s))
+        return median(round_s) / 2 - _COMPUTE_S, median(send_s[_NUM_WARM:])
 
     def _there_and_back(self, message: tuple[Tensor], schema: Schema) -> float:
         self._tag += 1
@@ -167,16 +160,36 @@ def _agreed() -> None:
     """Agree on nothing: both ends know what the message holds."""
 
 
-def _lines(samples: list[_Sample]) -> list[float]:
-    """Return latency and seconds per byte of the link, and of the handling."""
-    small, large = samples
-    more = _SIZES[1] - _SIZES[0]
-    handling_rate = max(0.0, (large.send_s - small.send_s) / more)
-    handling_s = max(0.0, small.send_s - handling_rate * _SIZES[0])
-    way = [max(0.0, s.one_way_s - 2 * s.send_s) for s in samples]
-    rate = max(0.0, (way[1] - way[0]) / more)
-    return [max(0.0, way[0] - rate * _SIZES[0]), rate, handling_s, handling_rate]
+def _line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the seconds of no bytes, and of each, on a line through two sizes."""
+    small_s, large_s = seconds
+    rate = max(0.0, (large_s - small_s) / (sizes[1] - sizes[0]))
+    return max(0.0, small_s - rate * sizes[0]), rate
 
 
-def _rate(s_per_byte: float) -> float:
-    return 1.0 / s_per_byte if s_per_byte > 0 else inf
+def _link(latency_s: float, s_per_byte: float) -> Link:
+    return Link(latency_s, 1.0 / s_per_byte if s_per_byte > 0 else inf)
+
+
+def measure_ring(world: World) -> Link | None:
+    """Measure an all-reduce of all workers at once. Every worker must call this.
+
+    Returns:
+        The link of a ring; None for a single worker.
+    """
+    if world.world_size == 1:
+        return None
+    own_s = [_reduced_s(world, size) for size in _RING_SIZES]
+    num_messages = 2 * (world.world_size - 1)
+    ring_s, s_per_byte = _line(_RING_SIZES, world.broadcast_json(own_s, name="ring"))
+    return _link(ring_s / num_messages, s_per_byte * world.world_size / num_messages)
+
+
+def _reduced_s(world: World, num_bytes: int) -> float:
+    gradients = torch.zeros(num_bytes // 4, device=world.device)
+    everyone, seconds = world.everyone, list[float]()
+    for span in timed_rounds(seconds, world.device, _NUM_REDUCTIONS - 1):
+        world.barrier("ring")
+        with span:
+            everyone.wait(everyone.all_reduce(gradients, "ring"), "ring")
+    return median(seconds)

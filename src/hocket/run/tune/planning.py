@@ -27,8 +27,10 @@ from hocket.run.data.batch import Microbatch, apart, to_capture
 from hocket.run.data.cut_checks import refuse_shared
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
-from hocket.run.tune.profile_workers import ProfileConfig, profile_workers, resized
+from hocket.run.tune.link_costs import measure_ring
+from hocket.run.tune.profile_workers import profile_workers, shares_cores
 from hocket.run.tune.teachers.teacher import Teacher
+from hocket.run.tune.trial_runs import ProfileConfig, resized
 from hocket.run.weights.settings import OptimizerFactory, TrainingConfig
 from hocket.signatures import takes_fields_of
 
@@ -132,9 +134,10 @@ def plan(config: _Arguments) -> Ranking:
     )
     world = config.world
     workers = single_process_world(_own_device()) if world is None else world
-    found = profile_workers(wanted, workers)
-    cluster = replace(cluster, ring=found.ring, shares_cores=found.shares_cores)
-    return rank(found.work, cluster, size, search, found.trials, config.progress)
+    work, trials = profile_workers(wanted, workers)
+    ring = measure_ring(workers)
+    cluster = replace(cluster, ring=ring, shares_cores=shares_cores(workers))
+    return rank(work, cluster, size, search, trials, config.progress)
 
 
 def _teacher_jobs(

@@ -13,7 +13,7 @@ final one needs is known when there is an order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,18 +21,17 @@ from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import FitError
-from hocket.model.profile.work import measured_work
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.planner.cluster import MessageCosts
 from hocket.planner.recompute import recomputing
 from hocket.planner.stages import stage_costs
+from hocket.planner.work import LayerCost
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.buckets import bucketed_order
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, with_messages
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, messages_of
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
 from hocket.run.tune.order import make_order
@@ -140,9 +139,8 @@ def order_for_costs(
     name = str(config.schedule)
     shape = layout, config.num_microbatches, config.stages_per_device
     make = partial(make_order, name, *shape, whole_batch=config.whole_batch)
-    offered: dict[str, Any] = {"memory_bytes": most}
-    taken = SCHEDULES[name].options
-    options = {key: offered[key] for key in offered if key in taken}
+    takes_memory = "memory_bytes" in SCHEDULES[name].options
+    options: dict[str, Any] = {"memory_bytes": most} if takes_memory else {}
     *before, last = _recomputing(config, first, found)
     for costs in before:  # the fewer recompute, the better
         try:
@@ -167,45 +165,32 @@ def _stages_per_device(
     config: PipelineConfig, known: ProfiledModel, context: WorkerContext
 ) -> int:
     """Choose how many groups of layers each device gets."""
-    messages = with_messages(known, config, context).messages
-    assert messages is not None
+    messages = messages_of(known, config, context)
     most = len(known.captured.layers) // context.layout.num_devices
     if most <= 1:
         return 1
 
+    layout, hop = context.layout, usual_cluster(context.world).hop
+
+    def step_s(layers: Sequence[LayerCost], v: int) -> float:
+        """Predict one step with groups of layers of nearly equal time."""
+        num_stages = layout.num_devices * v
+        ranks = [layout.replicas_of(i % layout.num_devices) for i in range(num_stages)]
+        stages = stage_costs(
+            layers,
+            known.profile.balanced(num_stages, hop, ranks),
+            recomputes=config.recompute == "all",
+            update_s_per_byte=0.0,  # the same whatever the groups
+        )
+        order = make_order(_MODULO, layout, config.num_microbatches, v)
+        return simulate(order, messages.costs(stages)).makespan_s
+
     def decide() -> int:
-        steps_s = {
-            v: _step_s(config, known, context, messages, v) for v in range(1, most + 1)
-        }
+        num_samples = config.microbatches()[0].num_samples
+        layers = known.work(config).layers(num_samples)
+        steps_s = {v: step_s(layers, v) for v in range(1, most + 1)}
         enough_s = min(steps_s.values()) * (1 + _AS_FAST)
-        return min(v for v, step_s in steps_s.items() if step_s <= enough_s)
+        return min(v for v, own_s in steps_s.items() if own_s <= enough_s)
 
     name = f"stages per device of {_MODULO}"
     return int(decide_on_rank_0(context.world, decide, name))
-
-
-def _step_s(
-    config: PipelineConfig,
-    known: ProfiledModel,
-    context: WorkerContext,
-    messages: MessageCosts,
-    stages_per_device: int,
-) -> float:
-    """Predict one step with groups of layers of nearly equal time."""
-    num_samples = config.microbatches()[0].num_samples
-    profiles = {num_samples: known.profile}
-    work = measured_work(known.captured, profiles, {}, update_s_per_byte=0.0)
-    layout = context.layout
-    num_stages = layout.num_devices * stages_per_device
-    ranks = [layout.replicas_of(i % layout.num_devices) for i in range(num_stages)]
-    stages = stage_costs(
-        work.layers(num_samples),
-        known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks),
-        recomputes=config.recompute == "all",
-        update_s_per_byte=0.0,  # the same whatever the groups
-    )
-    costs = Costs(stages, link=messages.link, handling=messages.handling)
-    order = make_order(
-        _MODULO, context.layout, config.num_microbatches, stages_per_device
-    )
-    return simulate(order, costs).makespan_s

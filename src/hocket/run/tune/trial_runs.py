@@ -12,32 +12,31 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from statistics import median
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 from hocket.core.costs import Link
 from hocket.core.schedule import Schedule
 from hocket.model.capture.captured import Captured
-from hocket.model.profile.clock import clock_of
 from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.cut import cut, num_frozen_stages
+from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.stages import Trial
-from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.world import World
-from hocket.run.comm.transports import buffers_needed, make_transport, talking_ranks
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
+from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
-from hocket.run.engine.worker_context import WorkerContext
+from hocket.run.engine.worker_context import open_context
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
@@ -46,116 +45,137 @@ from hocket.schedules import make_schedule
 
 MOST_STAGES: Final = 4  # on a device; more are extrapolated from these
 _MICROBATCHES: Final = 4  # for each device: enough of them come between two others
-_SIZES: Final = (
-    1 << 14,
-    1 << 23,
-)  # bytes of a reduction: all latency; mostly bandwidth
-_NUM_ROUNDS: Final = 6
+_SMALLER: Final = 4  # the second size of a microbatch: so many times smaller
 
 
 @dataclass(frozen=True, slots=True)
-class TrialConfig:
-    """What is run.
+class ProfileConfig:
+    """The model and settings that a plan is made for.
 
     Args:
         captured: the captured model.
-        loss: the loss of a microbatch.
-        settings: the training settings.
-        profiles: the layers' profiles, by the number of samples; the same on every
-            worker.
-        microbatches: microbatches, by the number of samples; the same on every worker.
-        most_bytes: each device's memory; what needs more is not run.
+        targets: the targets of the example's samples.
+        loss: as for a pipeline; the sum of the outputs when not given.
+        settings: as for a pipeline.
+        states: bytes of the optimizer's state, by parameter.
+        batch_size: samples per step.
+        num_devices: the number of devices to plan for.
+        stages_per_device: the numbers of stages per device to consider.
         hop: the link that the plan's balanced cuts count on.
     """
 
     captured: Captured
-    loss: LossFunction
+    targets: Any
+    loss: LossFunction | None
     settings: TrainingConfig
-    profiles: Mapping[int, Profile]
-    microbatches: Mapping[int, Microbatch]
-    most_bytes: int
+    states: Mapping[str, int]
+    batch_size: int
+    num_devices: int
+    stages_per_device: Sequence[int]
     hop: Link
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes, in samples, of the microbatches to measure, ascending."""
+        if self.captured.fixed_batch:
+            return (self.captured.example.num_samples,)
+        largest = max(1, self.batch_size // self.num_devices)
+        return tuple(sorted({max(1, largest // _SMALLER), largest}))
+
+    def microbatch(self, num_samples: int) -> Microbatch:
+        """Return a microbatch of any size, with repeated rows of the example."""
+        example = self.captured.example
+        return Microbatch(
+            tuple(example.resized(num_samples).leaves),
+            resized(self.targets, example.num_samples, num_samples),
+            num_samples,
+        )
+
+
+def resized(targets: Any, known: int, num_samples: int) -> Any:
+    """Return targets for so many samples, repeating the example's.
+
+    Args:
+        targets: the example's targets; tensors of other lengths stay as they are.
+        known: the number of samples in the example.
+        num_samples: the number of samples to return.
+    """
+    rows = torch.arange(num_samples) % known
+    return pytree.tree_map(
+        lambda leaf: take_rows(leaf, rows) if num_rows(leaf) == known else leaf, targets
+    )
 
 
 def run_trials(
-    config: TrialConfig, world: World, stages_per_device: Sequence[int]
+    config: ProfileConfig, profiles: Mapping[int, Profile], world: World
 ) -> tuple[Trial, ...]:
     """Run cuts of the smaller microbatch, and whole models. All workers must call this.
 
     Args:
         config: the same on every worker.
+        profiles: the layers' profiles, by the number of samples; the same on every
+            worker.
         world: all workers: as many as there are devices.
-        stages_per_device: the numbers of stages per device that a plan may have.
     """
+    most_bytes = memory_bytes(world)  # what needs more on a device is not run
     return tuple(
-        _played(config, world, *shape)
-        for shape in _shapes(config, world.world_size, stages_per_device)
-        if _device_bytes(config, *shape[:2]) < config.most_bytes
+        _played(config, profiles[size], world, size, p, v)
+        for size, p, v in _shapes(config, world.world_size)
+        if _device_bytes(config.captured, profiles[size], p) < most_bytes
     )
 
 
-def measure_ring(world: World) -> Link | None:
-    """Measure an all-reduce of all workers at once. Every worker must call this.
-
-    Returns:
-        The link of a ring; None for a single worker.
-    """
-    if world.world_size == 1:
-        return None
-    small_s, large_s = (_reduced_s(world, size) for size in _SIZES)
-    measured = [float(x) for x in world.broadcast_json([small_s, large_s], name="ring")]
-    num_messages = 2 * (world.world_size - 1)
-    s_per_byte = max(0.0, measured[1] - measured[0]) / (_SIZES[1] - _SIZES[0])
-    latency_s = max(0.0, measured[0] - s_per_byte * _SIZES[0]) / num_messages
-    per_message = s_per_byte * world.world_size / num_messages
-    return Link(latency_s, 1.0 / per_message) if per_message else Link(latency_s)
-
-
-def _shapes(
-    config: TrialConfig, num_workers: int, stages_per_device: Sequence[int]
-) -> Iterator[tuple[int, int, int]]:
+def _shapes(config: ProfileConfig, num_workers: int) -> Iterator[tuple[int, int, int]]:
     """Yield the samples of a microbatch, the devices, and the stages on each."""
     num_layers = len(config.captured.layers)
-    sizes = sorted(config.profiles)
+    sizes = config.sizes
     for size in sizes:
         yield size, 1, 1
     if num_workers == 1:
         return
-    for v in sorted(stages_per_device):
+    for v in sorted(config.stages_per_device):
         if v <= min(MOST_STAGES, num_layers // num_workers):
             yield sizes[0], num_workers, v
     if len(sizes) > 1 and num_workers <= num_layers:
         yield sizes[-1], num_workers, 1
 
 
-def _device_bytes(config: TrialConfig, num_samples: int, num_devices: int) -> float:
+def _device_bytes(captured: Captured, profile: Profile, num_devices: int) -> float:
     """Return about what the fullest device needs: 1F1B holds a whole net's outputs."""
-    tensors = config.captured.state.tensors.values()
+    tensors = captured.state.tensors.values()
     state_bytes = sum(x.nbytes * (2 if x.requires_grad else 1) for x in tensors)
-    layers = config.profiles[num_samples].layers
-    kept_bytes = sum(x.activation_bytes + x.kept_input_bytes for x in layers)
+    kept_bytes = sum(x.activation_bytes + x.kept_input_bytes for x in profile.layers)
     return state_bytes / num_devices + kept_bytes
 
 
 def _played(
-    config: TrialConfig, world: World, num_samples: int, p: int, v: int
+    config: ProfileConfig,
+    profile: Profile,
+    world: World,
+    num_samples: int,
+    p: int,
+    v: int,
 ) -> Trial:
-    profile = config.profiles[num_samples]
     ranks = [range(i % p, world.world_size, p) for i in range(p * v)]
     boundaries = profile.balanced(p * v, config.hop, ranks)
     modules = cut(config.captured, boundaries)
     order = freeze_stages(_order(p, v), num_frozen_stages(modules))
     with contextlib.ExitStack() as stack:
-        context = _context(world, p, order, stack)
-        messages = measure_messages(world, context.transport)
-        costs = stage_costs(
-            profile,
-            boundaries,
-            modules,
-            link=messages.link,
-            handling=messages.handling,
-            updates=measure_updates(modules, order.program, config.settings, context),
+        context = open_context(
+            "auto",
+            world,
+            make_layout(world, world.world_size // p),
+            FlightRecorder(),
+            dist.PrefixStore(f"trial {next(_num_trials)}", world.store),
+            order,
+            stack,
+            timeout_s=world.timeout_s,
+            clips=False,
         )
+        messages = measure_messages(world, context.transport)
+        added = stage_costs(profile, boundaries, modules)
+        shape = modules, order.program, config.settings, context
+        costs = messages.costs(measure_updates(added, *shape))
         (net,) = order.program.nets
         costs = dry_run(
             costs,
@@ -163,7 +183,7 @@ def _played(
             order,
             [NetSetup(net.name, modules, (), config.loss, config.settings)],
             wire_one_net(order.program, modules),
-            {net.name: [config.microbatches[num_samples]]},
+            {net.name: [config.microbatch(num_samples)]},
             config.settings,
             context,
             context.channels(plan_to_play(order)),
@@ -181,39 +201,4 @@ def _order(p: int, v: int) -> Schedule:
     )
 
 
-def _context(
-    world: World, num_devices: int, order: Schedule, stack: contextlib.ExitStack
-) -> WorkerContext:
-    store = dist.PrefixStore(f"trial {next(_num_trials)}", world.store)
-    recorder = FlightRecorder()
-    layout = make_layout(world, world.world_size // num_devices)
-    transport = make_transport(
-        "auto",
-        world,
-        store,
-        recorder,
-        num_buffers=buffers_needed(order),
-        timeout_s=world.timeout_s,
-        pairs=talking_ranks(order, layout),
-    )
-    stack.callback(transport.close)
-    maker = GroupMaker(world.rank, world.timeout_s, recorder.wait)
-    groups = stack.enter_context(maker)
-    return WorkerContext(
-        world, layout, recorder, transport, store, groups, world.timeout_s
-    )
-
-
 _num_trials = count()
-
-
-def _reduced_s(world: World, num_bytes: int) -> float:
-    gradients = torch.zeros(num_bytes // 4, device=world.device)
-    clock, everyone = clock_of(world.device), world.everyone
-    seconds = []
-    for _ in range(_NUM_ROUNDS):
-        world.barrier("ring")
-        begin = clock()
-        everyone.wait(everyone.all_reduce(gradients, "ring"), "ring")
-        seconds.append(clock() - begin)
-    return median(seconds[1:])

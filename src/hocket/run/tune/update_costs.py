@@ -8,22 +8,21 @@ of a stage, which still copy less, do not count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import reduce
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hocket.core.costs import StageCost
 from hocket.core.program import Program
 from hocket.errors import ConfigError, HocketError
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of
-from hocket.model.profile.costs import UpdateCost
+from hocket.model.profile.precision import timed_rounds
 from hocket.model.stages.stage import StageModule
-from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.versions import WeightVersions
 from hocket.run.weights.gradients import Gradients
@@ -36,16 +35,18 @@ _GRADIENT = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
 
 
 def measure_updates(
+    stages: Sequence[StageCost],
     modules: Sequence[StageModule],
     program: Program,
     settings: TrainingConfig,
     context: WorkerContext,
-) -> list[UpdateCost]:
-    """Measure the cost of each stage's update, on the worker that holds it.
+) -> tuple[StageCost, ...]:
+    """Return the stages with the costs of their updates, on the workers that hold them.
 
     Every worker must call this.
 
     Args:
+        stages: the costs of all stages, without updates.
         modules: all stages.
         program: the stages' devices and delays.
         settings: as for the pipeline; the optimizer is made once more per stage, on
@@ -58,73 +59,62 @@ def measure_updates(
     world, measured = context.world, {}
     for stage in program.stages_on[context.layout.device]:
         module, delay = modules[stage].to(world.device), program.stages[stage].delay
-        cost = _measure(module, settings, world, delay)
-        measured[str(stage)] = [*astuple(cost)]
-    costs = [UpdateCost(0.0, 0)] * len(modules)
+        measured[str(stage)] = _measured(module, settings, world.device, delay)
+    found: dict[str, Any] = {}
     for part in world.gather_json(measured, "update costs"):
-        assert isinstance(part, dict)
-        for stage, (seconds, *sizes) in part.items():
-            costs[int(stage)] = UpdateCost(float(seconds), *map(int, sizes))
-    return costs
+        found |= part
+    return tuple(replace(x, **found.get(str(i), {})) for i, x in enumerate(stages))
 
 
-def _measure(
-    module: StageModule, settings: TrainingConfig, world: World, delay: int
-) -> UpdateCost:
-    device = world.device
+def _measured(
+    module: StageModule, settings: TrainingConfig, device: torch.device, delay: int
+) -> dict[str, float]:
+    """Return the fields of a stage's cost that are of its update; none without one."""
     copies = {
         name: nn.Parameter(p.detach().clone())
         for name, p in module.named_parameters()
         if p.requires_grad
     }
     settings = replace(settings, scheduler=None)
-    updater = None
-    with suppress(ValueError):  # all parameters are left out
+    try:
         updater = Updater(copies, settings)
-    if updater is None or updater.optimizer is None:
-        return UpdateCost(0.0, 0)
-    gradients = _gradients(copies, device)
-    versions = (
-        WeightVersions(nn.ParameterList(copies.values()), delay) if delay else None
+    except ValueError:  # all parameters are left out
+        return {}
+    if updater.optimizer is None:
+        return {}
+    # As if this worker were the only one.
+    gradients = Gradients(
+        tuple(copies),
+        copies,
+        frozenset(copies),
+        None,
+        device=device,
+        dtype=reduce(torch.promote_types, {x.dtype for x in copies.values()}),
     )
-    clock = clock_of(device)
-    seconds = []
-    for step in range(delay + _NUM_STEPS):
-        _give_gradients(copies.values())
+    weights = nn.ParameterList(copies.values())
+    versions = WeightVersions(weights, delay) if delay else None
+    seconds: list[float] = []
+    spans = timed_rounds(seconds, device, _NUM_STEPS - 1, num_warm=delay + 1)
+    for step, span in enumerate(spans):
+        give_gradients(copies.values())
         if versions is not None:
             versions.complete(step)
         passed = torch.zeros(_CACHE_BYTES // 4)
         passed += 1
-        begin = clock()
-        status = gradients.status_of(gradients.own_norms())
-        if settings.clip_norm is not None:
-            gradients.clip(status.norm, settings.clip_norm)
-        if versions is not None:
-            versions.before_update()
-        _update(updater)
-        seconds.append(clock() - begin)
+        with span:
+            status = gradients.status_of(gradients.own_norms())
+            if settings.clip_norm is not None:
+                gradients.clip(status.norm, settings.clip_norm)
+            if versions is not None:
+                versions.before_update()
+            _update(updater)
         if versions is not None:
             versions.after_update()
-    return UpdateCost(
-        median(seconds[delay + 1 :]),
-        _state_bytes(updater),
-        _work_bytes(copies, settings, device),
-    )
-
-
-def _gradients(
-    parameters: Mapping[str, nn.Parameter], device: torch.device
-) -> Gradients:
-    """Return the gradients as if this worker were the only one."""
-    types = {parameter.dtype for parameter in parameters.values()}
-    return Gradients(
-        tuple(parameters),
-        parameters,
-        frozenset(parameters),
-        None,
-        device=device,
-        dtype=reduce(torch.promote_types, types),
-    )
+    return {
+        "update_s": median(seconds),
+        "optimizer_bytes": _state_bytes(updater),
+        "update_work_bytes": _work_bytes(copies, settings, device),
+    }
 
 
 def _state_bytes(updater: Updater) -> int:
@@ -157,12 +147,13 @@ def _work_bytes(
     with allocations(device) as log:
         updater = Updater(dict(copies), settings)
         for _ in range(2):
-            _give_gradients(copies.values())
+            give_gradients(copies.values())
             with log.span():
                 updater.update()
     return log.peaks[-1]
 
 
-def _give_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def give_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Set the gradient of each parameter, as for an update that is measured."""
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, _GRADIENT)

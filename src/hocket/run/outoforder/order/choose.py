@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from random import Random
 from time import perf_counter
 from typing import Final
@@ -76,19 +77,6 @@ class OrderCandidate:
     kernels: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenOrder:
-    """The order that is played.
-
-    Args:
-        replay: runs its steps.
-        candidates: all that were tried, the fastest first.
-    """
-
-    replay: StepReplay
-    candidates: tuple[OrderCandidate, ...]
-
-
 class _Trial:
     """Measures orders of one step."""
 
@@ -123,7 +111,7 @@ def choose_order(
     memory_bytes: int | None,
     *,
     across_steps: bool = False,
-) -> ChosenOrder:
+) -> tuple[StepReplay, tuple[OrderCandidate, ...]]:
     """Measure some orders of a step, and choose the fastest that fits.
 
     Args:
@@ -133,6 +121,9 @@ def choose_order(
         always_bytes: what is in memory all the time.
         memory_bytes: the most memory that an order may take.
         across_steps: whether to try W and U in the next step.
+
+    Returns:
+        What runs its steps; and all orders that were tried, the fastest first.
 
     Raises:
         FitError: the serial order needs more.
@@ -161,45 +152,42 @@ def choose_order(
         plans["longest path"] = with_early_release(order, measured)
         if across_steps:
             plans["across steps"] = _across_steps(measured, device)
-    fitting = {
-        name: plan
-        for name, plan in plans.items()
-        if memory_bytes is None or plan.peak_bytes <= memory_bytes
-    }
-    replays = {name: trial.replay(plan) for name, plan in fitting.items()}
-    seconds = measured_in_turn([*replays.values()], device)
+    most = inf if memory_bytes is None else memory_bytes
     tried = [
-        _Tried(name, fitting[name], replays[name], s)
-        for name, s in zip(fitting, seconds, strict=True)
+        _Tried(name, plan, trial.replay(plan))
+        for name, plan in plans.items()
+        if plan.peak_bytes <= most
     ]
+    tried = _in_turn(tried, device)
     one_step = [x for x in tried if not x.plan.carried]
     two_lanes = [x for x in one_step if len(x.plan.schedule.lanes) > 1]
     if two_lanes:
         one = two_lanes[0]
         costs = with_capacity(costs, one.plan.schedule, one.measured_s)
         measured = replace(measured, costs=costs)
-        tried += _searched(trial, measured, one_step, memory_bytes)
-        tried = _measured_again(trial, tried)
+        tried += _searched(trial, measured, one_step, most)
+        # The fastest of several has been lucky: its first number is too small.
+        tried = _in_turn(tried, device)
     costs = scaled_to(costs, first.schedule, tried[0].measured_s)
     measured = replace(measured, costs=costs)
     tried.sort(key=_rank)
     for each in tried:
         each.replay.forget()
     candidates = tuple(_candidate(x, measured, step.kernels) for x in tried)
-    return ChosenOrder(tried[0].replay, candidates)
+    return tried[0].replay, candidates
 
 
-def faster_kernels(chosen: Sequence[ChosenOrder], device: Device) -> int:
+def faster_kernels(replays: Sequence[StepReplay], device: Device) -> int:
     """Return which of the orders with several kernels is the fastest.
 
     Args:
-        chosen: the fastest order with each choice of kernels. The first one is kept
-            unless another one is faster by more than noise.
+        replays: run the fastest order with each choice of kernels. The first one is
+            kept unless another one is faster by more than noise.
         device: the device.
     """
-    seconds = measured_in_turn([one.replay for one in chosen], device)
-    for one in chosen:
-        one.replay.forget()
+    seconds = measured_in_turn(replays, device)
+    for replay in replays:
+        replay.forget()
     seconds[0] *= 1.0 - _LEAST_GAIN
     return seconds.index(min(seconds))
 
@@ -217,7 +205,13 @@ class _Tried:
     name: str
     plan: MemoryPlan
     replay: StepReplay
-    measured_s: float
+    measured_s: float = 0.0
+
+
+def _in_turn(tried: Sequence[_Tried], device: Device) -> list[_Tried]:
+    """Measure orders, all in the same rounds: the machine is slower at times."""
+    seconds = measured_in_turn([one.replay for one in tried], device)
+    return [replace(one, measured_s=s) for one, s in zip(tried, seconds, strict=True)]
 
 
 def _rank(tried: _Tried) -> float:
@@ -243,7 +237,7 @@ def _searched(
     trial: _Trial,
     measured: MeasuredProgram,
     tried: Sequence[_Tried],
-    memory_bytes: int | None,
+    most_bytes: float,
 ) -> list[_Tried]:
     """Move blocks of W between the lanes, as long as the step becomes faster."""
     best, random = min(tried, key=_rank), Random(_SEED)
@@ -254,26 +248,15 @@ def _searched(
         if perf_counter() - begin_s > _SEARCH_S:
             break
         plan = with_inline(measured, _neighbour(best.plan.schedule, random))
-        is_too_large = memory_bytes is not None and plan.peak_bytes > memory_bytes
-        if is_too_large or plan.schedule.lanes in seen:
+        if plan.peak_bytes > most_bytes or plan.schedule.lanes in seen:
             continue
         seen.add(plan.schedule.lanes)
-        replay = trial.replay(plan)
-        # In the same rounds: the machine may be slower now than it was.
-        old_s, new_s = measured_in_turn([best.replay, replay], trial.device)
-        if new_s < old_s * (1.0 - _LEAST_GAIN):
-            best = _Tried("local search", plan, replay, new_s)
+        new = _Tried("local search", plan, trial.replay(plan))
+        old, new = _in_turn([best, new], trial.device)
+        if new.measured_s < old.measured_s * (1.0 - _LEAST_GAIN):
+            best = new
             found.append(best)
     return found[-1:]
-
-
-def _measured_again(trial: _Trial, tried: Sequence[_Tried]) -> list[_Tried]:
-    """Measure the orders once more, all in the same rounds.
-
-    The fastest of several has been lucky: its first number is too small.
-    """
-    seconds = measured_in_turn([one.replay for one in tried], trial.device)
-    return [replace(one, measured_s=s) for one, s in zip(tried, seconds, strict=True)]
 
 
 def _neighbour(schedule: Schedule, random: Random) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import perf_counter
@@ -14,12 +14,13 @@ from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.model.profile.allocations import allocations
+from hocket.model.profile.precision import rounds
+from hocket.planner.stages import StageSlowdown
 from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
 from hocket.run.outoforder.play.step_replay import StepReplay
 
-_NUM_WARM_UP: Final = 1  # the first replay loads kernels
 _NUM_STEPS: Final = 5  # the spread of a median is then some percent
 _MOST_S: Final = 2.0  # for all steps of one order, if a step is long
 _NUM_HALVINGS: Final = 12  # a capacity from 1 to 2, to 1 / 4096
@@ -51,7 +52,8 @@ def measured_costs(
         run()
         watch.end(place[op])
 
-    for counts in _times(lambda: player.play(given, timed)):
+    for counts in _rounds():
+        player.play(given, timed)
         device.synchronize(_TIMEOUT_S)
         start_s, end_s = watch.read().value
         for column, seconds in zip(columns, (end_s - start_s).tolist(), strict=True):
@@ -59,7 +61,7 @@ def measured_costs(
                 column.append(seconds)
     medians = map(median, columns)
     seconds = dict(zip(ops, medians, strict=True))
-    return Costs(_stage_costs(seconds, footprint))
+    return Costs(tuple(_stage_costs(seconds, footprint)))
 
 
 def with_work_bytes(
@@ -100,16 +102,14 @@ def measured_in_turn(replays: Sequence[StepReplay], device: Device) -> list[floa
     """Return the median seconds of a step of each order, played in turn."""
     columns: list[list[float]] = [[] for _ in replays]
 
-    def one_round() -> None:
+    for counts in _rounds(most_s=_MOST_S * len(replays)):
         for column, one in zip(columns, replays, strict=True):
             begin_s = perf_counter()
             one.run()
             device.synchronize(_TIMEOUT_S)
-            column.append(perf_counter() - begin_s)
-
-    for _ in _times(one_round, most_s=_MOST_S * len(replays)):
-        pass
-    return [median(column[_NUM_WARM_UP:]) for column in columns]
+            if counts:
+                column.append(perf_counter() - begin_s)
+    return [*map(median, columns)]
 
 
 def with_capacity(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
@@ -138,54 +138,32 @@ def scaled_to(costs: Costs, schedule: Schedule, measured_s: float) -> Costs:
     use was slower or faster then.
     """
     factor = measured_s / simulate(schedule, costs).makespan_s
-    stages = tuple(
-        replace(
-            cost,
-            forward_s=cost.forward_s * factor,
-            input_grad_s=cost.input_grad_s * factor,
-            weight_grad_s=cost.weight_grad_s * factor,
-            update_s=cost.update_s * factor,
-        )
-        for cost in costs.stages
-    )
-    return replace(costs, stages=stages)
+    slowdown = StageSlowdown(factor, factor, factor)
+    return replace(costs, stages=tuple(map(slowdown.slowed, costs.stages)))
 
 
-def _times(play: Callable[[], object], most_s: float = _MOST_S) -> Iterator[bool]:
-    """Play several times; yield after each whether it counts, and is no warm-up."""
-    begin_s = perf_counter()
-    for i in range(_NUM_WARM_UP + _NUM_STEPS):
-        play()
-        yield i >= _NUM_WARM_UP
-        if i >= _NUM_WARM_UP and perf_counter() - begin_s > most_s:
-            return
+def _rounds(most_s: float = _MOST_S) -> Iterator[bool]:
+    """Yield for each round whether it counts; the first replay loads kernels."""
+    return rounds(1, _NUM_STEPS, most_s=most_s)
 
 
 def _stage_costs(
     seconds: Mapping[Op, float], footprint: Footprint
-) -> tuple[StageCost, ...]:
-    num_stages = 1 + max(op.stage for op in seconds)
+) -> Iterator[StageCost]:
     read = {
         -event
         for (kind, _), events in footprint.events.items()
         if kind in WHOLE_OR_SPLIT_BACKWARD
         for event in events
     }
-    return tuple(
-        _stage_cost(stage, seconds, footprint, read) for stage in range(num_stages)
-    )
-
-
-def _stage_cost(
-    stage: int, seconds: Mapping[Op, float], footprint: Footprint, read: Set[int]
-) -> StageCost:
-    forward = Op(Kind.FORWARD, stage, 0)
-    events = footprint.of(forward)
-    kept = [footprint.sizes[x - 1] for x in events if x > 0 and x in read]
-    return StageCost(
-        forward_s=seconds[forward],
-        input_grad_s=seconds[Op(Kind.BACKWARD_INPUT, stage, 0)],
-        weight_grad_s=seconds[Op(Kind.BACKWARD_WEIGHT, stage, 0)],
-        update_s=seconds[Op(Kind.UPDATE, stage)],
-        activation_bytes=sum(kept),
-    )
+    for stage in range(1 + max(op.stage for op in seconds)):
+        forward = Op(Kind.FORWARD, stage, 0)
+        events = footprint.of(forward)
+        kept = [footprint.sizes[x - 1] for x in events if x > 0 and x in read]
+        yield StageCost(
+            forward_s=seconds[forward],
+            input_grad_s=seconds[Op(Kind.BACKWARD_INPUT, stage, 0)],
+            weight_grad_s=seconds[Op(Kind.BACKWARD_WEIGHT, stage, 0)],
+            update_s=seconds[Op(Kind.UPDATE, stage)],
+            activation_bytes=sum(kept),
+        )

@@ -13,15 +13,16 @@ from hocket.model.profile.costs import stage_costs
 from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.planner.cluster import MessageCosts
-from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.world import World
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
-from hocket.run.tune.link_costs import measure_messages, usual_cluster
+from hocket.run.tune.link_costs import (
+    measure_messages,
+    measure_ring,
+    usual_cluster,
+)
 from hocket.run.tune.teachers.stages import CutTeacher
-from hocket.run.tune.trial_runs import measure_ring
 from hocket.run.tune.update_costs import measure_updates
 
 
@@ -76,23 +77,16 @@ def cut_and_measure(
         sizes = known.captured.parameters_in_millions
         boundaries = greedy_boundaries(sizes, program.num_stages)
     elif boundaries is None:
-        boundaries = balanced_boundaries(
-            known, program, config.cut, world, context.layout
-        )
+        boundaries = balanced_boundaries(known, program, config, context)
     check_as_is(known.captured, boundaries, program.flows)
     modules = cut(known.captured, boundaries, program.flows)
 
     def measure() -> Costs:
-        messages = with_messages(known, config, context).messages
-        assert messages is not None
+        messages = messages_of(known, config, context)
         config.report("measuring updates")
-        costs = stage_costs(
-            known.profile,
-            boundaries,
-            modules,
-            link=messages.link,
-            handling=messages.handling,
-            updates=measure_updates(modules, program, config, context),
+        added = stage_costs(known.profile, boundaries, modules)
+        costs = messages.costs(
+            measure_updates(added, modules, program, config, context)
         )
         costs = replace(costs, accumulates=config.accumulate > 1)
         # With layers that freeze, layouts are compared while training runs.
@@ -112,10 +106,10 @@ def cut_and_measure(
     return CutModel(known, tuple(boundaries), modules, costs)
 
 
-def with_messages(
+def messages_of(
     known: ProfiledModel, config: PipelineConfig, context: WorkerContext
-) -> ProfiledModel:
-    """Return a model with the costs of messages. Every worker must call this.
+) -> MessageCosts:
+    """Return the costs of messages. Every worker must call this.
 
     They are kept beside the profile, so that the same profile always gives the same
     choice of an order.
@@ -126,40 +120,37 @@ def with_messages(
         context: this worker's context.
     """
     if known.messages is not None:
-        return known
+        return known.messages
     if context.world.world_size == 1:
-        return replace(known, messages=MessageCosts(Link(), Link()))
+        return MessageCosts(Link(), Link())
 
     def measure() -> Costs:
         config.report("measuring messages")
-        found = measure_messages(context.world, context.transport)
-        return Costs((), link=found.link, handling=found.handling)
+        return measure_messages(context.world, context.transport).costs()
 
     depends_on = {"transport": type(context.transport).__name__}
     costs = kept_costs(config.profile_dir, known, depends_on, context.world, measure)
-    return replace(known, messages=MessageCosts(costs.link, costs.handling))
+    return MessageCosts(costs.link, costs.handling)
 
 
 def balanced_boundaries(
     known: ProfiledModel,
     program: Program,
-    cut_names: Sequence[str] | None,
-    world: World,
-    layout: Layout,
+    config: PipelineConfig,
+    context: WorkerContext,
 ) -> tuple[int, ...]:
     """Return the layers at which stages 1, 2, ... of a model begin.
 
     Args:
         known: the profiled model.
         program: the number of stages, and their devices.
-        cut_names: the modules with which they begin; balanced when not given.
-        world: all workers.
-        layout: the ranks by device and replica.
+        config: the pipeline's; its `cut` names the modules with which they begin.
+        context: this worker's context.
 
     Raises:
         ModelError: the model cannot be cut so.
     """
-    num_stages, captured = program.num_stages, known.captured
+    num_stages, captured, cut_names = program.num_stages, known.captured, config.cut
     if cut_names is not None:
         if len(cut_names) != num_stages - 1:
             raise ModelError(
@@ -174,5 +165,5 @@ def balanced_boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    ranks = [layout.replicas_of(stage.device) for stage in program.stages]
-    return known.profile.balanced(num_stages, usual_cluster(world).hop, ranks)
+    ranks = [context.layout.replicas_of(stage.device) for stage in program.stages]
+    return known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks)

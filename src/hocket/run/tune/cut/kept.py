@@ -17,7 +17,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from hocket.core.costs import Costs
 from hocket.core.formats.costs_json import from_json, to_json
@@ -32,27 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-
-def read_kept(path: Path, read: Callable[[Path], Any]) -> Any:
-    """Read a file that was kept; None if there is none, or it cannot be read.
-
-    Args:
-        path: the file.
-        read: reads it; raises HocketError if it is torn or of another kind.
-    """
-    try:
-        return read(path) if path.exists() else None
-    except (HocketError, OSError, UnicodeDecodeError) as error:
-        log.warning("%s: it is measured again", error)
-        return None
-
-
-def keep(write: Callable[[], object]) -> None:
-    """Write a file; log it if that fails, since nothing else depends on it."""
-    try:
-        write()
-    except (OSError, ValueError) as error:  # JSON has no infinity
-        log.warning("%s: the next start measures again", error)
+Kept = TypeVar("Kept")
 
 
 def code_digest(code: Iterable[object]) -> str:
@@ -66,6 +46,50 @@ def code_digest(code: Iterable[object]) -> str:
     except Exception as error:  # the user's objects may raise anything
         log.info("every start measures again, as code cannot be compared: %s", error)
         return ""
+
+
+def kept_or_measured(
+    path: Path | None,
+    what: str,
+    world: World,
+    read: Callable[[str, str], Kept],
+    text_of: Callable[[Kept], str],
+    measure: Callable[[], Kept],
+) -> Kept:
+    """Return what rank 0 kept, or measure it and keep it. Every worker must call this.
+
+    Args:
+        path: the file; None on rank 0 always measures.
+        what: a word for it.
+        world: all workers.
+        read: reads a text, and names its second argument in errors; raises HocketError
+            if it is torn or of another kind.
+        text_of: writes a text.
+        measure: measures on all workers, and returns the same on each.
+    """
+    text = _kept_text(path, read) if path is not None and world.rank == 0 else None
+    text = world.broadcast_json(text, name=f"{what} found")
+    if text is not None:
+        return read(str(text), f"{what} of rank 0")
+    found = measure()
+    if path is not None and world.rank == 0:
+        try:
+            write_whole(path, text_of(found))
+        except (OSError, ValueError) as error:  # JSON has no infinity
+            log.warning("%s: the next start measures again", error)
+    return found
+
+
+def _kept_text(path: Path, read: Callable[[str, str], object]) -> str | None:
+    """Return the text of a file; None if there is none, or it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else None
+        if text is not None:
+            read(text, str(path))
+    except (HocketError, OSError, UnicodeDecodeError) as error:
+        log.warning("%s: it is measured again", error)
+        return None
+    return text
 
 
 def kept_costs(
@@ -93,22 +117,8 @@ def kept_costs(
     path = (
         Path(folder) / f"costs-{key_of(conditions)}.json" if folder and code else None
     )
-    text = None if path is None else read_kept(path, _costs_text)
-    text = world.broadcast_json(text, name="costs found")
-    if text is not None:
-        return from_json(str(text), path="costs of rank 0")
-    costs = measure()
-    if path is not None:
-        keep(lambda: write_whole(path, to_json(costs)))
-    return costs
+    return kept_or_measured(path, "costs", world, _read_costs, to_json, measure)
 
 
-def _costs_text(path: Path) -> str:
-    """Return the text of a file of costs.
-
-    Raises:
-        ParseError: it holds none.
-    """
-    text = path.read_text(encoding="utf-8")
-    from_json(text, path=str(path))
-    return text
+def _read_costs(text: str, path: str) -> Costs:
+    return from_json(text, path=path)

@@ -19,16 +19,17 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
+from hocket.model.profile.work import measured_work
 from hocket.model.stages.stage import KEPT_ELSEWHERE
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import unshared
 from hocket.model.trace.state import State
 from hocket.planner.cluster import MessageCosts
+from hocket.planner.work import MeasuredCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import digest, to_capture
+from hocket.run.data.batch import Microbatch, digest, to_capture
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loss import named_losses
-from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.engine.same_everywhere import (
@@ -39,7 +40,7 @@ from hocket.run.engine.same_everywhere import (
 from hocket.run.nets.freezable import freezable_modules
 from hocket.run.stage.loss_checks.reads import ModelTensors, refuse_kept
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.kept import code_digest, keep, read_kept
+from hocket.run.tune.cut.kept import code_digest, kept_or_measured
 from hocket.run.tune.profile_workers import measured_together, profile_layers
 from hocket.run.weights.update_text import update_text
 
@@ -63,6 +64,22 @@ class ProfiledModel:
     code: tuple[object, ...]
     frozen_s: tuple[float, ...] = ()
     messages: MessageCosts | None = None
+
+    def work(
+        self, config: PipelineConfig, update_s_per_byte: float = 0.0
+    ) -> MeasuredCosts:
+        """Return its costs, as measured with the first microbatch.
+
+        Args:
+            config: the pipeline's.
+            update_s_per_byte: seconds per byte of an update; 0 where it is the same
+                whatever is chosen.
+        """
+        states = config.state_bytes(self.captured.state.trained)
+        profiles = {config.microbatches()[0].num_samples: self.profile}
+        return measured_work(
+            self.captured, profiles, states, update_s_per_byte=update_s_per_byte
+        )
 
 
 def profile_model(
@@ -123,19 +140,13 @@ def profile_model(
     }
     loss = (config.loss,)
     with _keepers_named(config.model, args, kwargs):
-        profile = load_or_measure(captured, config, world, measure, depends_on, loss)
+        profile = _load_or_measure(captured, config, world, measure, depends_on, loss)
     updates = digests["updates"]
     code = (config.optimizer, *loss, *_run_as_they_are(captured))
-    if config.freeze is None:
-        return ProfiledModel(captured, profile, updates, code)
-    here = microbatch.on(world.device)
-    forwards = partial(
-        profile_forwards, captured, here.leaves, device=world.device, training=False
-    )
-    together = partial(measured_together, forwards, config.compute_precision, world)
-    passes = {"passes": passes_of(training=False)}
-    frozen = load_or_measure(captured, config, world, together, passes)
-    frozen_s = tuple(layer.forward_s for layer in frozen.layers)
+    frozen_s: tuple[float, ...] = ()
+    if config.freeze is not None:
+        frozen = forwards_of(captured, microbatch, config, world, training=False)
+        frozen_s = tuple(layer.forward_s for layer in frozen.layers)
     return ProfiledModel(captured, profile, updates, code, frozen_s)
 
 
@@ -224,7 +235,31 @@ def _run_as_they_are(captured: Captured) -> tuple[object, ...]:
     return tuple(found.values())
 
 
-def load_or_measure(
+def forwards_of(
+    captured: Captured,
+    microbatch: Microbatch,
+    config: PipelineConfig,
+    world: World,
+    *,
+    training: bool,
+) -> Profile:
+    """Profile forwards without gradients. Every worker must call this.
+
+    Args:
+        captured: the captured model.
+        microbatch: what it is measured with.
+        config: the pipeline's.
+        world: all workers.
+        training: whether its modules run in training mode.
+    """
+    leaves, device = microbatch.on(world.device).leaves, world.device
+    own = partial(profile_forwards, captured, leaves, device=device, training=training)
+    together = partial(measured_together, own, config.compute_precision, world)
+    passes = {"passes": passes_of(training=training)}
+    return _load_or_measure(captured, config, world, together, passes)
+
+
+def _load_or_measure(
     captured: Captured,
     config: PipelineConfig,
     world: World,
@@ -257,17 +292,13 @@ def load_or_measure(
         path = path_of(Path(config.profile_dir), conditions)
     names = [layer.name for layer in captured.layers]
 
-    def read(path: Path) -> Json:
-        kept = Profile.load(path)
+    def read(text: str, path: str) -> Profile:
+        kept = Profile.parse(text, path)
         kept.check_layers(names, path)
-        return kept.to_json()
+        return kept
 
-    found = read_kept(path, read) if world.rank == 0 and path is not None else None
-    found = world.broadcast_json(found, name="profile found")
-    if found is not None:
-        return Profile.from_json(found)
-    config.report("measuring the model's layers")
-    mean = replace(measure(), conditions=conditions)
-    if world.rank == 0 and path is not None:
-        keep(partial(mean.save, path))
-    return mean
+    def measured() -> Profile:
+        config.report("measuring the model's layers")
+        return replace(measure(), conditions=conditions)
+
+    return kept_or_measured(path, "profile", world, read, Profile.text, measured)

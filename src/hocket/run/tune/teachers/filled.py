@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.check import check
-from hocket.core.costs import Costs, StageCost
+from hocket.core.costs import StageCost
 from hocket.core.program import Net, Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
-from hocket.model.profile.clock import clock_of
+from hocket.model.profile.precision import timed_rounds
 from hocket.model.stages.cut import boundaries_from_names, num_frozen_stages
 from hocket.model.stages.stage import StageModule
 from hocket.passes.fill_with import fill_with
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.balance import cut_teacher, joint_balance
-from hocket.planner.stages import add_layers
+from hocket.planner.stages import added_up
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
@@ -54,6 +54,9 @@ class JointNets:
     student: CutModel
 
 
+_Cuts: TypeAlias = tuple[CutModel, CutModel]  # of all nets, and of the student
+
+
 class NetCutter:
     """Cuts all nets for orders of the student, and measures every cut once.
 
@@ -75,7 +78,7 @@ class NetCutter:
         self._context = context
         self._student = student
         self._teachers = teachers
-        self._found: dict[tuple[Program, tuple[int, ...]], _Measured] = {}
+        self._found: dict[tuple[Program, tuple[int, ...]], _Cuts] = {}
 
     def cut(self, config: PipelineConfig, order: Schedule) -> JointNets:
         """Cut all nets for an order of the student. Every worker must call this.
@@ -89,38 +92,47 @@ class NetCutter:
             ConfigError: a teacher's cut makes more stages than there are devices.
         """
         program, context = order.program, self._context
-        at = _student_boundaries(
-            config, program, context, self._student, self._teachers
-        )
+        at = self._student_boundaries(config, program)
         key = program, at
         if key not in self._found:
             student = cut_and_measure(config, program, context, self._student, at)
             cuts = tuple(_cut_teachers(self._teachers, student, program))
-            update_s = _measure_teacher_updates(cuts, context)
-            costs = _joint_costs(cuts, student.costs, update_s)
-            self._found[key] = _Measured(student, cuts, costs)
-        found = self._found[key]
-        student, cuts = found.student, found.teachers
-        own = _frozen(config, order, student).program
-        return JointNets(
-            _joint_program(own, cuts, whole_batch=config.whole_batch),
-            replace(
+            stages = _teacher_costs(cuts, context)
+            model = replace(
                 student,
                 modules=(*(m for x in cuts for m in x.modules), *student.modules),
-                costs=found.costs,
+                costs=replace(student.costs, stages=(*stages, *student.costs.stages)),
                 teachers=cuts,
-            ),
-            student,
-        )
+            )
+            self._found[key] = model, student
+        model, student = self._found[key]
+        own = _frozen(config, order, student).program
+        program = _joint_program(own, model.teachers, whole_batch=config.whole_batch)
+        return JointNets(program, model, student)
 
+    def _student_boundaries(
+        self, config: PipelineConfig, program: Program
+    ) -> tuple[int, ...]:
+        """Return the layers at which the student's stages begin.
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """One cut of all nets, and the costs of all stages."""
+        All nets together balance, where the configuration does not say the cut.
 
-    student: CutModel
-    teachers: tuple[CutTeacher, ...]
-    costs: Costs
+        Raises:
+            ModelError: the student cannot be cut as asked.
+        """
+        known, context = self._student, self._context
+        for teacher in self._teachers:
+            if teacher.teacher.moves:
+                known = _with_forwards_of(teacher, known, config.num_microbatches)
+        free = [
+            x for x in self._teachers if x.teacher.cut is None and not x.teacher.moves
+        ]
+        is_single = program.num_stages == context.layout.num_devices
+        is_enough = len(known.captured.layers) >= program.num_stages
+        if config.cut is not None or not (free and is_single and is_enough):
+            return balanced_boundaries(known, program, config, context)
+        student_s = [config.num_microbatches * x for x in known.profile.layer_s]
+        return joint_balance(student_s, free[0].layer_s, program.num_stages).student
 
 
 def filled_order(
@@ -174,42 +186,6 @@ def _most_of_teachers(nets: JointNets) -> int:
         sum(costs[n].weight_bytes for n in own if not stages[n].trainable)
         for own in nets.program.stages_on
     )
-
-
-def _student_boundaries(
-    config: PipelineConfig,
-    program: Program,
-    context: WorkerContext,
-    known: ProfiledModel,
-    teachers: Sequence[KnownTeacher],
-) -> tuple[int, ...]:
-    """Return the layers at which the student's stages begin.
-
-    All nets together balance, where the configuration does not say the cut.
-
-    Args:
-        config: the pipeline's.
-        program: the student's.
-        context: this worker's context.
-        known: the profiled student.
-        teachers: the profiled teachers.
-
-    Raises:
-        ModelError: the student cannot be cut as asked.
-    """
-    heavier = known
-    for teacher in teachers:
-        if teacher.teacher.moves:
-            heavier = _with_forwards_of(teacher, heavier, config.num_microbatches)
-    free = [x for x in teachers if not x.teacher.moves and x.teacher.cut is None]
-    is_single = program.num_stages == context.layout.num_devices
-    is_enough = len(known.captured.layers) >= program.num_stages
-    if config.cut is not None or not (free and is_single and is_enough):
-        return balanced_boundaries(
-            heavier, program, config.cut, context.world, context.layout
-        )
-    student_s = [config.num_microbatches * x for x in heavier.profile.layer_s]
-    return joint_balance(student_s, free[0].layer_s, program.num_stages).student
 
 
 def _with_forwards_of(
@@ -319,67 +295,44 @@ def _joint_program(
     )
 
 
-def _joint_costs(
-    cuts: Sequence[CutTeacher], student: Costs, update_s: Sequence[float]
-) -> Costs:
-    """Put the costs of the teachers' stages before those of the student's.
-
-    Args:
-        cuts: the teachers' stages.
-        student: the student's costs.
-        update_s: the seconds of each teacher stage's update.
-    """
-    teachers = (cost for cut in cuts for cost in _stage_costs(cut))
-    moving = [
-        replace(cost, update_s=seconds)
-        for cost, seconds in zip(teachers, update_s, strict=True)
-    ]
-    return replace(student, stages=(*moving, *student.stages))
-
-
-def _stage_costs(cut: CutTeacher) -> list[StageCost]:
-    layers = [layer.cost() for layer in cut.known.profile.layers]
-    edges = (0, *cut.places.boundaries, len(layers))
-    output = pytree.tree_leaves(cut.known.output)
-    costs = []
-    for i, module in enumerate(cut.modules):
-        following = layers[edges[i + 1]] if i + 1 < len(cut.modules) else None
-        cost = add_layers(layers[edges[i] : edges[i + 1]], following)
-        if following is None:
-            num_bytes = sum(x.nbytes for x in output if isinstance(x, Tensor))
-            cost = replace(cost, output_bytes=num_bytes)
-        state = [*module.parameters(), *module.buffers()]
-        costs.append(replace(cost, weight_bytes=sum(x.nbytes for x in state)))
-    return costs
-
-
-def _measure_teacher_updates(
+def _teacher_costs(
     cuts: Sequence[CutTeacher], context: WorkerContext
-) -> list[float]:
-    """Measure the updates of the teachers' stages, each on the worker that holds it.
+) -> list[StageCost]:
+    """Return the costs of the teachers' stages. Every worker must call this.
 
-    Every worker must call this.
+    Updates are measured, each on the worker that holds the stage.
 
     Args:
         cuts: the teachers' stages.
         context: this worker's context.
     """
-    own: dict[str, float] = {}
+    costs = [cost for cut in cuts for cost in _stage_costs(cut)]
     stages = [
-        (cut, place, module)
+        (cut.known.teacher.update, place, module)
         for cut in cuts
         for place, module in zip(cut.places.devices, cut.modules, strict=True)
     ]
-    for number, (cut, place, module) in enumerate(stages):
-        if cut.known.teacher.update is not None and place == context.layout.device:
-            device = context.world.device
-            own[str(number)] = _measured_s(cut.known.teacher.update, module, device)
-    found = [0.0] * len(stages)
-    for part in context.world.gather_json(own, "costs of the teachers' updates"):
-        assert isinstance(part, dict)
-        for stage, seconds in part.items():
-            found[int(stage)] = max(found[int(stage)], float(seconds))
-    return found
+    own = {
+        str(number): _measured_s(update, module, context.world.device)
+        for number, (update, place, module) in enumerate(stages)
+        if update is not None and place == context.layout.device
+    }
+    parts = context.world.gather_json(own, "costs of the teachers' updates")
+    return [
+        replace(cost, update_s=max(float(part.get(str(i), 0.0)) for part in parts))
+        for i, cost in enumerate(costs)
+    ]
+
+
+def _stage_costs(cut: CutTeacher) -> Iterator[StageCost]:
+    output = pytree.tree_leaves(cut.known.output)
+    stages = added_up(cut.known.profile.layers, cut.places.boundaries)
+    for module, (_, cost) in zip(cut.modules, stages, strict=True):
+        if module is cut.modules[-1]:
+            num_bytes = sum(x.nbytes for x in output if isinstance(x, Tensor))
+            cost = replace(cost, output_bytes=num_bytes)
+        state = [*module.parameters(), *module.buffers()]
+        yield replace(cost, weight_bytes=sum(x.nbytes for x in state))
 
 
 def _measured_s(
@@ -389,9 +342,8 @@ def _measured_s(
     copies = {n: x.detach().to(device).clone() for n, x in module.named_parameters()}
     followed = {name: torch.ones_like(x) for name, x in copies.items()}
     follower = Follower(update, Pairs(copies, followed))
-    clock, seconds = clock_of(device), 0.0
-    for step in range(2):
-        begin = clock()
-        follower.update(step)
-        seconds = clock() - begin
-    return seconds
+    found: list[float] = []
+    for step, span in enumerate(timed_rounds(found, device, 1)):
+        with span:
+            follower.update(step)
+    return found[0]

@@ -12,18 +12,14 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
-from hocket.core.costs import Costs
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import long_step_s, simulate
-from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, FitError, ModelError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
-from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.layout import Layout
@@ -33,16 +29,15 @@ from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.net_setup import example_output
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.tune.choose import search_of
+from hocket.run.tune.choose import no_order_fits, search_of
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, with_messages
+from hocket.run.tune.cut.cut_model import CutModel, messages_of
 from hocket.run.tune.cut.profiled_model import (
     ProfiledModel,
-    load_or_measure,
+    forwards_of,
     profile_model,
 )
 from hocket.run.tune.order import configured_order
-from hocket.run.tune.profile_workers import measured_together
 from hocket.run.tune.teachers.filled import JointNets, NetCutter, filled_order
 from hocket.run.tune.teachers.stages import KnownTeacher, check_followed
 from hocket.run.tune.teachers.teacher import Teacher
@@ -100,7 +95,8 @@ def joint_order(
     ]
     profiled = profile_model(config, world, num_stages, outputs)
     if is_chosen:
-        profiled = with_messages(profiled, config, context)
+        messages = messages_of(profiled, config, context)
+        profiled = replace(profiled, messages=messages)
     cutter = NetCutter(context, profiled, teachers)
     if is_chosen:
         return _choose_order(config, context, profiled, cutter)
@@ -144,25 +140,10 @@ def _known(
             f"settings of teacher {name}": short_hash(teacher.text),
         },
     )
-    here = microbatch.on(world.device)
-    measure = partial(
-        profile_forwards,
-        captured,
-        here.leaves,
-        device=world.device,
-        training=teacher.is_training,
-    )
-    together = partial(measured_together, measure, config.compute_precision, world)
-    depends_on = {"passes": passes_of(training=teacher.is_training)}
-    profile = load_or_measure(captured, config, world, together, depends_on)
-    return KnownTeacher(
-        name,
-        teacher,
-        captured,
-        profile,
-        example_output(captured, training=teacher.is_training),
-        num_microbatches,
-    )
+    trains = teacher.is_training
+    profile = forwards_of(captured, microbatch, config, world, training=trains)
+    output = example_output(captured, training=trains)
+    return KnownTeacher(name, teacher, captured, profile, output, num_microbatches)
 
 
 class LowMomentumWarning(UserWarning):
@@ -353,25 +334,9 @@ def _filled(candidate: _Candidate, layout: Layout, most: int) -> tuple[float, Sc
     config, nets = candidate.config, candidate.nets
     filled = filled_order(config, layout, candidate.order, nets, most)
     costs = recomputing(config.recompute, filled, nets.model.costs, most)
-    _refuse_large(config, filled, costs, most)
-    return long_step_s(filled, costs), filled
-
-
-def _refuse_large(
-    config: PipelineConfig, filled: Schedule, costs: Costs, most: int
-) -> None:
     timeline = simulate(filled, costs)
     peaks = [timeline.peak_bytes(d) for d in range(filled.program.num_devices)]
-    device = peaks.index(max(peaks))
-    needed = round(peaks[device])
-    if needed > most:
-        raise FitError(
-            f"no order of the student with its teachers fits {byte_size(most)} per "
-            f"device; {config.schedule} misses least, with {byte_size(needed)} on "
-            f"device {device}. The smallest memory_bytes that works is {needed}; more "
-            'devices, more microbatches, a smaller batch, or recompute="auto" need '
-            "less",
-            device=device,
-            needed_bytes=needed,
-            memory_bytes=most,
-        )
+    if round(max(peaks)) > most:
+        what = "no order of the student with its teachers"
+        raise no_order_fits(what, str(config.schedule), peaks, most)
+    return long_step_s(filled, costs), filled
