@@ -13,7 +13,7 @@ import hocket
 from hocket.errors import ConfigError
 from tests.run.support.forked import run_forked
 
-WORKERS: Final = "tests.run.support.mistaken_workers"
+WORKERS: Final = "mistaken_workers"
 MODEL: Final = nn.Sequential(nn.Linear(3, 3))
 BATCH: Final = (torch.ones(4, 3), torch.zeros(4, 3))
 
@@ -22,12 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_what_watches_ends_nothing(tmp_path: Path) -> None:
     """Metrics fail on rank 1: both workers raise, and both go on."""
-    outcome = run_forked(
-        f"{WORKERS}:watch",
-        num_workers=2,
-        folder=tmp_path,
-        timeout_s=20.0,
-    )
+    outcome = run_forked(f"{WORKERS}:watch", folder=tmp_path, timeout_s=20.0)
     assert not outcome.reports
     first, second = (outcome.results[rank] for rank in (0, 1))
     assert first == second
@@ -68,7 +63,6 @@ def test_a_missed_call_is_named_at_once(
         str(tmp_path),
         first,
         second,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=50.0,
     )
@@ -92,7 +86,6 @@ def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
         str(tmp_path),
         "evaluate",
         "nothing",
-        num_workers=2,
         folder=tmp_path,
         timeout_s=1.0,
     )

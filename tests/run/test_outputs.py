@@ -24,10 +24,7 @@ def test_outputs_are_the_plain_models(
     all outputs is what `evaluate` says. All replicas read the statistics of the first.
     """
     for answer in answers_of(
-        "tests.run.support.output_workers:collect",
-        num_replicas,
-        num_workers=num_workers,
-        folder=tmp_path,
+        "output_workers:collect", num_replicas, num_workers=num_workers, folder=tmp_path
     ):
         assert answer["keys"] == ["features", "more"]
         assert answer["types"] == ["torch.float32", "torch.int64", "torch.bool"]
@@ -39,7 +36,5 @@ def test_outputs_are_the_plain_models(
 
 def test_outputs_without_samples_are_refused(tmp_path: Path) -> None:
     """A mean over one microbatch has no place among the others'."""
-    (text,) = answers_of(
-        "tests.run.support.output_workers:refuse", num_workers=1, folder=tmp_path
-    )
+    (text,) = answers_of("output_workers:refuse", num_workers=1, folder=tmp_path)
     assert "tensors have samples along dimension 0" in text

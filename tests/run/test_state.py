@@ -9,7 +9,7 @@ import pytest
 
 from tests.run.support.forked import answers_of
 
-WORKERS: Final = "tests.run.support.state_workers"
+WORKERS: Final = "state_workers"
 TOLERANCE: Final = 1e-10
 WAYS: Final = [(kind, num) for kind in ("captured", "sequential") for num in (1, 2)]
 

@@ -215,7 +215,6 @@ def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
         "tests.run.checkpoint.delayed:save_and_load",
         [case | {"profiles": str(tmp_path / "profiles")} for case in cases],
         str(tmp_path),
-        num_workers=2,
         folder=tmp_path / "job",
         whole_s=120.0,
     )

@@ -153,7 +153,6 @@ def test_a_killed_worker_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         f"{JOBS}:die_while_others_write",
         {"model": "tied"},
         str(folder),
-        num_workers=2,
         folder=folder.parent,
         timeout_s=6.0,
         limit_s=30.0,  # the one left may notice only by its timeout

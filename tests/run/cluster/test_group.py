@@ -13,10 +13,7 @@ from tests.run.support.forked import answers_of
 def test_a_closed_pipeline_leaves_no_threads(tmp_path: Path) -> None:
     """Its groups are destroyed: gloo's threads of 150 pipelines kept two cores busy."""
     answers = answers_of(
-        "tests.run.support.closing_workers:num_threads_after_each",
-        4,
-        num_workers=4,
-        folder=tmp_path,
+        "closing_workers:num_threads_after_each", 4, num_workers=4, folder=tmp_path
     )
     for numbers in answers:
         assert max(numbers) - numbers[0] < 2, numbers  # one group has two

@@ -36,7 +36,7 @@ def test_the_planned_order_trains_the_same_weights(
     cases = CASES[num_workers]
 
     answers = answers_of(
-        "tests.run.support.ordered_workers:train_synchronous",
+        "ordered_workers:train_synchronous",
         cases,
         str(tmp_path),
         num_workers=num_workers,

@@ -25,10 +25,9 @@ def test_staged_messages_train_the_same_weights(
     cases = CASES if shares_memory else [{**CASES[0], "transport": "torch"}]
 
     answers = answers_of(
-        "tests.run.support.staged_workers:train_staged",
+        "staged_workers:train_staged",
         cases,
         str(tmp_path),
-        num_workers=2,
         folder=tmp_path,
         whole_s=120.0,
     )

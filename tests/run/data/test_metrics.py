@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, named_means
+from tests.run.support.started import started
 
 
 @pytest.mark.parametrize(
@@ -45,13 +46,11 @@ def alone() -> tuple[hocket.Pipeline, tuple[Tensor, Tensor]]:
     """A pipeline of one worker, and a batch."""
     torch.manual_seed(0)
     batch = torch.randn(4, 3), torch.randint(2, (4,))
-    pipeline = hocket.Pipeline(
+    pipeline = started(
         nn.Sequential(nn.Linear(3, 2)),
         nn.functional.cross_entropy,
-        example=batch,
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        schedule="1f1b",
-        num_microbatches=2,
+        (lambda p: torch.optim.SGD(p, 0.1)),
+        batch,
     )
     return pipeline, batch
 

@@ -17,10 +17,10 @@ TIMEOUT_S: Final = 5.0  # where a worker waits in vain
 
 
 def answers_of(
-    function: str, folder: Path, *args: Any, num_workers: int, **more: Any
+    function: str, folder: Path, *args: Any, num_workers: int = 2, **more: Any
 ) -> list[dict[str, Any]]:
     """What each worker returned."""
-    entry = f"tests.run.support.loader_workers:{function}"
+    entry = f"loader_workers:{function}"
     return forked.answers_of(
         entry, *args, num_workers=num_workers, folder=folder, **more
     )
@@ -38,7 +38,7 @@ def test_first_reads_inputs_and_last_reads_targets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reading_workers", [0, 2])
 def test_replicas_read_their_own_rows(tmp_path: Path, reading_workers: int) -> None:
     """Together each row once; the last batch is smaller, and so is an evaluation's."""
-    answers = answers_of("in_parts", tmp_path, 2, reading_workers, num_workers=2)
+    answers = answers_of("in_parts", tmp_path, 2, reading_workers)
     for answer in answers:
         check_equal(answer)
     if reading_workers:  # they read in processes of their own
@@ -67,8 +67,8 @@ def test_training_goes_on_in_the_middle_of_an_epoch(
 ) -> None:
     """Losses as in one go; the pipeline closes though processes still read ahead."""
     folders = [tmp_path / "broken", tmp_path / "whole"]
-    broken = answers_of("broken_off", folders[0], reading_workers, num_workers=2)
-    whole = answers_of("in_parts", folders[1], 1, 0, num_workers=2)
+    broken = answers_of("broken_off", folders[0], reading_workers)
+    whole = answers_of("in_parts", folders[1], 1, 0)
     for answer in broken:
         assert answer["losses"] == whole[0]["parts"]["losses"]
         assert answer["place"] == whole[0]["parts"]["place"]
@@ -76,7 +76,7 @@ def test_training_goes_on_in_the_middle_of_an_epoch(
 
 def test_other_data_on_one_worker_is_noticed(tmp_path: Path) -> None:
     """Though no worker sees what another has read."""
-    reported = answers_of("other_data", tmp_path, num_workers=2, timeout_s=TIMEOUT_S)
+    reported = answers_of("other_data", tmp_path, timeout_s=TIMEOUT_S)
     assert any("ranks 1 and 0 have different batches" in each for each in reported), (
         reported
     )
@@ -84,7 +84,7 @@ def test_other_data_on_one_worker_is_noticed(tmp_path: Path) -> None:
 
 def test_a_last_batch_too_small_is_reported_at_once(tmp_path: Path) -> None:
     """As of a DataLoader, before anything is trained."""
-    for reported in answers_of("last_batch", tmp_path, num_workers=2):
+    for reported in answers_of("last_batch", tmp_path):
         assert "26 samples in batches of 12 leave a last batch of 2" in reported
 
 
@@ -98,7 +98,7 @@ def test_batches_that_end_early_on_one_rank_are_found_at_once(
 ) -> None:
     """Not a timeout later; the error names both counts."""
     outcome = forked.run_forked(
-        "tests.run.support.loader_workers:one_ends_early",
+        "loader_workers:one_ends_early",
         schedule,
         ending,
         evaluates,

@@ -25,10 +25,9 @@ RUNS: Final = [
 def test_no_more_is_held_than_must_be(tmp_path: Path) -> None:
     """Weights, gradients, optimizer, activations and messages, by the allocator."""
     rows, _ = answers_of(
-        "tests.run.support.memory_workers:measure_all",
+        "memory_workers:measure_all",
         RUNS,
         str(tmp_path),
-        num_workers=2,
         folder=tmp_path,
         whole_s=200.0,
     )

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import hocket
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
@@ -28,6 +27,7 @@ from hocket.run.device.out_of_memory import (
 from hocket.run.diagnostics.root_cause import worker_error
 from hocket.schedules import make_schedule
 from tests.run.support.forked import run_forked
+from tests.run.support.started import started
 
 TIMEOUT_S: Final = 3.0
 BUSY_S: Final = 20.0
@@ -50,10 +50,9 @@ def test_the_others_stop_and_the_report_says_why(
 ) -> None:
     """The last worker may take 32 MiB more, and its first forward needs 64."""
     outcome = run_forked(
-        "tests.run.support.out_of_memory_workers:train",
+        "out_of_memory_workers:train",
         str(tmp_path),
         evaluates,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=TIMEOUT_S,
         limit_s=TIMEOUT_S + BUSY_S,
@@ -128,12 +127,11 @@ def test_a_start_without_memory_is_an_error_of_ours() -> None:
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(NoMemoryError, match="rank 0 found no memory on cpu before"):
-        hocket.Pipeline(
+        started(
             nn.Linear(2, 2),
             loss,
-            optimizer=torch.optim.SGD,
-            example=(torch.zeros(4, 2), torch.zeros(4, 2)),
-            num_microbatches=2,
+            torch.optim.SGD,
+            (torch.zeros(4, 2), torch.zeros(4, 2)),
         )
 
 

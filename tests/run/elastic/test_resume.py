@@ -40,8 +40,9 @@ from tests.run.support.resuming_workers import (
     PLASTICITY,
     SAVED_AT,
 )
+from tests.run.support.started import started
 
-WORKERS = "tests.run.support.resuming_workers"
+WORKERS = "resuming_workers"
 CASE = {"options": "all", "policy": "gradients", "shapes": "soon"}
 
 
@@ -96,10 +97,7 @@ def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
         assert once.freezing.layers == names
 
     on_two = answers_of(
-        f"{WORKERS}:resume_on_two",
-        *(CASE, str(folder)),
-        num_workers=2,
-        folder=tmp_path / "two",
+        f"{WORKERS}:resume_on_two", *(CASE, str(folder)), folder=tmp_path / "two"
     )[0]
     for first, found in zip(SAVED_AT[1:], on_two, strict=True):
         assert_equal(found, whole, first)
@@ -171,12 +169,11 @@ def test_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
 
     def make() -> hocket.Pipeline:
         torch.manual_seed(0)
-        return hocket.Pipeline(
+        return started(
             nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double(),
             F.cross_entropy,
-            optimizer=ADAMW,
-            example=loader.example(),
-            num_microbatches=2,
+            ADAMW,
+            loader.example(),
             freeze=Alpha(1 / 4),
             run_dir=tmp_path,
         )
@@ -209,7 +206,6 @@ def test_killed_in_a_transition(tmp_path: Path) -> None:
     outcome = run_forked(
         f"{WORKERS}:die_in_transition",
         str(folder),
-        num_workers=2,
         folder=folder.parent,
         timeout_s=20.0,
     )
@@ -235,9 +231,7 @@ def test_all_workers_raise_what_rank_0_cannot_decide(tmp_path: Path) -> None:
     Two workers measure activations as one process does, and two replicas keep their own
     statistics of batch norms, also of frozen ones.
     """
-    found = answers_of(
-        f"{WORKERS}:errors_and_activations", num_workers=2, folder=tmp_path / "job"
-    )
+    found = answers_of(f"{WORKERS}:errors_and_activations", folder=tmp_path / "job")
     assert found[0]["policy fails"] == "ZeroDivisionError: the user's own mistake"
     for text in (found[1]["policy fails"], found[1]["no way back"]):
         assert text.startswith("RunError: rank 0 cannot choose the layers to freeze")

@@ -209,7 +209,7 @@ def test_equals_the_emulator_over_ordered_wires(
         num_workers,
         tmp_path,
         whole_s=180.0,
-        entry="tests.run.support.ordered_workers:train_flush_free",
+        entry="ordered_workers:train_flush_free",
     )
 
 
@@ -227,7 +227,7 @@ def _check_all(
     tmp_path: Path,
     *,
     whole_s: float,
-    entry: str = "tests.run.support.flush_free:train_all",
+    entry: str = "flush_free:train_all",
 ) -> None:
     answers = answers_of(
         entry,
@@ -343,9 +343,7 @@ def test_wpipe_holds_one_and_a_half_copies() -> None:
 
 def test_a_gradient_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     """Its worker names it before it updates; the other one hears of that and ends."""
-    reported, other = answers_of(
-        "tests.run.support.flush_free:fragile", num_workers=2, folder=tmp_path
-    )
+    reported, other = answers_of("flush_free:fragile", folder=tmp_path)
     kind, message, weights = reported
     assert kind == "NonFiniteError"
     assert (

@@ -42,7 +42,7 @@ def test_workers_equal_the_emulator(
     the next step come before its update.
     """
     for answer in answers_of(
-        "tests.run.support.follower_workers:compare_with_emulator",
+        "follower_workers:compare_with_emulator",
         orders,
         num_workers=num_workers,
         folder=tmp_path,
@@ -54,9 +54,7 @@ def test_workers_equal_the_emulator(
 def test_a_weight_that_two_stages_share_moves_once(tmp_path: Path) -> None:
     """A second move in the same step would bring it nearer than the momentum says."""
     (found,) = answers_of(
-        "tests.run.support.follower_workers:compare_tied",
-        num_workers=1,
-        folder=tmp_path,
+        "follower_workers:compare_tied", num_workers=1, folder=tmp_path
     )
     assert found <= 1e-10
 
@@ -64,11 +62,7 @@ def test_a_weight_that_two_stages_share_moves_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_a_skipped_update_skips_the_teachers(tmp_path: Path) -> None:
     """As in a loop with torch's scaler; the momentum's steps go on counting."""
-    for answer in answers_of(
-        "tests.run.support.follower_workers:train_in_float16",
-        num_workers=2,
-        folder=tmp_path,
-    ):
+    for answer in answers_of("follower_workers:train_in_float16", folder=tmp_path):
         assert answer["skipped"] == answer["expected"]
         assert 0 < sum(answer["skipped"]) < 6
         assert answer["teacher"] < 1e-5

@@ -24,8 +24,9 @@ from tests.run.support.loss_weight_workers import (
     resume,
     train,
 )
+from tests.run.support.started import started
 
-WORKERS = "tests.run.support.loss_weight_workers"
+WORKERS = "loss_weight_workers"
 
 
 def plain(
@@ -69,7 +70,7 @@ def test_is_trained_clipped_and_averaged_on_several_workers(tmp_path: Path) -> N
         ("whole", {"schedule": "gpipe"}),
         ("whole", {"schedule": "gpipe", "num_replicas": 2, "num_microbatches": 2}),
     ]
-    answers = answers_of(f"{WORKERS}:train_all", cases, num_workers=2, folder=tmp_path)
+    answers = answers_of(f"{WORKERS}:train_all", cases, folder=tmp_path)
     expected = [
         plain("centred", clip=0.1),
         plain("centred"),
@@ -91,7 +92,7 @@ def test_a_checkpoint_holds_them_for_any_number_of_workers(tmp_path: Path) -> No
     assert_equal(train("centred", {}, folder), plain("centred"))
     assert_equal(resume("centred", {}, folder), plain("centred"))
     for found in answers_of(
-        f"{WORKERS}:resume", "centred", {}, folder, num_workers=2, folder=tmp_path
+        f"{WORKERS}:resume", "centred", {}, folder, folder=tmp_path
     ):
         assert_equal(found, plain("centred"))
 
@@ -147,11 +148,11 @@ def test_a_parameter_that_only_a_function_holds() -> None:
         assert run.state_dict()["loss.scale"] != 1.0
     with (
         pytest.raises(ModelError, match=r"let a torch\.nn\.Module hold it"),
-        hocket.Pipeline(
+        started(
             chain().double(),
             loss,
-            optimizer=adam,
-            example=batches()[0],
+            adam,
+            batches()[0],
             num_microbatches=4,
             schedule="pipedream-2bw",
         ) as refused,
@@ -184,9 +185,7 @@ def test_a_metric_that_reads_weights_is_refused_on_several_workers(
     tmp_path: Path,
 ) -> None:
     """Every worker raises it, and can go on."""
-    for found in answers_of(
-        f"{WORKERS}:refused_metrics", num_workers=2, folder=tmp_path
-    ):
+    for found in answers_of(f"{WORKERS}:refused_metrics", folder=tmp_path):
         assert "the metrics function reads 0.weight" in found
 
 

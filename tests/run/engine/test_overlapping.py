@@ -34,10 +34,7 @@ COMPILED: Final = {"compiled": {"schedule": "pipedream-2bw", "compile": True}}
 def test_equals_the_emulator(cases: dict[str, dict[str, Any]], tmp_path: Path) -> None:
     """Weights and losses, on both of two workers; compiled code rounds differently."""
     for answer in answers_of(
-        "tests.run.support.overlapping_workers:train_all",
-        cases,
-        num_workers=2,
-        folder=tmp_path / "job",
+        "overlapping_workers:train_all", cases, folder=tmp_path / "job"
     ):
         assert list(answer) == list(cases)
         for name, difference in answer.items():

@@ -58,7 +58,7 @@ def forked(
 ) -> Outcome:
     """Train with a fault, under no launcher."""
     return run_forked(
-        "tests.run.support.failing_workers:train",
+        "failing_workers:train",
         {"settings": settings, **case},
         str(folder),
         num_workers=num_workers,
@@ -74,7 +74,7 @@ def launched(
     """Train with a fault, as users do."""
     with pytest.raises(WorkerError) as caught:
         launch_forked(
-            "tests.run.support.failing_workers:train",
+            "failing_workers:train",
             [{"settings": settings, **case}, str(folder)],
             num_workers=num_workers,
             run_dir=folder,

@@ -54,7 +54,7 @@ def test_any_order_that_passes_the_check_runs(num_workers: int, tmp_path: Path) 
         run = case(MODELS[i % 2], str(order), num_microbatches)
         runs.append({**run, "num_steps": NUM_STEPS})
     answers = answers_of(
-        "tests.run.support.exactness:train_all",
+        "exactness:train_all",
         runs,
         str(tmp_path),
         num_workers=num_workers,

@@ -57,11 +57,7 @@ def test_equals_ddp(all_of_them: bool, tmp_path: Path) -> None:
         few = {name: {**cases[name], "num_steps": FEW_STEPS} for name in FEW[1:]}
         cases = {FEW[0]: cases[FEW[0]], **few}
     for answer in answers_of(
-        "tests.run.support.data_parallel_workers:train_all",
-        cases,
-        num_workers=2,
-        folder=tmp_path,
-        whole_s=220.0,
+        "data_parallel_workers:train_all", cases, folder=tmp_path, whole_s=220.0
     ):
         differences = {name: found["difference"] for name, found in answer.items()}
         assert {n: d for n, d in differences.items() if n in EQUAL and d} == {}
@@ -79,10 +75,7 @@ def test_equals_ddp_on_three(tmp_path: Path) -> None:
         ),
     }
     for answer in answers_of(
-        "tests.run.support.data_parallel_workers:train_all",
-        cases,
-        num_workers=3,
-        folder=tmp_path,
+        "data_parallel_workers:train_all", cases, num_workers=3, folder=tmp_path
     ):
         assert {n: x for n, x in answer.items() if x["difference"] > 1e-10} == {}
 
@@ -100,9 +93,8 @@ REFUSED: Final[dict[str, tuple[dict[str, Any], str]]] = {
 def test_refuses(tmp_path: Path) -> None:
     """Every worker, with the numbers and a way out."""
     for answer in answers_of(
-        "tests.run.support.data_parallel_workers:refused",
+        "data_parallel_workers:refused",
         {name: settings for name, (settings, _) in REFUSED.items()},
-        num_workers=2,
         folder=tmp_path,
     ):
         for name, (_, words) in REFUSED.items():
@@ -116,10 +108,7 @@ def test_resumes_as_if_never_stopped(tmp_path: Path) -> None:
     step: that of bucket 1 until behind the forward of bucket 0.
     """
     for answer in answers_of(
-        "tests.run.support.data_parallel_workers:resumed",
-        str(tmp_path / "run"),
-        num_workers=2,
-        folder=tmp_path / "job",
+        "data_parallel_workers:resumed", str(tmp_path / "run"), folder=tmp_path / "job"
     ):
         straight, resumed = answer["weights"]
         assert straight == resumed

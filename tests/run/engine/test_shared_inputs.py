@@ -19,7 +19,7 @@ from tests.run.support.forked import answers_of
 
 pytestmark = pytest.mark.timeout(120)
 TOLERANCE: Final = 1e-10
-ENTRY: Final = "tests.run.support.shared_input_workers:train"
+ENTRY: Final = "shared_input_workers:train"
 
 
 @pytest.mark.parametrize("name", own.CASES)
@@ -38,9 +38,7 @@ def test_two_workers_train_as_the_plain_loop(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """With a stage on each, and as replicas."""
-    for found in answers_of(
-        ENTRY, str(tmp_path), name, options, num_workers=2, folder=tmp_path
-    ):
+    for found in answers_of(ENTRY, str(tmp_path), name, options, folder=tmp_path):
         assert max(found.values()) <= TOLERANCE, found
 
 

@@ -55,11 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(folder: Path) -> list[dict[str, Any]]:
     """Of both workers, when they have played all."""
     return answers_of(
-        "tests.run.support.torch_exchange:exchange",
-        str(folder),
-        num_workers=2,
-        folder=folder / "workers",
-        whole_s=180.0,
+        "torch_exchange:exchange", str(folder), folder=folder / "workers", whole_s=180.0
     )
 
 

@@ -76,7 +76,7 @@ JOBS = {
 def trained(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> list[Any]:
     """Every worker's answers, by rank and case."""
     return answers_of(
-        "tests.run.support.training_workers:train_all",
+        "training_workers:train_all",
         cases,
         str(folder),
         num_workers=num_workers,
@@ -249,7 +249,7 @@ def test_a_gradient_that_is_no_number_changes_no_weight(
 ) -> None:
     """Behind a finite loss; every worker stops, and names the same parameter."""
     answers = answers_of(
-        "tests.run.support.training_workers:fragile_all",
+        "training_workers:fragile_all",
         cases,
         str(tmp_path),
         num_workers=num_workers,

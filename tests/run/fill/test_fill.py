@@ -14,13 +14,14 @@ import hocket
 from hocket.errors import ConfigError
 from tests.run.support.fill_workers import net, samples
 from tests.run.support.forked_launch import launch_forked
+from tests.run.support.started import started
 
 
 @pytest.fixture(scope="module", name="reports")
 def train_filled(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What both workers report."""
     folder = str(tmp_path_factory.mktemp("fill"))
-    entry = "tests.run.support.fill_workers:train"
+    entry = "fill_workers:train"
     return launch_forked(entry, [folder], num_workers=2, timeout_s=120, run_dir=folder)
 
 
@@ -92,11 +93,11 @@ def test_what_two_workers_refuse(reports: Any, name: str, text: str) -> None:
 def test_layers_that_freeze_are_refused() -> None:
     """The waits of another layout are others."""
     with pytest.raises(ConfigError, match="fill does not go with freeze: another lay"):
-        hocket.Pipeline(
+        started(
             nn.Linear(32, 4),
             nn.functional.mse_loss,
-            optimizer=lambda p: torch.optim.SGD(p, 0.1),
-            example=(samples(3), torch.zeros(3, 4)),
+            (lambda p: torch.optim.SGD(p, 0.1)),
+            (samples(3), torch.zeros(3, 4)),
             num_microbatches=1,
             freeze=hocket.freeze.Alpha(1 / 5),
             fill=hocket.Fill(net(), samples(3), _on_output),
@@ -116,11 +117,11 @@ def test_what_is_refused_at_once() -> None:
         hocket.Fill(net(), few, _on_output, batch_size=0)
     model = nn.Linear(32, 4)
     with pytest.raises(ConfigError, match=r"shares weight .*deepcopy\(model\)\.eval"):
-        hocket.Pipeline(
+        started(
             model,
             nn.functional.mse_loss,
-            optimizer=lambda p: torch.optim.SGD(p, 0.1),
-            example=(few, torch.zeros(3, 4)),
+            (lambda p: torch.optim.SGD(p, 0.1)),
+            (few, torch.zeros(3, 4)),
             num_microbatches=1,
             fill=hocket.Fill(nn.Sequential(model).eval(), few, _on_output),
         )

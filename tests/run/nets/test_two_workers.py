@@ -31,11 +31,7 @@ def test_three_steps_cut_again_three_steps(
     Equal to six steps of one process; and only what the other worker lacked was sent.
     """
     answers = answers_of(
-        "tests.run.support.cut_again_workers:train_cut_again",
-        list(cuts),
-        how,
-        num_workers=2,
-        folder=tmp_path,
+        "cut_again_workers:train_cut_again", list(cuts), how, folder=tmp_path
     )
     model = make_model()
     hocket.emulate(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import hocket
 from hocket.run.cluster.world import join_world
 from tests.run.support.forked import run_forked
+from tests.run.support.started import started
 
 MODULE: Final = "tests.run.stage.test_uncut"
 WIDTH: Final = 8
@@ -112,12 +112,11 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
         return model
 
     batch = batch_of(kind)
-    with hocket.Pipeline(
+    with started(
         make(),
         loss,
-        optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
-        example=batch,
-        num_microbatches=2,
+        (lambda p: torch.optim.AdamW(p, 1e-3)),
+        batch,
         cut=[CUTS[kind]],
         world=join_world(),
     ) as pipeline:
@@ -162,13 +161,7 @@ def test_other_stages_weights_are_freed(kind: str, tmp_path: Path) -> None:
     """They stayed in every worker's memory; and all works as well without them."""
     folder = str(tmp_path / "saved")
     done = run_forked(
-        f"{MODULE}:train",
-        kind,
-        folder,
-        False,
-        num_workers=2,
-        folder=tmp_path,
-        timeout_s=30,
+        f"{MODULE}:train", kind, folder, False, folder=tmp_path, timeout_s=30
     )
     assert set(done.codes.values()) == {0}, done.output
     value, state = plain(kind)
@@ -193,7 +186,6 @@ def test_what_the_user_refers_to_stays(tmp_path: Path) -> None:
         "exported",
         str(tmp_path / "saved"),
         True,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=30,
     )

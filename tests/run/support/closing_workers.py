@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import hocket
 from hocket.run.cluster.world import join_world
+from tests.run.support.started import started
 
 
 def num_threads_after_each(num_pipelines: int) -> list[int]:
@@ -20,14 +20,12 @@ def num_threads_after_each(num_pipelines: int) -> list[int]:
     with closing(join_world()) as world:
         batch = (torch.ones(4, 3), torch.zeros(4, 3))
         for _ in range(num_pipelines):
-            with hocket.Pipeline(
+            with started(
                 nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
                 F.mse_loss,
-                optimizer=partial(torch.optim.SGD, lr=0.1),
-                example=batch,
+                partial(torch.optim.SGD, lr=0.1),
+                batch,
                 num_replicas=2,
-                num_microbatches=2,
-                schedule="1f1b",
                 world=world,
             ) as pipeline:
                 pipeline.step(batch)

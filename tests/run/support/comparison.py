@@ -64,7 +64,7 @@ def check_runs(
         whole_s: that the job may take.
     """
     answers = answers_of(
-        "tests.run.support.exactness:train_all",
+        "exactness:train_all",
         cases,
         str(folder),
         num_workers=num_workers,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import StageModule, boundaries_from_names
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.comm.bundles import Bundle
 from hocket.run.data.batch import Microbatch, split_batch
 from hocket.run.nets.moves import holders_of, plan_moves, transfer
@@ -27,6 +27,7 @@ from hocket.run.weights.migration import (
 )
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
+from tests.run.support.joined import join
 
 CPU: Final = torch.device("cpu")
 NUM_MICROBATCHES: Final = 2
@@ -84,8 +85,7 @@ def train_cut_again(cuts: Sequence[str], how: Any) -> dict[str, Any]:
     Returns:
         The state of this worker's stage, as lists; and how many tensors came here.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     rank = world.rank
     data = make_batches()
     parts = split_batch(data[0], NUM_MICROBATCHES)

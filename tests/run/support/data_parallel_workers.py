@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -15,13 +16,14 @@ import hocket
 from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.errors import HocketError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.data.batch import split_batch
 from hocket.run.data.loss import TOTAL, named_losses
 from hocket.run.weights.reduce import Reducer
+from tests.run.support.joined import join, said
 from tests.run.support.plain_loop import in_one_stage, make_optimizer, uncut_stage
 from tests.run.support.small_models import batches, make_model, specimen_of
+from tests.run.support.started import started
 
 NUM_STEPS = 20
 
@@ -41,8 +43,7 @@ class Seeded(nn.Module):
 
 def train_all(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Train each case both ways; how far the weights are apart, by case."""
-    torch.set_num_threads(1)
-    with closing(join_world()) as world:
+    with closing(join()) as world:
         return {name: _both(world, **case) for name, case in cases.items()}
 
 
@@ -58,11 +59,11 @@ def _both(
     **settings: Any,
 ) -> dict[str, Any]:
     data = batches(model, num_steps, batch_size, last)
-    with hocket.Pipeline(
+    with started(
         make_model(model),
         specimen_of(model).loss,
-        optimizer=make_optimizer,
-        example=data[0],
+        make_optimizer,
+        data[0],
         num_replicas=world.world_size,
         schedule=_order(schedule, world.world_size),
         world=world,
@@ -127,29 +128,26 @@ def _difference(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 def refused(cases: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Return what the pipeline says to bad input, by case."""
-    torch.set_num_threads(1)
-    with closing(join_world()) as world:
-        return {name: _refused(world, settings) for name, settings in cases.items()}
+    with closing(join()) as world:
+        return {
+            name: said(partial(_make, world, settings))
+            for name, settings in cases.items()
+        }
 
 
-def _refused(world: World, settings: dict[str, Any]) -> str:
+def _make(world: World, settings: dict[str, Any]) -> None:
     given = {"num_replicas": world.world_size, "model": "perceptron", **settings}
     name = given.pop("model")
     schedule = _order(given.pop("schedule", "reverse-first-k"), world.world_size)
-    data = batches(name, 1, 12, 12)
-    try:
-        hocket.Pipeline(
-            make_model(name),
-            specimen_of(name).loss,
-            optimizer=make_optimizer,
-            example=data[0],
-            schedule=schedule,
-            world=world,
-            **{"num_microbatches": 1, **given},
-        )
-    except HocketError as error:
-        return str(error)
-    return "accepted"
+    started(
+        make_model(name),
+        specimen_of(name).loss,
+        make_optimizer,
+        batches(name, 1, 12, 12)[0],
+        schedule=schedule,
+        world=world,
+        **{"num_microbatches": 1, **given},
+    )
 
 
 def resumed(folder: str) -> dict[str, Any]:
@@ -167,11 +165,11 @@ def resumed(folder: str) -> dict[str, Any]:
         for stops in (False, True):
             parts = [data[:3], data[3:]] if stops else [data]
             for number, part in enumerate(parts):
-                with hocket.Pipeline(
+                with started(
                     make_model("tied-dropout"),
                     specimen_of("tied-dropout").loss,
-                    optimizer=make_optimizer,
-                    example=data[0],
+                    make_optimizer,
+                    data[0],
                     num_replicas=world.world_size,
                     num_microbatches=1,
                     schedule=_order({"stages_per_device": 5, "k": 3}, 2),

@@ -12,11 +12,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import hocket
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.stage.compiled.function import CompiledFunction
 from tests.run.support.captured_once import captured_once
+from tests.run.support.joined import join
 from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.small_models import batches, make_model, specimen_of
+from tests.run.support.started import started
 
 # Batches that a trained model is evaluated on, the last and smaller one among them.
 NUM_EVALUATED: Final = 3
@@ -24,8 +26,7 @@ NUM_EVALUATED: Final = 3
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case in one job; rank 0's answers are compared with the oracle."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     answers = []
     with captured_once() as shelf:
         for i, case in enumerate(cases):
@@ -45,11 +46,11 @@ def train_one(
     name = case["model"]
     data = batches(name, case["num_steps"], case["batch_size"], case["last"])
     order = case["schedule"]
-    pipeline = hocket.Pipeline(
+    pipeline = started(
         model,
         specimen_of(name).loss,
-        optimizer=make_optimizer,
-        example=data[0],
+        make_optimizer,
+        data[0],
         schedule=hocket.Schedule.parse(order) if "\n" in order else order,
         num_microbatches=case["num_microbatches"],
         num_replicas=case["num_replicas"],

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import HocketError
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
+from tests.run.support.joined import join, said
+from tests.run.support.started import started
 
 NUM_STEPS = 6
 WIDTH = 256
@@ -54,8 +55,7 @@ def samples(num: int) -> Tensor:
 
 def train(folder: str) -> dict[str, Any]:
     """Train alone; filled, with a save in the middle; and from there."""
-    torch.set_num_threads(1)
-    with closing(join_world()) as world:
+    with closing(join()) as world:
         return _report(Path(folder), world)
 
 
@@ -136,11 +136,7 @@ def _refused() -> dict[str, dict[str, Any]]:
 
 def _error(world: World, *, differs: bool = False, **options: Any) -> str:
     fill = _fill(samples(9 + world.rank if differs else 9), [])
-    try:
-        with _pipeline(world, **{"fill": fill, **options}):
-            return ""
-    except HocketError as error:
-        return f"{type(error).__name__}: {error}"
+    return said(lambda: _pipeline(world, **{"fill": fill, **options}).close())
 
 
 def _trained(
@@ -154,11 +150,11 @@ def _trained(
 def _pipeline(
     world: World, fill: hocket.Fill | None = None, **options: Any
 ) -> hocket.Pipeline:
-    return hocket.Pipeline(
+    return started(
         model(),
         options.pop("loss", nn.functional.mse_loss),
-        optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
-        example=batches(1)[0],
+        (lambda p: torch.optim.AdamW(p, 1e-3)),
+        batches(1)[0],
         num_microbatches=4,
         fill=fill,
         world=world,

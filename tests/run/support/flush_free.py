@@ -12,11 +12,13 @@ from torch import Tensor
 
 import hocket
 from hocket.errors import HocketError
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.engine.sync.step_result import StepResult
 from tests.run.support.captured_once import captured_once
 from tests.run.support.exactness import NUM_EVALUATED, weight_digests
+from tests.run.support.joined import join
 from tests.run.support.small_models import batches, make_model, specimen_of
+from tests.run.support.started import started
 from tests.run.support.training_workers import fragile_batches, make_fragile
 
 POISONED: Final = 3  # the step whose gradient is no number
@@ -51,8 +53,7 @@ def data_of(case: dict[str, Any]) -> list[Any]:
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case in one job."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     with captured_once() as shelf:
         answers = []
         for i, case in enumerate(cases):
@@ -67,12 +68,12 @@ def _train(
 ) -> dict[str, Any]:
     data = data_of(case)
     schedule = case["schedule"]
-    pipeline = hocket.Pipeline(
+    pipeline = started(
         model,
         specimen_of(case["model"]).loss,
-        optimizer=optimizer_of(case.get("optimizer", "adamw")),
+        optimizer_of(case.get("optimizer", "adamw")),
+        data[0],
         scheduler=warm_up if case.get("scheduler") else None,
-        example=data[0],
         schedule=hocket.Schedule.parse(schedule) if "\n" in schedule else schedule,
         num_microbatches=case["num_microbatches"],
         profile_dir=stem.parent / "profiles",
@@ -146,13 +147,12 @@ def fragile() -> list[Any]:
     model = make_fragile_stages()
     data = fragile_batches(8, poisoned=POISONED)
     try:
-        with hocket.Pipeline(
+        with started(
             model,
             torch.nn.functional.cross_entropy,
-            optimizer=partial(torch.optim.SGD, lr=0.1),
-            example=data[0],
+            partial(torch.optim.SGD, lr=0.1),
+            data[0],
             schedule="wpipe",
-            num_microbatches=2,
             cut=FRAGILE_CUT,
         ) as pipeline:
             list(pipeline.train(data))

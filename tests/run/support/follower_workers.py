@@ -20,6 +20,7 @@ from hocket.run.cluster.world import World, join_world
 from hocket.run.engine.program_run import ProgramRun
 from hocket.run.engine.programs import by_net, nets
 from hocket.run.weights.momentum import FollowerUpdate
+from tests.run.support.joined import join
 from tests.run.support.rank_0_oracle import compared_on_rank_0
 
 NUM_STEPS: Final = 5
@@ -171,8 +172,7 @@ def _difference(world: World, schedule: Schedule, given: dict[str, Any]) -> floa
 
 def compare_with_emulator(orders: list[str]) -> dict[str, float]:
     """Run orders with every update, the teacher in either mode."""
-    torch.set_num_threads(1)
-    with closing(join_world()) as world:
+    with closing(join()) as world:
         return {
             f"{order}, {update}, training {training}": worst_difference(
                 world, order, update, training=training

@@ -24,8 +24,9 @@ from hocket.core.program import Program
 from hocket.freeze import Alpha, ArgminGradient, Policy
 from hocket.freeze.policy import LayerObservation, Planned
 from hocket.run.cluster.world import World
-from tests.run.support.bad_input_workers import join
+from tests.run.support.joined import join
 from tests.run.support.short_measurements import SHORT
+from tests.run.support.started import started
 
 NUM_STEPS: Final = 9
 NUM_PARTS: Final = 4
@@ -153,17 +154,15 @@ def train_many_layouts() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4) for _ in range(NUM_TRANSITIONS + 3)]
     batch = torch.randn(8, 4), torch.randint(4, (8,))
     found = []
-    with hocket.Pipeline(
+    with started(
         nn.Sequential(*layers),
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=batch,
-        num_microbatches=2,
+        ADAMW,
+        batch,
         freeze=OneMore(every_steps=1),
         shapes={n: (1, 2) if n % 2 else (2, 1) for n in range(NUM_TRANSITIONS + 1)},
         clip_norm=1.0,
@@ -204,18 +203,16 @@ def train_from_samples() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     found = []
     loader = hocket.SampleLoader(Rows(), 5, seed=2)
     for batches in (loader, [*hocket.SampleLoader(Rows(), 5, seed=2)]):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double()
-        with hocket.Pipeline(
+        with started(
             model,
             F.cross_entropy,
-            optimizer=ADAMW,
-            example=loader.example(),
-            num_microbatches=2,
+            ADAMW,
+            loader.example(),
             freeze=OneMore(every_steps=4),
             shapes={1: (1, 2)} if batches is loader else {},
             world=world,
@@ -272,7 +269,6 @@ def train_freezing(
     """Train, and return what results say of each step, and the weights."""
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     case = {
         "shapes": shapes,
         "options": options,
@@ -296,12 +292,11 @@ def train_batch_norms() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
-    with hocket.Pipeline(
+    with started(
         make_model(nn.BatchNorm1d, dropout=0.0),
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=make_batches()[0],
+        ADAMW,
+        make_batches()[0],
         num_microbatches=NUM_PARTS,
         freeze=POLICIES["alpha"],
         shapes=SHAPES["recut"],

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import HocketError
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.data.batch import split_batch
 from hocket.run.stage.teacher_outputs import TeacherOutputs
+from tests.run.support.joined import join
+from tests.run.support.started import started
 from tests.run.support.teacher_models import (
     distil,
     make_batches,
@@ -47,21 +49,19 @@ def train_fragile(delays: list[int | None], folder: str) -> list[list[Any]]:
         For each delay: the error's kind and words, the steps that were done, and
         whether this worker's weights are those behind step 3.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [_fragile(world, delay, folder) for delay in delays]
 
 
 def _fragile(world: World, delay: int | None, folder: str) -> list[Any]:
     model, net = make_fragile(), make_fragile()
     batches = fragile_batches(6, poisoned=4)
-    pipeline = hocket.Pipeline(
+    pipeline = started(
         model,
         near,
-        optimizer=lambda p: torch.optim.AdamW(p, lr=0.1),
-        example=batches[0],
+        (lambda p: torch.optim.AdamW(p, lr=0.1)),
+        batches[0],
         num_microbatches=NUM_MICROBATCHES,
-        schedule="1f1b",
         teachers={"teacher": teacher_of(net, delay)},
         profile_dir=Path(folder) / "profiles",
         world=world,
@@ -95,8 +95,7 @@ def train_in_float16(delays: list[int | None], folder: str) -> list[dict[str, An
         For each delay: the steps that were skipped, here and in a loop with torch's
         `GradScaler`; and the largest difference of a weight.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [_in_float16(world, delay, folder) for delay in delays]
 
 
@@ -105,13 +104,12 @@ def _in_float16(world: World, delay: int | None, folder: str) -> dict[str, Any]:
     student, net = make_student().float(), make_teacher(kind).float()
     loop = _Loop(copy.deepcopy(student), copy.deepcopy(net), delay)
     batches = [(x.float(), y) for x, y in make_batches()] * 2
-    with hocket.Pipeline(
+    with started(
         student,
         large,
-        optimizer=sgd,
-        example=batches[0],
+        sgd,
+        batches[0],
         num_microbatches=NUM_MICROBATCHES,
-        schedule="1f1b",
         precision="float16",
         teachers={"teacher": teacher_of(net, delay)},
         profile_dir=Path(folder) / "profiles",

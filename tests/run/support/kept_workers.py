@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-import hocket
 from hocket.run.cluster.world import join_world
 from hocket.run.tune import build
 from hocket.run.tune.cut import cut_model, profiled_model
+from tests.run.support.started import started
 
 
 def start_thrice(folder: str) -> dict[str, Any]:
@@ -42,13 +42,11 @@ def start_thrice(folder: str) -> dict[str, Any]:
         num_before = num_measured
         batch = torch.ones(4, 3), torch.zeros(4, 3)
         torch.manual_seed(0)
-        with hocket.Pipeline(
+        with started(
             nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
             nn.functional.mse_loss,
-            optimizer=torch.optim.SGD,
-            example=batch,
-            schedule="1f1b",
-            num_microbatches=2,
+            torch.optim.SGD,
+            batch,
             profile_dir=Path(folder) / own[world.rank],
             world=world,
         ) as pipeline:

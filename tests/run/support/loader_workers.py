@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import HocketError
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
+from tests.run.support.joined import join, said
 from tests.run.support.numbered_samples import Numbered
 from tests.run.support.small_models import classes
+from tests.run.support.started import started
 
 NUM_SAMPLES = 40
 BATCH_SIZE = 12
@@ -26,9 +27,8 @@ def begin() -> World:
 
     These here come from a fork server, and would ask it again: that takes seconds.
     """
-    torch.set_num_threads(1)
     multiprocessing.set_start_method("fork", force=True)
-    return join_world()
+    return join()
 
 
 def make_model() -> nn.Module:
@@ -52,12 +52,11 @@ def make_loader(samples: Numbered, num_workers: int = 0) -> SampleLoader:
 
 def make_pipeline(world: World, example: Any, num_replicas: int) -> hocket.Pipeline:
     """Two microbatches in each replica."""
-    return hocket.Pipeline(
+    return started(
         make_model(),
         classes,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
-        example=example,
-        schedule="1f1b",
+        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        example,
         num_microbatches=2 if num_replicas > 1 else 4,
         num_replicas=num_replicas,
         world=world,
@@ -111,12 +110,12 @@ def other_data() -> str:
     """Rank 1 has another version of the files."""
     world = begin()
     loader = make_loader(Numbered(NUM_SAMPLES, fingerprint=world.rank))
-    try:
+
+    def train() -> None:
         with make_pipeline(world, loader.example(), 1) as pipeline:
             list(pipeline.train(loader))
-    except HocketError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+
+    return said(train)
 
 
 def last_batch() -> str:
@@ -125,11 +124,7 @@ def last_batch() -> str:
     loader = make_loader(Numbered(NUM_SAMPLES))
     with make_pipeline(world, loader.example(), 1) as pipeline:
         too_small = SampleLoader(Numbered(26), BATCH_SIZE, drop_last=False)
-        try:
-            next(iter(pipeline.train(too_small)))
-        except HocketError as error:
-            return f"{type(error).__name__}: {error}"
-    return ""
+        return said(lambda: next(iter(pipeline.train(too_small))))
 
 
 def one_ends_early(schedule: str, ending: int, evaluates: bool) -> None:
@@ -146,13 +141,12 @@ def one_ends_early(schedule: str, ending: int, evaluates: bool) -> None:
     def batches(num: int, *, short: bool) -> Iterator[Any]:
         yield from [batch] * (num - 2 * (short and world.rank == ending))
 
-    with hocket.Pipeline(
+    with started(
         make_model(),
         classes,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
-        example=batch,
+        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        batch,
         schedule=schedule,
-        num_microbatches=2,
         world=world,
     ) as pipeline:
         for _ in range(2):  # the counts begin anew each time

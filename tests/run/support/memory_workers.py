@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from bench.memory.run import measure
 from bench.models import Block, Case, Head, Residual, Stem
-from hocket.run.cluster.world import join_world
+from tests.run.support.joined import join
 
 
 def _transformer() -> nn.Sequential:
@@ -32,8 +31,7 @@ MODELS: Final = {
 
 def measure_all(runs: list[list[str]], folder: str) -> list[dict[str, Any]]:
     """Rows of all runs: model, schedule and which stages recompute."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [
         row
         for name, schedule, recompute in runs

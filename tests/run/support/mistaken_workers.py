@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from tests.run.support.joined import reported
+from tests.run.support.started import started
 
 BATCH = torch.ones(4, 3), torch.zeros(4, 3)
 
@@ -17,11 +19,12 @@ BATCH = torch.ones(4, 3), torch.zeros(4, 3)
 def watch() -> dict[str, Any]:
     """Let what watches fail; return what was raised, and what still works."""
     logging.disable()
+    missing: Any = None
     with made() as pipeline:
         raised = [
-            error_of(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics)),
-            error_of(lambda: pipeline.evaluate([])),
-            error_of(lambda: next(pipeline.train(None))),  # type: ignore[arg-type]
+            reported(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics), Exception),
+            reported(lambda: pipeline.evaluate([]), Exception),
+            reported(lambda: next(pipeline.train(missing)), Exception),
         ]
         return {
             "raised": raised,
@@ -48,20 +51,18 @@ def call_differently(folder: str, first: str, second: str) -> list[Any]:
         "nothing": lambda: None,
     }
     begin_s = monotonic()
-    error = error_of(calls[first if pipeline.is_main else second])
+    error = reported(calls[first if pipeline.is_main else second], Exception)
     return [*error, monotonic() - begin_s]
 
 
 def made() -> hocket.Pipeline:
     """Of two stages."""
     torch.manual_seed(0)
-    return hocket.Pipeline(
+    return started(
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
         nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
-        example=BATCH,
-        schedule="1f1b",
-        num_microbatches=2,
+        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        BATCH,
         cut=["1"],
     )
 
@@ -69,12 +70,3 @@ def made() -> hocket.Pipeline:
 def broken_metrics(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Fail."""
     raise KeyError("accuracy")
-
-
-def error_of(call: Any) -> list[str]:
-    """Return the kind and the message of the error that a call raises."""
-    try:
-        call()
-    except Exception as error:
-        return [type(error).__name__, str(error)]
-    return []

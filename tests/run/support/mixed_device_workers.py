@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-import hocket
 from hocket.model.profile import measure
-from hocket.run.cluster.world import join_world
+from tests.run.support.joined import join
+from tests.run.support.started import started
 
 NUM_LAYERS = 12
 SLOWER = 20.0  # far more than what a busy machine does to a profile
@@ -25,8 +25,7 @@ def slow_clock_of(device: torch.device) -> Callable[[], float]:
 
 def boundaries(profile_dir: str | None) -> list[int]:
     """Return the cut of equal layers, where rank 1's device is slower."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     if world.rank == 1:
         patch = pytest.MonkeyPatch()
         patch.setattr(platform, "processor", lambda: "a slow processor")
@@ -34,13 +33,11 @@ def boundaries(profile_dir: str | None) -> list[int]:
     torch.manual_seed(0)
     layers = [nn.Linear(256, 256) for _ in range(NUM_LAYERS)]
     batch = torch.ones(64, 256), torch.ones(64, 256)
-    with hocket.Pipeline(
+    with started(
         nn.Sequential(*layers),
         nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=batch,
-        schedule="1f1b",
-        num_microbatches=2,
+        torch.optim.SGD,
+        batch,
         profile_dir=profile_dir,
         world=world,
     ) as pipeline:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-import hocket
+from tests.run.support.started import started
 
 
 class Scaled(nn.Module):
@@ -88,14 +88,14 @@ def train(folder: str, name: str, options: dict[str, Any] | None = None) -> floa
     torch.set_num_threads(1)
     loss = nn.functional.mse_loss
     net, batches = _made(name)
-    with hocket.Pipeline(
+    with started(
         net,
         loss,
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        example=batches[0],
+        (lambda p: torch.optim.SGD(p, 0.1)),
+        batches[0],
         num_microbatches=4,
         run_dir=folder,
-        **(options or {}),
+        **options or {},
     ) as pipeline:
         for batch in batches:
             pipeline.step(batch)

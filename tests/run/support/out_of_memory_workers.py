@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hocket
 from hocket import env
 from tests.run.support.forked import FAULT
+from tests.run.support.started import started
 
 WIDTH: Final = 4
 INNER: Final = 8192
@@ -44,11 +44,11 @@ def make_model() -> nn.Module:
 def train(folder: str, evaluates: bool) -> list[float]:
     """Two small steps, then a large batch, for which the last worker has no memory."""
     torch.set_num_threads(1)
-    with hocket.Pipeline(
+    with started(
         make_model(),
         F.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
-        example=make_batch(SMALL),
+        (lambda parameters: torch.optim.SGD(parameters, lr=1e-3)),
+        make_batch(SMALL),
         num_microbatches=4,
         cut=["1.0"],
         run_dir=folder,

@@ -9,11 +9,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-import hocket
-from hocket.errors import ModelError
-from hocket.run.cluster.world import join_world
 from hocket.run.data.sample_loader import EvaluationLoader
 from tests.run.support.concatenated_batches import ConcatenatedBatches
+from tests.run.support.joined import join, said
+from tests.run.support.started import started
 
 SIZES: Final = (12, 7, 1, 5)  # of batches; fewer than all microbatches, and uneven
 CUT: Final = ["head"]
@@ -67,19 +66,17 @@ def collect(num_replicas: int) -> dict[str, Any]:
     Returns:
         How far they are from the plain model's; and by how much the step changed them.
     """
-    torch.set_num_threads(1)
     model = Features()
     (example,) = make_batches((16,))
     batches = make_batches(SIZES)
     before = copy.deepcopy(model)
     with (
-        closing(join_world()) as world,
-        hocket.Pipeline(
+        closing(join()) as world,
+        started(
             model,
             loss,
-            optimizer=lambda p: torch.optim.SGD(p, 0.5),
-            example=example,
-            schedule="1f1b",
+            (lambda p: torch.optim.SGD(p, 0.5)),
+            example,
             cut=CUT if world.world_size > num_replicas else None,
             num_microbatches=4,
             num_replicas=num_replicas,
@@ -120,20 +117,9 @@ def distance(found: dict[str, Any], expected: dict[str, Any]) -> float:
 
 def refuse() -> str:
     """Collect an output that has no samples; return the error."""
-    torch.set_num_threads(1)
     (example,) = make_batches((8,))
-    with closing(join_world()) as world:
-        pipeline = hocket.Pipeline(
-            Shared(),
-            loss,
-            optimizer=lambda p: torch.optim.SGD(p, 0.5),
-            example=example,
-            schedule="1f1b",
-            num_microbatches=2,
-            world=world,
+    with closing(join()) as world:
+        pipeline = started(
+            Shared(), loss, (lambda p: torch.optim.SGD(p, 0.5)), example, world=world
         )
-        try:
-            pipeline.outputs([example])
-        except ModelError as error:
-            return str(error)
-    return ""
+        return said(lambda: pipeline.outputs([example]))

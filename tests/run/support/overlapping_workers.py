@@ -14,8 +14,10 @@ import hocket
 from hocket.core.op import Kind
 from hocket.core.schedule import Lane, Schedule
 from hocket.passes.split_backward import split_backward
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
+from tests.run.support.joined import join
 from tests.run.support.rank_0_oracle import compared_on_rank_0
+from tests.run.support.started import started
 
 NUM_STEPS = 7
 NUM_MICROBATCHES = 4
@@ -72,8 +74,7 @@ def order_of(name: str, *, splits: bool, aside: bool) -> Schedule:
 
 def train_all(cases: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Train each case; the largest difference of any weight to the emulator's."""
-    torch.set_num_threads(1)
-    with closing(join_world()) as world:
+    with closing(join()) as world:
         return {name: _difference(world, **case) for name, case in cases.items()}
 
 
@@ -89,11 +90,11 @@ def _difference(
     # Measured times would choose another cut each time, and so round norms otherwise.
     num_stages = order.program.num_stages
     cut = [str(2 * (6 * i // num_stages)) for i in range(1, num_stages)]
-    with hocket.Pipeline(
+    with started(
         make_model(),
         nn.functional.mse_loss,
-        optimizer=adamw,
-        example=batches[0],
+        adamw,
+        batches[0],
         schedule=order,
         num_microbatches=NUM_MICROBATCHES,
         cut=cut,

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.errors import PlanError
 from hocket.planner.rank import Search
-from hocket.planner.ranking.report import Ranking
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.tune.planning import plan
+from tests.run.support.joined import join, said
 from tests.run.support.short_measurements import measure_shortly
 from tests.run.support.small_models import ZOO, batches, make_model
 
@@ -23,10 +22,9 @@ def plan_together(names: list[str]) -> list[dict[str, Any]]:
     Args:
         names: of models.
     """
-    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         measure_shortly(patch)
-        world = join_world()
+        world = join()
         reported = []
         for name in names:
             model = make_model(name)
@@ -64,8 +62,4 @@ def _same(model: nn.Module, before: dict[str, torch.Tensor]) -> bool:
 def _refused(world: World, **more: Any) -> str:
     (batch,) = batches("perceptron", 1, 8, 8)
     wanted = {"num_devices": world.world_size, **more}
-    try:
-        found: Ranking = plan(make_model("perceptron"), batch, world=world, **wanted)
-    except PlanError as error:
-        return str(error)
-    return str(found)
+    return said(lambda: plan(make_model("perceptron"), batch, world=world, **wanted))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from tests.run.support.started import started
 
 NUM_SAMPLES: Final = 8
 LENGTH: Final = 8  # as many positions as samples
@@ -230,11 +231,11 @@ def train(
                 p.mul_(0.8)
         loss = _with_teacher(case.loss)
         options["teachers"] = {"t": hocket.Teacher(copy.deepcopy(teacher))}
-    with hocket.Pipeline(
+    with started(
         case.net,
         loss,
-        optimizer=sgd,
-        example=case.batches[0],
+        sgd,
+        case.batches[0],
         num_microbatches=4,
         run_dir=folder,
         **options,

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hocket
-from hocket.run.cluster.world import join_world
+from tests.run.support.joined import join
+from tests.run.support.started import started
 
 NUM_STEPS: Final = 6
 SLOW_S: Final = 0.04  # that the second replica sleeps in each forward of a stage
@@ -48,18 +48,16 @@ class Slow(nn.Module):
 def train() -> dict[str, float]:
     """When each op of this replica's lane began, on a clock that all share."""
     global _sleep_s
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     torch.manual_seed(0)
     x, y = torch.randn(2, 8, 4)
     data: list[Any] = [(x, y)] * NUM_STEPS
-    with hocket.Pipeline(
+    with started(
         nn.Sequential(Slow(), Slow()),
         F.mse_loss,
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        example=data[0],
+        partial(torch.optim.SGD, lr=0.1),
+        data[0],
         schedule="wpipe",
-        num_microbatches=2,
         num_replicas=2,
         cut=["1"],
         world=world,

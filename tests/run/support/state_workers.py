@@ -11,8 +11,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import HocketError
 from hocket.run.checkpoint.export import WeightFormat, export
+from tests.run.support.joined import reported
+from tests.run.support.started import started
 
 BATCHES = [(torch.randn(8, 6).double(), torch.randn(8, 6).double()) for _ in range(3)]
 
@@ -68,11 +69,11 @@ def model_of(kind: str) -> nn.Module:
 
 def pipeline_of(model: nn.Module, **more: Any) -> hocket.Pipeline:
     """Of one microbatch, so that BatchNorm sees what the plain loop's does."""
-    return hocket.Pipeline(
+    return started(
         model,
         nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
-        example=BATCHES[0],
+        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        BATCHES[0],
         num_microbatches=1,
         **more,
     )
@@ -128,8 +129,8 @@ def gather(_folder: str, kind: str) -> dict[str, Any]:
             "extra": [x.extra["scale"] for x in scaled_of(fresh)],
             "history": str(scaled_of(fresh)[1].extra["history"]),
             "errors": [
-                error_of(lambda: pipeline.gather_into(model, ema=True)),
-                error_of(lambda: pipeline.gather_into(nn.Linear(6, 6))),
+                reported(lambda: pipeline.gather_into(model, ema=True)),
+                reported(lambda: pipeline.gather_into(nn.Linear(6, 6))),
             ],
         }
         pipeline.step(BATCHES[0])
@@ -165,7 +166,7 @@ def save_and_load(folder: str, kind: str) -> dict[str, Any]:
                 str([x.extra for x in scaled_of(other)]),
                 [x.num_loads for x in scaled_of(other)],
             ]
-    found["safetensors"] = error_of(lambda: export(path / "run", path / "no.st"))
+    found["safetensors"] = reported(lambda: export(path / "run", path / "no.st"))
     return found
 
 
@@ -215,7 +216,7 @@ def train_complex(folder: str) -> dict[str, Any]:
         pipeline.save(folder)
         target = Path(folder) / "no.safetensors"
         is_main = pipeline.is_main
-        error = error_of(lambda: export(folder, target)) if is_main else []
+        error = reported(lambda: export(folder, target)) if is_main else []
     with pipeline_of(made(), clip_norm=0.1) as pipeline:
         pipeline.load(folder)
         loaded = pipeline.state_dict()
@@ -244,10 +245,10 @@ def refuse(_folder: str) -> list[list[str]]:
     for extra in (io.BytesIO(), {"of": {1, 2}}, torch.zeros(2**20).double()):
         model = model_of("sequential")
         scaled_of(model)[0].extra = extra
-        found.append(error_of(lambda model=model: pipeline_of(model)))
+        found.append(reported(lambda model=model: pipeline_of(model)))
     model = model_of("sequential")
     scaled_of(model)[0].linear = Saving(6, 6).double()
-    found.append(error_of(lambda: pipeline_of(model)))
+    found.append(reported(lambda: pipeline_of(model)))
     return found
 
 
@@ -275,12 +276,3 @@ def hooked(_folder: str, kind: str) -> dict[str, Any]:
     ordered = {name: state[name] for name in expected}
     notes = [x["scale"] for k, x in state.items() if k.endswith("_extra_state")]
     return {"difference": difference(ordered, expected), "notes": notes}
-
-
-def error_of(call: Any) -> list[str]:
-    """Return the kind and the message of hocket's error that a call raises."""
-    try:
-        call()
-    except HocketError as error:
-        return [type(error).__name__, str(error)]
-    return []

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 import hocket
-from hocket.run.cluster.world import join_world
 from hocket.run.stage.runner import StageRunner
 from tests.run.support.captured_once import captured_once
+from tests.run.support.joined import join
 from tests.run.support.teacher_models import case_of, make_batches
 from tests.run.support.teacher_workers import make_pipeline
 
@@ -27,8 +27,7 @@ def kept(folder: str) -> list[dict[str, Any]]:
         microbatches of the student that waited for their backward, and the number of
         tensors that were alive behind each step but the first and the last.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     found = []
     with captured_once() as shelf:
         moving = case_of("momentum", "1f1b", delay=1) | {"cut": ["blocks.2"]}

@@ -19,13 +19,15 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import hocket
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.data.batch import split_batch
 from tests.run.support.captured_once import captured_once
 from tests.run.support.comparison import difference
+from tests.run.support.joined import join
 from tests.run.support.optimizers import GRADIENTS, recorded
 from tests.run.support.plain_loop import call_model
 from tests.run.support.small_models import batches, classes, make_model
+from tests.run.support.started import started
 
 CPU: Final = torch.device("cpu")
 MODEL: Final = "perceptron"
@@ -53,8 +55,7 @@ def exchange(folder: str) -> dict[str, dict[str, dict[str, float]]]:
         By folder and file, the difference of each gradient that this worker has,
         relative to its largest entry.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     batch = batches(MODEL, 1, 2 * NUM_MICROBATCHES, 2 * NUM_MICROBATCHES)[0]
     expected = _plain(batch)
     ours, torchs = Path(folder) / "ours", Path(folder) / "torchs"
@@ -104,11 +105,11 @@ def _in_torch(path: Path, world: World, batch: Any) -> Gradients:
 def _in_hocket(path: Path, world: World, batch: Any, model: nn.Module) -> Gradients:
     """One step of a pipeline, which reads the order from the file."""
     num_stages = hocket.Schedule.from_csv(path).program.num_stages
-    pipeline = hocket.Pipeline(
+    pipeline = started(
         model,
         classes,
-        optimizer=recorded,
-        example=batch,
+        recorded,
+        batch,
         schedule=str(path),
         num_microbatches=NUM_MICROBATCHES,
         cut=[str(child) for child in CUTS[num_stages]],

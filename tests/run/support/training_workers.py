@@ -19,7 +19,9 @@ from hocket.errors import HocketError, WaitError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.engine.sync.step_result import StepResult
 from tests.run.support.captured_once import captured_once
+from tests.run.support.joined import join
 from tests.run.support.optimizers import GRADIENTS, OPTIMIZERS, make_scheduler
+from tests.run.support.started import started
 from tests.run.support.training_loop import data_of, loss_of, model_of
 
 SETTINGS = (
@@ -30,8 +32,7 @@ SETTINGS = (
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case in one job."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     answers = []
     with captured_once() as shelf:
         for i, case in enumerate(cases):
@@ -45,12 +46,12 @@ def _train(
     world: World, case: dict[str, Any], stem: Path, model: nn.Module
 ) -> dict[str, Any]:
     data = data_of(case)
-    pipeline = hocket.Pipeline(
+    pipeline = started(
         model,
         loss_of(case),
-        optimizer=OPTIMIZERS[case.get("optimizer", "adamw")],
+        OPTIMIZERS[case.get("optimizer", "adamw")],
+        data[0],
         scheduler=make_scheduler if case.get("scheduler") else None,
-        example=data[0],
         schedule=_schedule(case),
         num_microbatches=case["num_microbatches"],
         num_replicas=case["num_replicas"],
@@ -132,8 +133,7 @@ def fragile_batches(num_batches: int, poisoned: int) -> list[tuple[Tensor, Tenso
 
 def fragile_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train fragile models until a gradient is not finite."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [_fragile(world, case, folder) for case in cases]
 
 
@@ -169,11 +169,11 @@ def left_unread(folder: str) -> list[str]:
     result: StepResult | None = None
     with (
         suppress(KeyError),
-        hocket.Pipeline(
+        started(
             make_fragile(),
             F.cross_entropy,
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-            example=batches[0],
+            (lambda p: torch.optim.SGD(p, lr=0.1)),
+            batches[0],
             schedule="pipedream-2bw",
             num_microbatches=4,
             profile_dir=Path(folder) / "profiles",

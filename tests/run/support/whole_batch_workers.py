@@ -13,6 +13,7 @@ from hocket.run.cluster.world import join_world
 from hocket.run.data.loss import named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
 from tests.run.support.concatenated_batches import ConcatenatedBatches
+from tests.run.support.started import started
 
 NUM_STEPS: Final = 4
 NUM_SAMPLES: Final = 12
@@ -60,11 +61,11 @@ def batch_hard(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 def pipeline(loss: Any, **settings: Any) -> hocket.Pipeline:
     """Two stages on each device, or what the settings say."""
-    return hocket.Pipeline(
+    return started(
         make_model(),
         loss,
-        optimizer=lambda p: torch.optim.SGD(p, SGD),
-        example=data()[0],
+        (lambda p: torch.optim.SGD(p, SGD)),
+        data()[0],
         **{
             "schedule": "looped-bfs",
             "stages_per_device": 2,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import hocket
 from hocket.core.hardware import load_catalogue
 from hocket.model.profile.profile import Profile
 from hocket.run.cluster.world import single_process_world
 from hocket.run.tune.link_costs import usual_cluster
 from tests.run.support.forked import answers_of
+from tests.run.support.started import started
 
 CPU = torch.device("cpu")
 WIDE = 4  # the boundary that two equal stages of eight equal layers would have
@@ -25,14 +25,13 @@ def cut(folder: Path) -> tuple[int, ...]:
     """Boundaries of two stages on one worker, with the profile in the folder."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     batch = (torch.ones(4, 4), torch.ones(4, 4))
-    with hocket.Pipeline(
+    with started(
         model,
         nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=batch,
+        torch.optim.SGD,
+        batch,
         schedule="looped-bfs",
         stages_per_device=2,
-        num_microbatches=2,
         profile_dir=folder,
     ) as pipeline:
         return pipeline.plan.boundaries
@@ -84,10 +83,7 @@ def test_a_slower_device_gets_fewer_layers(tmp_path: Path) -> None:
     """As was measured on each; such profiles are of one job, and are not kept."""
     profiles = tmp_path / "profiles"
     first, second = answers_of(
-        "tests.run.support.mixed_device_workers:boundaries",
-        str(profiles),
-        num_workers=2,
-        folder=tmp_path / "job",
+        "mixed_device_workers:boundaries", str(profiles), folder=tmp_path / "job"
     )
 
     assert first == second

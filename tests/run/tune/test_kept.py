@@ -143,10 +143,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(
 def test_rank_0_decides_for_all(tmp_path: Path) -> None:
     """Whatever the others have: all reuse, or all measure; with the same result."""
     answers = answers_of(
-        "tests.run.support.kept_workers:start_thrice",
-        str(tmp_path / "profiles"),
-        num_workers=2,
-        folder=tmp_path / "job",
+        "kept_workers:start_thrice", str(tmp_path / "profiles"), folder=tmp_path / "job"
     )
     assert answers[0] == answers[1]
     assert answers[0]["measured"] == [3, 0, 3]

@@ -20,11 +20,7 @@ MODELS = ["resnet", "tied-dropout"]
 def test_workers_measure_together_and_come_to_one_plan(tmp_path: Path) -> None:
     """Every worker finds the same numbers, DDP's too, and the models are as before."""
     first, second = answers_of(
-        "tests.run.support.plan_together:plan_together",
-        MODELS,
-        num_workers=2,
-        folder=tmp_path,
-        whole_s=120.0,
+        "plan_together:plan_together", MODELS, folder=tmp_path, whole_s=120.0
     )
     assert first == second
     *plans, last = first

@@ -29,7 +29,7 @@ def test_no_stage_is_updated_from_a_step_with_a_bad_gradient(
     The gradient of stage 0 alone is not finite, and complete after that of stage 1.
     """
     for worker in answers_of(
-        "tests.run.support.gated_teachers:train_fragile",
+        "gated_teachers:train_fragile",
         DELAYS,
         str(tmp_path),
         num_workers=num_workers,
@@ -58,7 +58,7 @@ def test_a_loss_scale_goes_with_a_teacher_ahead(
     teacher's forwards, which began, do not depend on the loss scale.
     """
     for worker in answers_of(
-        "tests.run.support.gated_teachers:train_in_float16",
+        "gated_teachers:train_in_float16",
         delays,
         str(tmp_path),
         num_workers=num_workers,

@@ -15,12 +15,7 @@ def test_a_teacher_saves_nothing_for_a_backward(tmp_path: Path) -> None:
 
     Nothing is left behind from step to step.
     """
-    answers = answers_of(
-        "tests.run.support.teacher_memory:kept",
-        str(tmp_path),
-        num_workers=2,
-        folder=tmp_path,
-    )
+    answers = answers_of("teacher_memory:kept", str(tmp_path), folder=tmp_path)
     for device, worker in enumerate(answers):
         for found in worker:
             saved = found["saved"]

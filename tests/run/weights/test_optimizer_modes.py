@@ -17,6 +17,7 @@ from hocket.run.weights.migration import CommonState, bundle_of, restore_updater
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from tests.conformance.script import batches, chain, mse
+from tests.run.support.started import started
 
 
 class Averaging(torch.optim.SGD):
@@ -93,11 +94,11 @@ def test_evaluation_and_state_have_the_weights_to_evaluate() -> None:
 def test_with_old_weights_they_are_refused() -> None:
     """Old versions are kept of the trained ones alone."""
     with pytest.raises(ConfigError, match="weights to train and others to evaluate"):
-        hocket.Pipeline(
+        started(
             chain().double(),
             mse,
-            optimizer=make,
-            example=batches()[0],
+            make,
+            batches()[0],
             num_microbatches=4,
             schedule="pipedream-2bw",
         )

@@ -15,9 +15,7 @@ def test_only_its_update_waits_for_a_reduction(tmp_path: Path) -> None:
     The first has begun its reduction, and computes for the other group before the
     second has begun its own. Each group has one reduction a step.
     """
-    fast, slow = answers_of(
-        "tests.run.support.slow_replica:train", num_workers=2, folder=tmp_path
-    )
+    fast, slow = answers_of("slow_replica:train", folder=tmp_path)
     reductions = [
         Op(Kind.REDUCE, stage, None, step)
         for step in range(NUM_STEPS)
