@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.support.comparison import case, check_run
-from tests.run.support.forked import answers_of
+from tests.run.support.comparison import case, check_runs
 
 CASES = {
     2: [
@@ -33,16 +32,10 @@ def test_the_planned_order_trains_the_same_weights(
     tmp_path: Path, num_workers: int
 ) -> None:
     """Each post blocks all that follows it until the peer posts its other end."""
-    cases = CASES[num_workers]
-
-    answers = answers_of(
-        "ordered_workers:train_synchronous",
-        cases,
-        str(tmp_path),
-        num_workers=num_workers,
-        folder=tmp_path,
+    check_runs(
+        CASES[num_workers],
+        num_workers,
+        tmp_path,
         whole_s=180.0,
+        entry="ordered_workers:train",
     )
-
-    for i, run in enumerate(cases):
-        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.support.comparison import case, check_run
-from tests.run.support.forked import answers_of
+from tests.run.support.comparison import case, check_runs
 
 CASES = [
     case("tied-dropout", "1f1b", 4),
@@ -24,13 +23,4 @@ def test_staged_messages_train_the_same_weights(
     """Each copy to the host ends half a millisecond late, over both transports."""
     cases = CASES if shares_memory else [{**CASES[0], "transport": "torch"}]
 
-    answers = answers_of(
-        "staged_workers:train_staged",
-        cases,
-        str(tmp_path),
-        folder=tmp_path,
-        whole_s=120.0,
-    )
-
-    for i, run in enumerate(cases):
-        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")
+    check_runs(cases, 2, tmp_path, whole_s=120.0, entry="staged_workers:train_staged")

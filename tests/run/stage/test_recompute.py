@@ -65,7 +65,7 @@ def test_is_exact(num_workers: int, tmp_path: Path) -> None:
 
     for i in range(0, len(runs), 2):
         kept, again = ([worker[j] for worker in answers] for j in (i, i + 1))
-        assert [a["history"] for a in again] == [a["history"] for a in kept]
+        assert [a["losses"] for a in again] == [a["losses"] for a in kept]
         assert [a["boundaries"] for a in again] == [a["boundaries"] for a in kept]
         expected, actual = (load_file(tmp_path / f"{j}.st") for j in (i, i + 1))
         assert sorted(actual) == sorted(expected)

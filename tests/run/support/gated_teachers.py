@@ -16,6 +16,7 @@ from hocket.errors import HocketError
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import split_batch
 from hocket.run.stage.teacher_outputs import TeacherOutputs
+from tests.run.support.fragile_workers import fragile_batches, make_fragile
 from tests.run.support.joined import join
 from tests.run.support.started import started
 from tests.run.support.teacher_models import (
@@ -24,7 +25,6 @@ from tests.run.support.teacher_models import (
     make_student,
     make_teacher,
 )
-from tests.run.support.training_workers import fragile_batches, make_fragile
 
 NUM_MICROBATCHES = 2
 

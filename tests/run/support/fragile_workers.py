@@ -1,105 +1,26 @@
-"""What the workers of the training tests do: train, and leave everything behind."""
+"""Workers that train until a gradient is no number, though the loss is one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import hocket
 from hocket.errors import HocketError, WaitError
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.engine.sync.step_result import StepResult
-from tests.run.support.captured_once import captured_once
 from tests.run.support.joined import join
-from tests.run.support.optimizers import GRADIENTS, OPTIMIZERS, make_scheduler
 from tests.run.support.started import started
-from tests.run.support.training_loop import data_of, loss_of, model_of
 
-SETTINGS = (
-    *("clip_norm", "accumulate", "precision", "ema_decay", "stages_per_device"),
-    "recompute",
-)
-
-
-def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
-    """Train every case in one job."""
-    world = join()
-    answers = []
-    with captured_once() as shelf:
-        for i, case in enumerate(cases):
-            name = ", ".join([case["model"], *filter(None, [case.get("precision")])])
-            model = shelf.model(name, partial(model_of, case))
-            answers.append(_train(world, case, Path(folder) / f"{i}", model))
-    return answers
-
-
-def _train(
-    world: World, case: dict[str, Any], stem: Path, model: nn.Module
-) -> dict[str, Any]:
-    data = data_of(case)
-    pipeline = started(
-        model,
-        loss_of(case),
-        OPTIMIZERS[case.get("optimizer", "adamw")],
-        data[0],
-        scheduler=make_scheduler if case.get("scheduler") else None,
-        schedule=_schedule(case),
-        num_microbatches=case["num_microbatches"],
-        num_replicas=case["num_replicas"],
-        profile_dir=stem.parent / "profiles",
-        world=world,
-        transport=case.get("transport", "auto"),
-        **{key: case[key] for key in SETTINGS if key in case},
-    )
-    GRADIENTS.clear()  # those of measuring the update
-    results = list(pipeline.train(data))
-    _save(pipeline.state_dict(), world, stem, "state")
-    averaged = None
-    if "ema_decay" in case:
-        _save(pipeline.state_dict(ema=True), world, stem, "ema")
-        averaged = pipeline.evaluate(data, use_ema=True).loss
-        _save(pipeline.state_dict(), world, stem, "after")
-    gradients = {f"{i}/{n}": x for i, named in _steps(case) for n, x in named.items()}
-    save_file(gradients, f"{stem}.gradients-{world.rank}")
-    answer = {
-        "losses": [result.losses for result in results],
-        "norms": [result.grad_norm for result in results],
-        "skipped": [result.skipped for result in results],
-        "num_samples": [result.num_samples for result in results],
-        "boundaries": list(pipeline.plan.boundaries),
-        "averaged": averaged,
-        "measured_ops": sum(1 for _ in pipeline.measured().spans),
-    }
-    pipeline.close()
-    return answer
-
-
-def _schedule(case: dict[str, Any]) -> Any:
-    """By name; or given, with updates in the middle of a lane."""
-    text = case.get("order")
-    return case["schedule"] if text is None else hocket.Schedule.parse(text)
-
-
-def _steps(case: dict[str, Any]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """The gradients of this worker's stages, by step."""
-    per_step = len(GRADIENTS) // case["num_steps"] or 1
-    for i, named in enumerate(GRADIENTS):
-        yield i // per_step, named
-
-
-def _save(state: dict[str, Tensor], world: World, stem: Path, what: str) -> None:
-    if world.rank == 0:
-        tensors = {name: t.clone().contiguous() for name, t in state.items()}
-        save_file(tensors, f"{stem}.{what}")
+POISONED: Final = 3  # the step of `flush_free` whose gradient is no number
+FRAGILE_CUT: Final = ["2", "4", "6"]
 
 
 class Length(nn.Module):
@@ -164,7 +85,6 @@ def _fragile(world: World, case: dict[str, Any], folder: str) -> dict[str, Any]:
 
 def left_unread(folder: str) -> list[str]:
     """Ask for a norm, twice, when the block around the pipeline has failed."""
-    torch.set_num_threads(1)
     batches = [(x + 0.1, y) for x, y in fragile_batches(4, poisoned=0)]
     result: StepResult | None = None
     with (
@@ -177,7 +97,7 @@ def left_unread(folder: str) -> list[str]:
             schedule="pipedream-2bw",
             num_microbatches=4,
             profile_dir=Path(folder) / "profiles",
-            world=join_world(),
+            world=join(),
         ) as pipeline,
     ):
         result = pipeline.step(batches[0])
@@ -190,3 +110,37 @@ def left_unread(folder: str) -> list[str]:
             _ = result.grad_norm
         reported.append(str(error.value))
     return reported
+
+
+def make_fragile_stages() -> torch.nn.Sequential:
+    """Four stages, of which the second has nothing to train."""
+    layers = make_fragile()
+    layers[2].requires_grad_(requires_grad=False)
+    return torch.nn.Sequential(*layers, torch.nn.Tanh(), torch.nn.Linear(3, 3).double())
+
+
+def flush_free() -> list[Any]:
+    """Train until a gradient of the first stage is no number, but the loss is one.
+
+    Returns:
+        The losses that this worker got, and the first stage's weights.
+    """
+    model = make_fragile_stages()
+    data = fragile_batches(8, poisoned=POISONED)
+    try:
+        with started(
+            model,
+            torch.nn.functional.cross_entropy,
+            partial(torch.optim.SGD, lr=0.1),
+            data[0],
+            schedule="wpipe",
+            cut=FRAGILE_CUT,
+        ) as pipeline:
+            list(pipeline.train(data))
+    except HocketError as error:
+        return [
+            type(error).__name__,
+            str(error),
+            model.get_parameter("0.weight").tolist(),
+        ]
+    return []
