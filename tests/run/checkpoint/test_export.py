@@ -22,6 +22,7 @@ from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from tests.run.checkpoint.jobs import data_of, make_pipeline
 from tests.run.checkpoint.made import alone
+from tests.run.support.plainly import SGD
 from tests.run.support.small_models import make_model
 from tests.run.support.started import started
 
@@ -140,7 +141,7 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
     with started(
         model,
         loss,
-        (lambda p: torch.optim.SGD(p, 0.1)),
+        SGD,
         ({"input_ids": words, "use_cache": False}, words),
     ) as pipeline:
         pipeline.step(({"input_ids": words, "use_cache": False}, words))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hocket.errors import NonFiniteError
 from hocket.run.stage.stage_loss import LossValues
 from tests.run.support.delayed_copies import DelayedCopies
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 
 
@@ -95,7 +96,7 @@ def trained(num_bad: int, *, at_once: bool) -> tuple[list[float], list[Tensor]]:
     with started(
         nn.Linear(3, 2),
         F.mse_loss,
-        (lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+        SGD,
         batches[0],
         num_microbatches=4,
     ) as pipeline:

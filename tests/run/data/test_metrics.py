@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, named_means
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 
 
@@ -49,7 +50,7 @@ def alone() -> tuple[hocket.Pipeline, tuple[Tensor, Tensor]]:
     pipeline = started(
         nn.Sequential(nn.Linear(3, 2)),
         nn.functional.cross_entropy,
-        (lambda p: torch.optim.SGD(p, 0.1)),
+        SGD,
         batch,
     )
     return pipeline, batch

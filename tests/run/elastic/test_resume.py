@@ -27,19 +27,15 @@ from tests.run.support.freezing_workers import (
     NUM_PARTS,
     NUM_STEPS,
     Model,
-    Rows,
     emulated,
+    forty_samples,
     lower,
     make_batches,
     make_model,
     make_pipeline,
     rest_of,
 )
-from tests.run.support.resuming_workers import (
-    KILLED_AT,
-    PLASTICITY,
-    SAVED_AT,
-)
+from tests.run.support.resuming_workers import KILLED_AT, PLASTICITY, SAVED_AT
 from tests.run.support.started import started
 
 WORKERS = "resuming_workers"
@@ -165,7 +161,7 @@ def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path) -> None:
 
 def test_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """A loader's position comes back, and the end of the epoch is a decision's step."""
-    loader = hocket.SampleLoader(Rows(), 8, seed=2)
+    loader = hocket.SampleLoader(forty_samples(), 8, seed=2)
 
     def make() -> hocket.Pipeline:
         torch.manual_seed(0)
@@ -191,7 +187,7 @@ def test_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         pipeline.save(tmp_path / "c", data=loader.state_dict())
         whole = rest(pipeline, loader)
     for folder, num_left in (("a", 2), ("b", 0), ("c", 0)):
-        again = hocket.SampleLoader(Rows(), 8, seed=2)
+        again = hocket.SampleLoader(forty_samples(), 8, seed=2)
         with make() as pipeline:
             again.load_state_dict(pipeline.load(tmp_path / folder))
             for _ in range(num_left and 1):

@@ -13,6 +13,7 @@ from hocket.core.formats.given import read_schedule
 from hocket.core.op import Kind
 from hocket.errors import ParseError, PlanError, ScheduleError, ShapeError
 from hocket.schedules import make_schedule
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 
 NUM_STEPS = 7
@@ -26,7 +27,7 @@ def pipeline(order: str | Path) -> hocket.Pipeline:
     return started(
         model,
         nn.functional.cross_entropy,
-        (lambda parameters: torch.optim.SGD(parameters, lr=0.1)),
+        SGD,
         (torch.randn(4, 3), torch.tensor([0, 1, 1, 0])),
         schedule=order,
     )

@@ -14,6 +14,7 @@ import hocket
 from hocket.errors import ConfigError
 from tests.run.support.fill_workers import net, samples
 from tests.run.support.forked_launch import launch_forked
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 
 
@@ -96,7 +97,7 @@ def test_layers_that_freeze_are_refused() -> None:
         started(
             nn.Linear(32, 4),
             nn.functional.mse_loss,
-            (lambda p: torch.optim.SGD(p, 0.1)),
+            SGD,
             (samples(3), torch.zeros(3, 4)),
             num_microbatches=1,
             freeze=hocket.freeze.Alpha(1 / 5),
@@ -120,7 +121,7 @@ def test_what_is_refused_at_once() -> None:
         started(
             model,
             nn.functional.mse_loss,
-            (lambda p: torch.optim.SGD(p, 0.1)),
+            SGD,
             (few, torch.zeros(3, 4)),
             num_microbatches=1,
             fill=hocket.Fill(nn.Sequential(model).eval(), few, _on_output),

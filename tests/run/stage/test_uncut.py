@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +14,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from hocket.run.cluster.world import join_world
 from tests.run.support.forked import run_forked
+from tests.run.support.plainly import train_plainly
 from tests.run.support.started import started
 
 MODULE: Final = "tests.run.stage.test_uncut"
 WIDTH: Final = 8
+ADAMW: Final = partial(torch.optim.AdamW, lr=1e-3)
 
 
 class Tied(nn.Module):
@@ -115,7 +118,7 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
     with started(
         make(),
         loss,
-        (lambda p: torch.optim.AdamW(p, 1e-3)),
+        ADAMW,
         batch,
         cut=[CUTS[kind]],
         world=join_world(),
@@ -147,12 +150,9 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
 def plain(kind: str) -> tuple[float, dict[str, Tensor]]:
     """The loss before, and the state after one step of the plain loop."""
     torch.manual_seed(0)
-    model, (inputs, targets) = MODELS[kind](), batch_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    total = loss(model(inputs), targets)
-    total.backward()
-    optimizer.step()
-    return total.item(), model.state_dict()
+    model = MODELS[kind]()
+    (value,) = train_plainly(model, loss, ADAMW, [batch_of(kind)])
+    return value, model.state_dict()
 
 
 @pytest.mark.timeout(110)

@@ -21,13 +21,13 @@ from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.schedules import make_schedule
 from tests.run.support.failing_workers import (
-    Batch,
     loss,
     make_batches,
     make_model,
     make_pipeline,
 )
 from tests.run.support.joined import Reported, join, reported
+from tests.run.support.plainly import Batch
 
 
 def bad_settings(folder: str) -> dict[str, Reported]:

@@ -28,6 +28,7 @@ from hocket.run.weights.migration import (
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from tests.run.support.joined import join
+from tests.run.support.plainly import classified
 
 CPU: Final = torch.device("cpu")
 NUM_MICROBATCHES: Final = 2
@@ -65,14 +66,7 @@ def make_model() -> nn.Sequential:
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:
     """Six, of sizes that the microbatches do not divide."""
-    rng = torch.Generator().manual_seed(4)
-    return [
-        (
-            torch.randn(7, 5, generator=rng, dtype=torch.float64),
-            torch.randint(5, (7,), generator=rng),
-        )
-        for _ in range(2 * SPLIT)
-    ]
+    return classified([7] * (2 * SPLIT), 5, 5, seed=4)
 
 
 def train_cut_again(cuts: Sequence[str], how: Any) -> dict[str, Any]:

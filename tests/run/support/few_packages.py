@@ -12,6 +12,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 
 # torch, numpy, safetensors, and the packages without which torch is not imported.
@@ -53,7 +54,7 @@ def main() -> None:
     with started(
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)),
         nn.functional.mse_loss,
-        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        SGD,
         batch,
     ) as pipeline:
         losses = [pipeline.step(batch).loss for _ in range(3)]

@@ -17,6 +17,7 @@ from hocket.errors import HocketError, WaitError
 from hocket.run.cluster.world import World
 from hocket.run.engine.sync.step_result import StepResult
 from tests.run.support.joined import join
+from tests.run.support.plainly import SGD, classified
 from tests.run.support.started import started
 
 POISONED: Final = 3  # the step of `flush_free` whose gradient is no number
@@ -40,14 +41,7 @@ def make_fragile() -> nn.Sequential:
 
 def fragile_batches(num_batches: int, poisoned: int) -> list[tuple[Tensor, Tensor]]:
     """Vectors, of which one in the poisoned batch has length 0."""
-    rng = torch.Generator().manual_seed(5)
-    batches = [
-        (
-            torch.randn(8, 6, generator=rng, dtype=torch.float64),
-            torch.randint(3, (8,), generator=rng),
-        )
-        for _ in range(num_batches)
-    ]
+    batches = classified([8] * num_batches, 6, 3, seed=5)
     batches[poisoned][0][5] = 0.0
     return batches
 
@@ -92,7 +86,7 @@ def left_unread(folder: str) -> list[str]:
         started(
             make_fragile(),
             F.cross_entropy,
-            (lambda p: torch.optim.SGD(p, lr=0.1)),
+            SGD,
             batches[0],
             schedule="pipedream-2bw",
             num_microbatches=4,

@@ -15,6 +15,7 @@ from hocket.run.cluster.world import World
 from hocket.run.data.sample_loader import EvaluationLoader, SampleLoader
 from tests.run.support.joined import join, said
 from tests.run.support.numbered_samples import Numbered
+from tests.run.support.plainly import SGD
 from tests.run.support.small_models import classes
 from tests.run.support.started import started
 
@@ -55,7 +56,7 @@ def make_pipeline(world: World, example: Any, num_replicas: int) -> hocket.Pipel
     return started(
         make_model(),
         classes,
-        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        SGD,
         example,
         num_microbatches=2 if num_replicas > 1 else 4,
         num_replicas=num_replicas,
@@ -144,7 +145,7 @@ def one_ends_early(schedule: str, ending: int, evaluates: bool) -> None:
     with started(
         make_model(),
         classes,
-        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        SGD,
         batch,
         schedule=schedule,
         world=world,

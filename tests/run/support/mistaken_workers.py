@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from tests.run.support.joined import reported
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 
 BATCH = torch.ones(4, 3), torch.zeros(4, 3)
@@ -61,7 +62,7 @@ def made() -> hocket.Pipeline:
     return started(
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
         nn.functional.mse_loss,
-        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        SGD,
         BATCH,
         cut=["1"],
     )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from tests.run.support.plainly import SGD, train_plainly
 from tests.run.support.started import started
 
 
@@ -91,7 +92,7 @@ def train(folder: str, name: str, options: dict[str, Any] | None = None) -> floa
     with started(
         net,
         loss,
-        (lambda p: torch.optim.SGD(p, 0.1)),
+        SGD,
         batches[0],
         num_microbatches=4,
         run_dir=folder,
@@ -101,11 +102,7 @@ def train(folder: str, name: str, options: dict[str, Any] | None = None) -> floa
             pipeline.step(batch)
         found = pipeline.state_dict()
     net, batches = _made(name)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for x, y in batches:
-        optimizer.zero_grad()
-        loss(net(x), y).backward()
-        optimizer.step()
+    train_plainly(net, loss, SGD, batches)
     expected = net.state_dict()
     assert [*found] == [*expected]
     assert all(found[n].dtype == x.dtype for n, x in expected.items())

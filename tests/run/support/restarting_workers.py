@@ -21,11 +21,11 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from tests.run.support.failing_workers import (
     LINGER,
     TRAP,
-    Batch,
     make_batches,
     make_model,
 )
 from tests.run.support.forked import FAULT
+from tests.run.support.plainly import Batch
 
 NUM_STEPS: Final = 8
 SAVE_EVERY: Final = 2

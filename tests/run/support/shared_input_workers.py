@@ -43,28 +43,6 @@ class Chosen(nn.Module):
         return self.b(torch.tanh(self.a(x) * scale + shift)) / size
 
 
-class Scaled(nn.Module):
-    """Has buffers of types that gloo's collectives refuse, and an expanded one."""
-
-    short: Tensor
-    unsigned: Tensor
-    float8: Tensor
-    expanded: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        values = torch.arange(1, 5)
-        self.register_buffer("short", values.to(torch.int16))
-        self.register_buffer("unsigned", values.to(torch.uint16))
-        self.register_buffer("float8", values.double().to(torch.float8_e4m3fn))
-        self.register_buffer("expanded", values.double().expand(3, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = self.short.double() + self.unsigned.double() + self.float8.double()
-        return torch.tanh(self.linear(x) * scale / 12 + self.expanded[0])
-
-
 def mse(output: Tensor, targets: Any) -> Tensor:
     """The mean square."""
     return ((output - torch.as_tensor(targets)) ** 2).mean()
@@ -140,15 +118,7 @@ def array() -> Case:
     return Case(net, batches, cut="1")
 
 
-def buffers() -> Case:
-    """Of odd types, also where replicas agree on the first one's."""
-    net = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Linear(4, 3))
-    return Case(net, list(_batches()), cut="1")
-
-
-CASES: Final = {
-    made.__name__: made for made in (mask, structure, class_weights, array, buffers)
-}
+CASES: Final = {made.__name__: made for made in (mask, structure, class_weights, array)}
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.run.checkpoint.export import WeightFormat, export
 from tests.run.support.joined import reported
+from tests.run.support.plainly import SGD, train_plainly
 from tests.run.support.started import started
 
 BATCHES = [(torch.randn(8, 6).double(), torch.randn(8, 6).double()) for _ in range(3)]
@@ -72,7 +74,7 @@ def pipeline_of(model: nn.Module, **more: Any) -> hocket.Pipeline:
     return started(
         model,
         nn.functional.mse_loss,
-        (lambda parameters: torch.optim.SGD(parameters, 0.1)),
+        SGD,
         BATCHES[0],
         num_microbatches=1,
         **more,
@@ -82,11 +84,7 @@ def pipeline_of(model: nn.Module, **more: Any) -> hocket.Pipeline:
 def trained_plainly(kind: str) -> nn.Module:
     """The plain loop."""
     model = model_of(kind)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for inputs, targets in BATCHES:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(inputs), targets).backward()
-        optimizer.step()
+    train_plainly(model, nn.functional.mse_loss, SGD, BATCHES)
     return model
 
 
@@ -203,12 +201,7 @@ def train_complex(folder: str) -> dict[str, Any]:
         return nn.Sequential(Rotated(), Rotated())
 
     plain = made()
-    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
-    for inputs, targets in BATCHES:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(plain(inputs), targets).backward()
-        nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
-        optimizer.step()
+    train_plainly(plain, nn.functional.mse_loss, SGD, BATCHES, clip_norm=0.1)
     with pipeline_of(made(), clip_norm=0.1) as pipeline:
         for batch in BATCHES:
             pipeline.step(batch)
@@ -245,7 +238,7 @@ def refuse(_folder: str) -> list[list[str]]:
     for extra in (io.BytesIO(), {"of": {1, 2}}, torch.zeros(2**20).double()):
         model = model_of("sequential")
         scaled_of(model)[0].extra = extra
-        found.append(reported(lambda model=model: pipeline_of(model)))
+        found.append(reported(partial(pipeline_of, model)))
     model = model_of("sequential")
     scaled_of(model)[0].linear = Saving(6, 6).double()
     found.append(reported(lambda: pipeline_of(model)))

@@ -13,6 +13,7 @@ from torch import nn
 
 import hocket
 from tests.run.support.forked import answers_of
+from tests.run.support.plainly import SGD
 from tests.run.support.started import started
 from tests.run.support.teacher_models import (
     NUM_STEPS,
@@ -293,7 +294,7 @@ def test_children_of_a_sequential_teacher_have_its_mode(mode: Any) -> None:
     with started(
         student,
         (lambda output, _, teachers: nn.functional.mse_loss(output, teachers["t"].own)),
-        (lambda p: torch.optim.SGD(p, lr=0.1)),
+        SGD,
         (x, x),
         teachers={"t": hocket.Teacher(teacher, mode=mode)},
     ) as pipeline:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import hocket
 from tests.conformance.cases.inner_backwards import Energy, Forces, Slope, Transformed
 from tests.conformance.script import batches, chain, mse, sgd
+from tests.run.support.plainly import train_plainly
 from tests.run.support.started import started
 
 SPLIT: Final = "d0  0F0 1F0 1I0 0F1 1F1 0I0 1W0 1I1 0W0 0I1 1W1 1U 0W1 0U"
@@ -48,10 +49,6 @@ def test_trains_as_a_plain_loop(
         for batch in batches():
             pipeline.step(batch)
         found = pipeline.state_dict()
-    optimizer = sgd(plain.parameters())
-    for x, y in batches():
-        optimizer.zero_grad()
-        mse(plain(x), y).backward()
-        optimizer.step()
+    train_plainly(plain, mse, sgd, batches())
     for name, expected in plain.state_dict().items():
         torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-12)
