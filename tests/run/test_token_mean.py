@@ -44,11 +44,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     ],
 )
 def test_equals_the_plain_loop_over_whole_batches(
-    name: str,
-    num_workers: int,
-    settings: dict[str, Any],
-    reads: str,
-    tmp_path: Path,
+    name: str, num_workers: int, settings: dict[str, Any], reads: str, tmp_path: Path
 ) -> None:
     """Weights after 20 steps of AdamW, losses of each step, the loss of an evaluation.
 

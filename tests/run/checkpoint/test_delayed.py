@@ -19,12 +19,7 @@ from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import read_tensors, verify
-from tests.run.checkpoint.delayed import (
-    NUM_STEPS,
-    SAVED_AT,
-    bits,
-    data_of,
-)
+from tests.run.checkpoint.delayed import NUM_STEPS, SAVED_AT, bits, data_of
 from tests.run.checkpoint.jobs import make_pipeline
 from tests.run.support.forked import answers_of
 

@@ -139,10 +139,7 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
         )
 
     with started(
-        model,
-        loss,
-        SGD,
-        ({"input_ids": words, "use_cache": False}, words),
+        model, loss, SGD, ({"input_ids": words, "use_cache": False}, words)
     ) as pipeline:
         pipeline.step(({"input_ids": words, "use_cache": False}, words))
         pipeline.save(tmp_path / "run")

@@ -24,10 +24,7 @@ OTHERS: dict[str, list[Other]] = {
         (4, {"schedule": "gpipe", "num_replicas": 2, "num_microbatches": 2}),
     ],
     "tied-dropout": [(3, {"schedule": "1f1b"})],
-    "resnet": [
-        SAME,
-        (2, {"schedule": "interleaved-1f1b", "stages_per_device": 2}),
-    ],
+    "resnet": [SAME, (2, {"schedule": "interleaved-1f1b", "stages_per_device": 2})],
 }
 
 
@@ -54,8 +51,7 @@ def everything(folder: Path) -> dict[tuple[Section, str], Tensor]:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(x, marks=[pytest.mark.long] * (x != "tied")) for x in OTHERS],
+    "model", [pytest.param(x, marks=[pytest.mark.long] * (x != "tied")) for x in OTHERS]
 )
 @pytest.mark.timeout(240)
 def test_any_number_of_workers_goes_on(model: str, tmp_path: Path) -> None:

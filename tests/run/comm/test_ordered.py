@@ -9,18 +9,12 @@ import pytest
 from tests.run.support.comparison import case, check_runs
 
 CASES = {
-    2: [
-        case("tied-dropout", "1f1b", 4),
-        case("perceptron", "zb-v", 4),
-    ],
+    2: [case("tied-dropout", "1f1b", 4), case("perceptron", "zb-v", 4)],
     3: [
         case("perceptron", "zb-h1", 6),
         case("deep", "interleaved-1f1b", 6, stages_per_device=2),
     ],
-    4: [
-        case("perceptron", "gpipe", 4, num_replicas=2),
-        case("deep", "1f1b", 8),
-    ],
+    4: [case("perceptron", "gpipe", 4, num_replicas=2), case("deep", "1f1b", 8)],
 }
 
 

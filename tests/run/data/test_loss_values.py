@@ -94,11 +94,7 @@ def trained(num_bad: int, *, at_once: bool) -> tuple[list[float], list[Tensor]]:
     batches = [(torch.randn(8, 3), torch.randn(8, 2)) for _ in range(3)]
     batches[2][1][8 - num_bad :] = math.nan
     with started(
-        nn.Linear(3, 2),
-        F.mse_loss,
-        SGD,
-        batches[0],
-        num_microbatches=4,
+        nn.Linear(3, 2), F.mse_loss, SGD, batches[0], num_microbatches=4
     ) as pipeline:
         (runner,) = pipeline._executor.runners.values()
         runner.loss.values = loss_values(0, at_once=at_once)

@@ -17,8 +17,7 @@ from tests.run.support.started import started
 
 
 @pytest.mark.parametrize(
-    "value",
-    [torch.tensor(0.25), torch.tensor([0.25]), 0.25, np.float64(0.25)],
+    "value", [torch.tensor(0.25), torch.tensor([0.25]), 0.25, np.float64(0.25)]
 )
 def test_numbers_are_means(value: object) -> None:
     """Of any kind that holds just one; added up in float64."""
@@ -48,10 +47,7 @@ def alone() -> tuple[hocket.Pipeline, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     batch = torch.randn(4, 3), torch.randint(2, (4,))
     pipeline = started(
-        nn.Sequential(nn.Linear(3, 2)),
-        nn.functional.cross_entropy,
-        SGD,
-        batch,
+        nn.Sequential(nn.Linear(3, 2)), nn.functional.cross_entropy, SGD, batch
     )
     return pipeline, batch
 

@@ -13,11 +13,7 @@ from torch import nn
 import hocket
 from hocket.errors import ConfigError
 from hocket.run.diagnostics import startup
-from hocket.run.diagnostics.startup import (
-    StartupHook,
-    StartupProgress,
-    StartupReporter,
-)
+from hocket.run.diagnostics.startup import StartupHook, StartupProgress, StartupReporter
 from tests.run.support.started import started
 
 LONG_S = 600.0

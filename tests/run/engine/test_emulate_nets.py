@@ -147,10 +147,7 @@ def test_nets_in_sequence_are_one_model(delays: Sequence[int]) -> None:
     )
     found = hocket.emulate(
         program,
-        {
-            "encoder": parts[0],
-            "head": head,
-        },
+        {"encoder": parts[0], "head": head},
         {"head": F.cross_entropy},
         {"encoder": SGD, "head": SGD},
         [{"encoder": (x, y), "head": ((), y)} for x, y in data],

@@ -37,10 +37,7 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
         ("ModelError", "its forward calls torch.utils.checkpoint"),
     ),
     "recompute": (None, WELL),
-    "frozen": (
-        0,
-        ("ModelError", "requires_grad of 1.linear.weight was True"),
-    ),
+    "frozen": (0, ("ModelError", "requires_grad of 1.linear.weight was True")),
     "frozen, flushed": (None, WELL),  # followed
     "closure": (None, ("ConfigError", "its step() needs closure")),
     "closure, hidden": (None, ("ConfigError", "AssertionError: I need a closure")),

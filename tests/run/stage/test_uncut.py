@@ -116,12 +116,7 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
 
     batch = batch_of(kind)
     with started(
-        make(),
-        loss,
-        ADAMW,
-        batch,
-        cut=[CUTS[kind]],
-        world=join_world(),
+        make(), loss, ADAMW, batch, cut=[CUTS[kind]], world=join_world()
     ) as pipeline:
         first = pipeline.step(batch).loss
         pipeline.evaluate([batch])

@@ -129,9 +129,7 @@ def _with_weights(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _backwards(
-    model: nn.Module,
-    case: dict[str, Any],
-    scaler: torch.amp.GradScaler,
+    model: nn.Module, case: dict[str, Any], scaler: torch.amp.GradScaler
 ) -> Iterator[dict[str, float]]:
     """All backwards of one step after the other; yields the step's losses.
 

@@ -158,10 +158,7 @@ def arguments(program: Program) -> dict[str, Any]:
 
 
 def difference(
-    world: World,
-    text: str,
-    clip_norm: float | None,
-    transport: TransportName = "auto",
+    world: World, text: str, clip_norm: float | None, transport: TransportName = "auto"
 ) -> float:
     """Run a program; the largest relative difference of any number to the emulator."""
     schedule = Schedule.parse(text)
@@ -212,9 +209,7 @@ def _far(
 
 
 def run_all(
-    orders: list[str],
-    clip_norm: float | None = None,
-    transport: TransportName = "auto",
+    orders: list[str], clip_norm: float | None = None, transport: TransportName = "auto"
 ) -> list[float]:
     """Run some programs in one job."""
     world = join()

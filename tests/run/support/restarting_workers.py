@@ -18,12 +18,7 @@ import hocket
 from hocket import env
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from tests.run.support.failing_workers import (
-    LINGER,
-    TRAP,
-    make_batches,
-    make_model,
-)
+from tests.run.support.failing_workers import LINGER, TRAP, make_batches, make_model
 from tests.run.support.forked import FAULT
 from tests.run.support.plainly import Batch
 

@@ -326,9 +326,7 @@ def _step(
 
 
 def _evaluated(
-    case: Mapping[str, Any],
-    student: nn.Module,
-    teachers: Mapping[str, PlainTeacher],
+    case: Mapping[str, Any], student: nn.Module, teachers: Mapping[str, PlainTeacher]
 ) -> dict[str, float]:
     """Return the losses of two batches with the newest weights, by microbatch."""
     student.eval()

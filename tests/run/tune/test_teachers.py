@@ -213,10 +213,7 @@ SAVED: Final = [
     case_of("momentum", "1f1b", delay=1),
     case_of("momentum", "zb-h1", delay=2),
 ]
-MORE_SAVED: Final = [
-    case_of("momentum", "1f1b"),
-    case_of("frozen", "1f1b"),
-]
+MORE_SAVED: Final = [case_of("momentum", "1f1b"), case_of("frozen", "1f1b")]
 
 
 @pytest.mark.timeout(240)

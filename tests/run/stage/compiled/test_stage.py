@@ -16,12 +16,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 from tests.run.stage.compiled.compiling import CPU, compile_one, function_of
-from tests.run.stage.split.test_runner import (
-    assert_close,
-    parts_of,
-    runner_of,
-    short,
-)
+from tests.run.stage.split.test_runner import assert_close, parts_of, runner_of, short
 from tests.run.support.comparison import difference
 from tests.run.support.small_models import ZOO, classes
 
@@ -76,11 +71,7 @@ def test_under_autocast() -> None:
         runner_of("dropout", precision=Precision.BFLOAT16) for _ in range(2)
     )
     compile_one(
-        [compiled.module],
-        0,
-        ZOO["dropout"].loss,
-        [part],
-        precision=Precision.BFLOAT16,
+        [compiled.module], 0, ZOO["dropout"].loss, [part], precision=Precision.BFLOAT16
     )
     for runner in (eager, compiled):
         runner.forward(0, 0, part, (), 1.0, splits=runner is compiled)
