@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from bench.flush_free.field import Field
 from bench.flush_free.kinds import measure
 from bench.flush_free.stretch import in_turn
 from bench.models import Block, Case
-from hocket.run.cluster.world import join_world
+from tests.run.support.joined import join
 
 
 def _transformer() -> nn.Sequential:
@@ -23,8 +22,7 @@ TOY: Final = Case("toy", _transformer, (32, 64), num_microbatches=4, microbatch_
 
 def steps(schedules: list[str], num_rounds: int, folder: str) -> list[dict[str, Any]]:
     """Rows of time."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     field = Field(TOY, world, folder)
     for schedule in schedules:
         field.enter(schedule)
@@ -35,8 +33,7 @@ def steps(schedules: list[str], num_rounds: int, folder: str) -> list[dict[str, 
 
 def memory(schedules: list[str], folder: str) -> list[dict[str, Any]]:
     """Rows of bytes."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [
         measure(world, TOY, schedule, TOY.num_microbatches, folder)
         for schedule in schedules

@@ -22,7 +22,6 @@ def test_wpipe_holds_three_quarters_of_the_weights(tmp_path: Path) -> None:
         "tests.bench.flush_free_job:memory",
         SCHEDULES,
         str(tmp_path / "profiles"),
-        num_workers=2,
         folder=tmp_path / "job",
         whole_s=200.0,
     )
@@ -56,7 +55,6 @@ def test_steps_are_measured_beside_their_bounds(tmp_path: Path) -> None:
         SCHEDULES,
         3,
         str(tmp_path / "profiles"),
-        num_workers=2,
         folder=tmp_path / "job",
         whole_s=200.0,
     )

@@ -54,7 +54,6 @@ def test_every_order_trains_alike_and_is_compared_with_gpipe(tmp_path: Path) -> 
         [f"data.path={data}", *TINY],
         orders,
         str(tmp_path / "run"),
-        num_workers=2,
         folder=tmp_path / "job",
         whole_s=140.0,
     )

@@ -27,7 +27,6 @@ def test_contestants_train_in_turn_and_are_compared_with_2bw(tmp_path: Path) -> 
         contestants,
         str(tmp_path / "run"),
         STEPS,
-        num_workers=2,
         folder=tmp_path / "job",
         whole_s=140.0,
     )

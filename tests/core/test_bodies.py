@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from hocket.core.check import check
 from hocket.core.costs import Costs
-from hocket.core.op import Op
 from hocket.core.plans.portions import portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.errors import DeadlockError, PlanError
+from hocket.errors import DeadlockError
+from tests.core.plans.test_portions import played
 
 # No stage reads old weights, and yet steps overlap: device 0 begins step 1 while
 # device 1 has its W and U of step 0 still to do.
@@ -92,16 +90,7 @@ def test_portions_together_are_the_order(name: str) -> None:
     for num_bodies in range(4):
         whole = order(name, parts.num_steps + num_bodies)
         for i, lane in enumerate(whole.lanes):
-            played = [*parts.prologue[i]]
-            for r in range(num_bodies):
-                played += shifted(parts.body[i], r)
-            played += shifted(parts.epilogue[i], num_bodies)
-            assert played == [*lane.ops]
-
-
-def shifted(ops: tuple[Op, ...], num_steps: int) -> Iterator[Op]:
-    """The same ops, of later steps."""
-    return (replace(op, step=op.step + num_steps) for op in ops)
+            assert played(parts, i, num_bodies) == [*lane.ops]
 
 
 @every_order
@@ -136,9 +125,3 @@ def test_a_body_that_reads_weights_too_early_is_refused() -> None:
 
     with pytest.raises(DeadlockError, match=r"weights\[stage 0, after 1 updates\]"):
         check(Schedule.parse(early))
-
-
-def test_too_few_steps_are_refused() -> None:
-    """The error names the number of steps that the order is for."""
-    with pytest.raises(PlanError, match="leave room for a body from 2 steps on"):
-        order("no delay", 1)

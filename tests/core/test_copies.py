@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from hocket.core.simulate import simulate
 from hocket.errors import PlanError, ScheduleError
 from hocket.passes.add_messages import add_messages
 from hocket.schedules import make_schedule
+from tests.core.support.spans import spans
 
 PAIR = Program(
     (Net("down", 1), Net("up", 1)),
@@ -91,7 +93,7 @@ def test_an_update_waits_for_the_reductions_of_all_copies() -> None:
     slow = replace(stage, forward_s=2.0)
     costs = Costs((stage, slow, slow, stage), reduce_link=Link(bytes_per_s=1.0))
     timeline = simulate(order_of(GOOD), costs)
-    times = {str(span.op): (span.start_s, span.end_s) for span in timeline.spans}
+    times = spans(timeline)
 
     ends = {name: times[name][1] for name in ("1R", "3R")}
     assert times["3U"][0] >= max(ends.values())
@@ -122,31 +124,23 @@ def test_no_message_brings_the_sum() -> None:
     assert sum(op.kind is Kind.SEND_FORWARD for op in ops) == 2
 
 
+FIRST, *REST = PAIR.stages
+
+
 @pytest.mark.parametrize(
-    ("copies", "fault"),
+    ("changes", "fault"),
     [
-        (((0, 9),), "stage 9 is listed as a copy, but does not exist"),
-        (((0, 2), (2, 1)), "stage 2 is listed as a copy more than once"),
-        (((0,),), "copies 0: a group has at least two stages"),
-        (((0, 3),), "copies 0 3: put each on a device of its own"),
-        (((0, 1),), "copies 0 1: each must be the same part of a net"),
+        ({"copies": ((0, 9),)}, "stage 9 is listed as a copy, but does not exist"),
+        ({"copies": ((0, 2), (2, 1))}, "stage 2 is listed as a copy more than once"),
+        ({"copies": ((0,),)}, "copies 0: a group has at least two stages"),
+        ({"copies": ((0, 3),)}, "copies 0 3: put each on a device of its own"),
+        ({"copies": ((0, 1),)}, "copies 0 1: each must be the same part of a net"),
+        # Sums of gradients at different weights would be neither's.
+        ({"stages": (replace(FIRST, delay=1), *REST)}, "give all the same delay"),
+        ({"stages": (replace(FIRST, trainable=False), *REST)}, "all must be trainable"),
     ],
 )
-def test_refuses_what_cannot_be_copies(
-    copies: tuple[tuple[int, ...], ...], fault: str
-) -> None:
+def test_refuses_what_cannot_be_copies(changes: dict[str, Any], fault: str) -> None:
     """The error names the group and the way out."""
     with pytest.raises(PlanError, match=fault):
-        replace(PAIR, copies=copies)
-
-
-def test_copies_have_one_delay_and_are_trained() -> None:
-    """Sums of gradients at different weights would be neither's."""
-    stages = PAIR.stages
-    late = (replace(stages[0], delay=1), *stages[1:])
-    frozen = (replace(stages[0], trainable=False), *stages[1:])
-
-    with pytest.raises(PlanError, match="give all the same delay"):
-        replace(PAIR, stages=late)
-    with pytest.raises(PlanError, match="all must be trainable"):
-        replace(PAIR, stages=frozen)
+        replace(PAIR, **changes)

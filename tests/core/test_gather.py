@@ -16,6 +16,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError, ScheduleError
 from hocket.passes.add_messages import add_messages
+from tests.core.support.spans import spans
 
 ONE_STAGE = Program.chain(
     [0], 2, num_replicas=2, batch_loss=True, loss_over_replicas=True
@@ -88,7 +89,7 @@ def test_what_a_gather_takes_by_hand() -> None:
     costs = Costs((stage,), reduce_link=Link(bytes_per_s=1.0))
     schedule = Schedule.parse("d0 0F0 0F1 0G 0L 0B0 0B1 0R 0U")
     timeline = simulate(schedule, costs)
-    times = {str(span.op): (span.start_s, span.end_s) for span in timeline.spans}
+    times = spans(timeline)
 
     assert times["0G"] == (2.0, 8.0)
     assert times["0L"] == (8.0, 9.0)

@@ -93,9 +93,22 @@ def test_equal_facts_are_equal_programs(program: Program) -> None:
     assert replace(program, num_steps=program.num_steps + 1) != program
 
 
+STAGES = [
+    (Stage("model", -1), "stage 1 has a negative device or delay"),
+    (Stage("model", 1, delay=-1), "stage 1 has a negative device or delay"),
+    (Stage("model", 2), "no stage is on device 1, but one on device 2"),
+    (Stage("model", 999_999_999), "no stage is on device 1, but one on device 999"),
+    (Stage("model", 0, False, follows=(7,)), "follows stage 7, which does not exist"),
+    (Stage("model", 0, True, follows=(0,)), "only a stage that is not trainable may"),
+    (Stage("model", 1, False, follows=(0,)), "put both on one device"),
+    (Stage("model", 1, trainable=False), "which would lose the gradient"),
+]  # numbers out of range, teachers that cannot follow, gradients that get lost
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        *(({"stages": (Stage("model", 0), stage)}, reason) for stage, reason in STAGES),
         ({"num_steps": 0}, "num_steps is 0, and must be at least 1"),
         ({"num_replicas": -1}, "num_replicas is -1"),
         ({"nets": (Net("model", 0),)}, "num_microbatches of model is 0"),
@@ -123,28 +136,13 @@ def test_refuses_what_cannot_be(changes: dict[str, object], reason: str) -> None
     assert reason in faulty(**changes)
 
 
-@pytest.mark.parametrize(
-    ("stage", "reason"),
-    [
-        (Stage("model", -1), "stage 1 has a negative device or delay"),
-        (Stage("model", 1, delay=-1), "stage 1 has a negative device or delay"),
-        (Stage("model", 2), "no stage is on device 1, but one on device 2"),
-        (Stage("model", 999_999_999), "no stage is on device 1, but one on device 999"),
-        (
-            Stage("model", 0, False, follows=(7,)),
-            "follows stage 7, which does not exist",
-        ),
-        (
-            Stage("model", 0, True, follows=(0,)),
-            "only a stage that is not trainable may",
-        ),
-        (Stage("model", 1, False, follows=(0,)), "put both on one device"),
-        (Stage("model", 1, trainable=False), "which would lose the gradient"),
-    ],
-)
-def test_refuses_stages_that_cannot_be(stage: Stage, reason: str) -> None:
-    """Numbers out of range, teachers that cannot follow, gradients that get lost."""
-    assert reason in faulty(stages=(Stage("model", 0), stage))
+def test_refuses_numbers_that_do_not_fit_together() -> None:
+    """One delay for each stage; a flow trained through joins equal microbatches."""
+    stages = Stage("a", 0), Stage("b", 1)
+    with pytest.raises(PlanError, match="4 microbatches to net b with 2"):
+        Program((Net("a", 4), Net("b", 2)), stages, ((0, 1),))
+    with pytest.raises(PlanError, match="1 delays do not fit 2 stages"):
+        Program.chain([0, 1], 2, delays=[1])
 
 
 def test_names_all_faults_at_once() -> None:
@@ -165,16 +163,3 @@ def test_microbatches_may_differ_where_one_is_cut_into_the_others() -> None:
             replace(TEACHER_STUDENT, nets=nets)
         whole = frozenset({(1, 3)})
         replace(TEACHER_STUDENT, nets=nets, whole_batch_flows=whole)
-
-
-def test_gradients_need_equal_microbatches() -> None:
-    """A flow that is trained through may not join microbatches of different sizes."""
-    stages = Stage("a", 0), Stage("b", 1)
-    with pytest.raises(PlanError, match="4 microbatches to net b with 2"):
-        Program((Net("a", 4), Net("b", 2)), stages, ((0, 1),))
-
-
-def test_delays_must_fit_the_stages() -> None:
-    """One for each, or none at all."""
-    with pytest.raises(PlanError, match="1 delays do not fit 2 stages"):
-        Program.chain([0, 1], 2, delays=[1])

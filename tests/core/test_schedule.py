@@ -19,6 +19,7 @@ from hocket.errors import ParseError, PlanError
 from hocket.passes.add_messages import add_messages
 from hocket.schedules import make_schedule
 
+ONE_STEP: Final = make_schedule("1f1b", num_devices=2, num_microbatches=2)
 ORDERS: Final = Path(__file__).parent / "orders"
 
 # What the papers promise of the two orders in files: versions of each stage's weights,
@@ -67,13 +68,6 @@ def test_flush_free_orders_have_no_bubble_in_their_body(name: str) -> None:
     assert timeline.bubble_fraction > 0.01
 
 
-@pytest.mark.parametrize("name", PROMISES)
-def test_too_few_steps_for_prologue_and_epilogue(name: str) -> None:
-    """The number that would do is named."""
-    with pytest.raises(PlanError, match="a body from 2 steps on"):
-        order_in(name).with_num_steps(1)
-
-
 def test_a_synchronous_order_repeats_whole() -> None:
     """Each step is the first one again, with its number."""
     once = Schedule.parse("d0  0F0 0B0 0U\nd1  1F0 1B0 1U")
@@ -84,25 +78,23 @@ def test_a_synchronous_order_repeats_whole() -> None:
     assert once.with_num_steps(1) == once
 
 
-def test_several_steps_without_a_body_cannot_be_continued() -> None:
-    """The order of several steps does not say what the next one is."""
-    twice = Schedule.parse("d0  0F0 0B0 0U 0F0@1 0B0@1 0U@1")
-    with pytest.raises(PlanError, match="make it for one step"):
-        twice.with_num_steps(3)
-
-
-def test_messages_come_after_the_number_of_steps() -> None:
-    """Messages reach from one step into the next, so repeating one step loses some."""
-    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
-    with pytest.raises(PlanError, match="choose the number of steps first"):
-        add_messages(schedule).with_num_steps(2)
-
-
-def test_steps_must_be_at_least_one() -> None:
-    """The error is that of any program with too few steps."""
-    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2)
-    with pytest.raises(PlanError, match="num_steps is 0"):
-        schedule.with_num_steps(0)
+@pytest.mark.parametrize(
+    ("schedule", "num_steps", "reason"),
+    [
+        *((order_in(name), 1, "a body from 2 steps on") for name in PROMISES),
+        # The order of several steps does not say what the next one is.
+        (Schedule.parse("d0  0F0 0B0 0U 0F0@1 0B0@1 0U@1"), 3, "make it for one step"),
+        # Messages reach from one step into the next.
+        (add_messages(ONE_STEP), 2, "choose the number of steps first"),
+        (ONE_STEP, 0, "num_steps is 0"),
+    ],
+)
+def test_refuses_numbers_of_steps(
+    schedule: Schedule, num_steps: int, reason: str
+) -> None:
+    """The number that would do is named, or what to do before."""
+    with pytest.raises(PlanError, match=reason):
+        schedule.with_num_steps(num_steps)
 
 
 @pytest.mark.parametrize(

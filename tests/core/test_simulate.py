@@ -11,10 +11,10 @@ from hocket.core.op import Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.timeline import Timeline
 from hocket.errors import CostsError, DeadlockError, ScheduleError
 from hocket.schedules import make_schedule
 from tests.core.flush_free import two_buffered_weights
+from tests.core.support.spans import spans
 
 devices = st.integers(1, 5)
 microbatches = st.integers(1, 10)
@@ -187,12 +187,6 @@ def test_lanes_that_wait_for_each_other_lose_by_jitter(
     assert varied.makespan_s == again.makespan_s
 
 
-def test_jitter_out_of_bounds_is_refused() -> None:
-    """The normal distribution would give an op less than no time."""
-    with pytest.raises(CostsError, match=r"jitter is 0\.5, not between 0 and 0\.3"):
-        Costs((StageCost(),), jitter=0.5)
-
-
 def test_whole_batch_loss_waits_for_every_forward() -> None:
     """L begins when the last of both nets' outputs is there; B waits for L."""
     schedule = Schedule.parse(
@@ -231,18 +225,26 @@ def test_deadlock_names_where_each_lane_stands() -> None:
 UNIFORM = Costs.uniform()
 
 
-def test_lane_that_waits_for_itself_is_a_deadlock() -> None:
-    """An op deadlocks if a later op of its lane makes what it needs."""
-    with pytest.raises(DeadlockError, match=r"0B0 and needs y\[stage 0, micro"):
-        simulate(Schedule.parse("d0  0B0 0F0 0U"), UNIFORM)
-
-
-def test_missing_op_is_a_value_that_never_comes() -> None:
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        # A later op of its lane makes what it needs; no op makes it.
+        ("0B0 0F0 0U", r"0B0 and needs y\[stage 0, micro"),
+        ("0F0 0F1 0B0 0U", r"0U and needs dw\[stage 0, microbatch 1\]"),
+    ],
+)
+def test_a_value_that_never_comes_is_a_deadlock(ops: str, message: str) -> None:
     """The checker says it better; the simulator at least does not go on."""
-    with pytest.raises(
-        DeadlockError, match=r"0U and needs dw\[stage 0, microbatch 1\]"
-    ):
-        simulate(Schedule.parse("d0  0F0 0F1 0B0 0U"), UNIFORM)
+    with pytest.raises(DeadlockError, match=message):
+        simulate(Schedule.parse(f"d0  {ops}"), UNIFORM)
+
+
+def test_costs_that_cannot_be_are_refused() -> None:
+    """Of another program; or jitter that gives an op less than no time."""
+    with pytest.raises(CostsError, match="costs of 3 stages do not fit"):
+        simulate(Schedule.parse("d0  0F0\nd1  1F0"), Costs((StageCost(),) * 3))
+    with pytest.raises(CostsError, match=r"jitter is 0\.5, not between 0 and 0\.3"):
+        Costs((StageCost(),), jitter=0.5)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +269,6 @@ def test_ops_that_cannot_be_are_refused(ops: str, message: str) -> None:
         simulate(schedule, UNIFORM)
 
 
-def test_costs_of_another_program_are_refused() -> None:
-    """Three stages' costs are of no use to a program of two."""
-    with pytest.raises(CostsError, match="costs of 3 stages do not fit"):
-        simulate(Schedule.parse("d0  0F0\nd1  1F0"), Costs((StageCost(),) * 3))
-
-
 @given(p=devices, m=microbatches, scale=st.integers(2, 5))
 def test_time_has_no_unit(p: int, m: int, scale: int) -> None:
     """If everything takes `scale` times as long, everything happens so much later."""
@@ -293,8 +289,3 @@ def test_time_has_no_unit(p: int, m: int, scale: int) -> None:
 
     assert more.makespan_s == once.makespan_s * scale
     assert more.bubble_fraction == pytest.approx(once.bubble_fraction)
-
-
-def spans(timeline: Timeline) -> dict[str, tuple[float, float]]:
-    """Start and end by op."""
-    return {str(span.op): (span.start_s, span.end_s) for span in timeline.spans}

@@ -9,16 +9,11 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.timelines.timeline import Timeline
+from tests.core.support.spans import spans
 
 # Weight gradients on a stream of their own: F takes 2, I 1 and W 3.
 TWO_LANES = Schedule.parse("d0    0F0 0I0 0F1 0I1\nd0.1  0W0 0W1")
 COST = StageCost(2.0, 1.0, 3.0)
-
-
-def spans(timeline: Timeline) -> dict[str, tuple[float, float]]:
-    """Start and end by op."""
-    return {str(span.op): (span.start_s, span.end_s) for span in timeline.spans}
 
 
 def test_two_lanes_share_one_device() -> None:

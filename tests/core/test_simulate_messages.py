@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hocket.core.costs import Costs, Link, StageCost
@@ -10,20 +12,25 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import DeadlockError
 
+
+def evaluation(devices: Sequence[int], flows: str, *lanes: str) -> Schedule:
+    """One microbatch of stages that are not trained.
+
+    Args:
+        devices: of each stage.
+        flows: from stage to stage, like `0>1 0>2`.
+        lanes: as text.
+    """
+    stages = (
+        f"stage {i} net=model device={d} trainable=no" for i, d in enumerate(devices)
+    )
+    lines = ["net model microbatches=1", *stages]
+    lines += [f"flow {flow}" for flow in flows.split()]
+    return Schedule.parse("\n".join([*lines, *lanes]))
+
+
 # Two stages that make the input of a third, each on its own device.
-TWO_INTO_ONE = Schedule.parse(
-    """
-    net model microbatches=1
-    stage 0 net=model device=0 trainable=no
-    stage 1 net=model device=1 trainable=no
-    stage 2 net=model device=2 trainable=no
-    flow 0>2
-    flow 1>2
-    d0  0F0
-    d1  1F0
-    d2  2F0
-    """
-)
+TWO_INTO_ONE = evaluation([0, 1, 2], "0>2 1>2", "d0  0F0", "d1  1F0", "d2  2F0")
 
 
 def starts(timeline: Timeline) -> dict[str, float]:
@@ -97,20 +104,12 @@ def test_who_is_ready_first_goes_first_on_a_shared_link() -> None:
 
 def test_among_messages_ready_at_one_instant_the_first_listed_goes_first() -> None:
     """At 1 lane d0.1 sends, and only then can d0 make and send its own, at 1 too."""
-    schedule = Schedule.parse(
-        """
-        net model microbatches=1
-        stage 0 net=model device=0 trainable=no
-        stage 1 net=model device=0 trainable=no
-        stage 2 net=model device=0 trainable=no
-        stage 3 net=model device=1 trainable=no
-        flow 0>3
-        flow 1>2
-        flow 2>3
-        d0    2F0 2SEND_F0>3
-        d0.1  0F0 0SEND_F0>3 1F0
-        d1    3RECV_F0<0 3RECV_F0<2 3F0
-        """
+    schedule = evaluation(
+        [0, 0, 0, 1],
+        "0>3 1>2 2>3",
+        "d0    2F0 2SEND_F0>3",
+        "d0.1  0F0 0SEND_F0>3 1F0",
+        "d1    3RECV_F0<0 3RECV_F0<2 3F0",
     )
     slow, fast = StageCost(1.0, output_bytes=4), StageCost(0.0, output_bytes=4)
     costs = Costs((slow, fast, fast, fast), link=Link(0.0, 1.0))
@@ -123,21 +122,8 @@ def test_among_messages_ready_at_one_instant_the_first_listed_goes_first() -> No
 
 def test_value_goes_once_to_each_device_that_needs_it() -> None:
     """Two readers on one device share a message; one on another has its own."""
-    schedule = Schedule.parse(
-        """
-        net model microbatches=1
-        stage 0 net=model device=0 trainable=no
-        stage 1 net=model device=1 trainable=no
-        stage 2 net=model device=1 trainable=no
-        stage 3 net=model device=2 trainable=no
-        flow 0>1
-        flow 0>2
-        flow 0>3
-        d0  0F0
-        d1  1F0 2F0
-        d2  3F0
-        """
-    )
+    lanes = "d0  0F0", "d1  1F0 2F0", "d2  3F0"
+    schedule = evaluation([0, 1, 1, 2], "0>1 0>2 0>3", *lanes)
     cost = StageCost(1.0, output_bytes=4)
     timeline = simulate(schedule, Costs((cost,) * 4, link=Link(0.0, 1.0)))
 
@@ -243,17 +229,8 @@ def test_message_is_not_ready_before_its_sender_has_handled_it() -> None:
     d0  0F0 0-1, SEND handled 1-3
     d1  2F0 0-2.5, RECV, handling 3-5, 1F0 5-6
     """
-    schedule = Schedule.parse(
-        """
-        net model microbatches=1
-        stage 0 net=model device=0 trainable=no
-        stage 1 net=model device=1 trainable=no
-        stage 2 net=model device=1 trainable=no
-        flow 0>1
-        d0  0F0 0SEND_F0>1
-        d1  2F0 1RECV_F0<0 1F0
-        """
-    )
+    lanes = "d0  0F0 0SEND_F0>1", "d1  2F0 1RECV_F0<0 1F0"
+    schedule = evaluation([0, 1, 1], "0>1", *lanes)
     costs = (StageCost(1.0), StageCost(1.0), StageCost(2.5))
     timeline = simulate(schedule, Costs(costs, handling=Link(2.0)))
 

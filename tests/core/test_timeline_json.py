@@ -75,7 +75,7 @@ def test_keeps_where_it_comes_from() -> None:
     assert_same(Timeline.from_json(measured.to_json()), measured)
 
 
-def put(*path: str | int, value: object) -> Callable[[Document], None]:
+def put(value: object, *path: str | int) -> Callable[[Document], None]:
     """A change: set the value at a path."""
 
     def change(document: Document) -> None:
@@ -103,63 +103,42 @@ def drop(*path: str | int) -> Callable[[Document], None]:
     ("change", "message"),
     [
         (drop("end_s"), "the document has no end_s"),
-        (put("colour", value=1), "the document has 'colour'; known: hocket_timeline"),
-        (put("hocket_timeline", value=2), "hocket_timeline is 2, expected 1"),
-        (put("origin", value="dreamt"), "origin is 'dreamt', expected simulated or"),
-        (put("origin", value=[]), r"origin is \[\], expected simulated or"),
-        (put("schedule", value=3), "schedule is not text"),
-        (put("schedule", value="d0  0F0 0X0"), ", schedule, line 1: '0X0' is"),
-        (put("start_s", value=5), "start_s is not a list"),
+        (put(1, "colour"), "the document has 'colour'; known: hocket_timeline"),
+        (put(2, "hocket_timeline"), "hocket_timeline is 2, expected 1"),
+        (put("dreamt", "origin"), "origin is 'dreamt', expected simulated or"),
+        (put([], "origin"), r"origin is \[\], expected simulated or"),
+        (put(3, "schedule"), "schedule is not text"),
+        (put("d0  0F0 0X0", "schedule"), ", schedule, line 1: '0X0' is"),
+        (put(5, "start_s"), "start_s is not a list"),
         (drop("start_s", 1), "start_s holds 1 entries, expected 2, one per lane"),
         (
             drop("end_s", 0, 2),
             r"end_s\[0\] holds 4 entries, expected 5, one per op of d0",
         ),
-        (put("start_s", 0, 1, value="1"), r"start_s\[0\]\[1\] is '1', not a finite"),
-        (put("start_s", 0, 1, value=True), r"start_s\[0\]\[1\] is True, not a finite"),
-        (
-            put("end_s", 1, 0, value=float("inf")),
-            r"end_s\[1\]\[0\] is inf, not a finite",
-        ),
-        (
-            put("end_s", 1, 0, value=float("nan")),
-            r"end_s\[1\]\[0\] is nan, not a finite",
-        ),
-        (
-            put("end_s", 1, 0, value=10**400),
-            r"end_s\[1\]\[0\] is 10+\.\.\.0+, not a finite",
-        ),
-        (put("end_s", 1, 1, value=0.0), r"end_s\[1\]\[1\] 1B0 ends before it"),
-        (put("traffic", value=[]), "traffic is not an object with lane, position"),
+        (put("1", "start_s", 0, 1), r"start_s\[0\]\[1\] is '1', not a finite"),
+        (put(True, "start_s", 0, 1), r"start_s\[0\]\[1\] is True, not a finite"),
+        (put(float("inf"), "end_s", 1, 0), r"end_s\[1\]\[0\] is inf, not a finite"),
+        (put(float("nan"), "end_s", 1, 0), r"end_s\[1\]\[0\] is nan, not a finite"),
+        (put(10**400, "end_s", 1, 0), r"end_s\[1\]\[0\] is 10+\.\.\.0+, not a finite"),
+        (put(0.0, "end_s", 1, 1), r"end_s\[1\]\[1\] 1B0 ends before it"),
+        (put([], "traffic"), "traffic is not an object with lane, position"),
         (drop("traffic", "lane", 0), "traffic.position holds 4 entries, expected 3"),
-        (
-            put("traffic", "lane", 0, value=2),
-            r"traffic.lane\[0\] is 2, not a whole numb",
-        ),
-        (
-            put("traffic", "lane", 0, value=0.0),
-            r"traffic.lane\[0\] is 0.0, not a whole",
-        ),
-        (
-            put("traffic", "position", 1, value=9),
-            r"position\[1\] is 9, and lane 0 has 5",
-        ),
-        (
-            put("traffic", "to_device", 0, value=-1),
-            r"to_device\[0\] is -1, not a whole",
-        ),
-        (put("traffic", "num_bytes", 0, value=2**63), r"num_bytes\[0\] is 9\d+, not a"),
-        (put("data_waits", value=[[0, 1.0]]), r"data_waits\[0\] holds 2 entries, exp"),
-        (put("data_waits", value=[[2, 0, 1]]), r"data_waits\[0\]\[0\] is 2, not a who"),
-        (put("data_waits", value=[[1, 1, 0]]), r"data_waits\[0\] ends before it start"),
+        (put(2, "traffic", "lane", 0), r"traffic.lane\[0\] is 2, not a whole numb"),
+        (put(0.0, "traffic", "lane", 0), r"traffic.lane\[0\] is 0.0, not a whole"),
+        (put(9, "traffic", "position", 1), r"position\[1\] is 9, and lane 0 has 5"),
+        (put(-1, "traffic", "to_device", 0), r"to_device\[0\] is -1, not a whole"),
+        (put(2**63, "traffic", "num_bytes", 0), r"num_bytes\[0\] is 9\d+, not a"),
+        (put([[0, 1.0]], "data_waits"), r"data_waits\[0\] holds 2 entries, exp"),
+        (put([[2, 0, 1]], "data_waits"), r"data_waits\[0\]\[0\] is 2, not a who"),
+        (put([[1, 1, 0]], "data_waits"), r"data_waits\[0\] ends before it start"),
         (drop("memory", 0), "memory holds 1 entries, expected 2, one per device"),
-        (put("memory", 1, value={}), r"memory\[1\] has no time_s"),
+        (put({}, "memory", 1), r"memory\[1\] has no time_s"),
         (
             drop("memory", 0, "amount", 0),
             r"memory\[0\].amount holds \d+ entries, expec",
         ),
         (
-            put("memory", 0, "time_s", 0, value=99),
+            put(99, "memory", 0, "time_s", 0),
             r"memory\[0\].time_s\[1\] is \S+, after 99.0; expected an asc",
         ),
     ],

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-import hocket
 from hocket.core.timelines.idle import Cause, idle_by_cause
+from tests.run.support.started import started
 
 LATE_S = 0.05
 
@@ -24,13 +24,8 @@ def late_batches(num: int) -> Iterator[tuple[Tensor, Tensor]]:
 def test_a_late_batch_is_why_the_device_is_idle() -> None:
     """In the timeline and in the step's result; a batch that is given is never late."""
     batch = torch.ones(4, 3), torch.zeros(4, 3)
-    with hocket.Pipeline(
-        nn.Sequential(nn.Linear(3, 3)),
-        nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=batch,
-        schedule="1f1b",
-        num_microbatches=2,
+    with started(
+        nn.Sequential(nn.Linear(3, 3)), nn.functional.mse_loss, torch.optim.SGD, batch
     ) as pipeline:
         for result in pipeline.train(late_batches(2)):
             timeline = pipeline.measured()

@@ -7,19 +7,14 @@ import re
 import torch
 from torch import nn
 
-import hocket
+from tests.run.support.started import started
 
 
 def test_a_pipeline_prints_its_plan() -> None:
     """Order, stages and memory of each device, prediction, layout and steps."""
     batch = torch.ones(4, 3), torch.zeros(4, 3)
-    pipeline = hocket.Pipeline(
-        nn.Sequential(nn.Linear(3, 3)),
-        nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=batch,
-        schedule="1f1b",
-        num_microbatches=2,
+    pipeline = started(
+        nn.Sequential(nn.Linear(3, 3)), nn.functional.mse_loss, torch.optim.SGD, batch
     )
     with pipeline:
         pipeline.step(batch)

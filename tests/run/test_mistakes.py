@@ -2,32 +2,90 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ConfigError
 from tests.run.support.forked import run_forked
+from tests.run.support.joined import reported
+from tests.run.support.plainly import SGD
+from tests.run.support.started import started
 
-WORKERS: Final = "tests.run.support.mistaken_workers"
+BATCH = torch.ones(4, 3), torch.zeros(4, 3)
+
+
+def watch() -> dict[str, Any]:
+    """Let what watches fail; return what was raised, and what still works."""
+    logging.disable()
+    missing: Any = None
+    with made() as pipeline:
+        raised = [
+            reported(lambda: pipeline.evaluate([BATCH] * 2, broken_metrics), Exception),
+            reported(lambda: pipeline.evaluate([]), Exception),
+            reported(lambda: next(pipeline.train(missing)), Exception),
+        ]
+        return {
+            "raised": raised,
+            "step": pipeline.step(BATCH).step,
+            "loss": pipeline.evaluate([BATCH]).loss,
+            "names": sorted(pipeline.state_dict()),
+        }
+
+
+def call_differently(folder: str, first: str, second: str) -> list[Any]:
+    """Rank 0 makes one call, rank 1 another; return what it raised, and how soon."""
+    pipeline = made()
+    pipeline.step(BATCH)
+    calls = {
+        "evaluate": lambda: pipeline.evaluate([BATCH]),
+        "outputs": lambda: pipeline.outputs([BATCH]),
+        "train": lambda: [*pipeline.train([BATCH])],
+        "step": lambda: [pipeline.step(BATCH) for _ in range(3)],
+        "state_dict": pipeline.state_dict,
+        "save": lambda: pipeline.save(folder),
+        "load": lambda: pipeline.load(folder),
+        "measured": pipeline.measured,
+        "close": pipeline.close,
+        "nothing": lambda: None,
+    }
+    begin_s = monotonic()
+    error = reported(calls[first if pipeline.is_main else second], Exception)
+    return [*error, monotonic() - begin_s]
+
+
+def made() -> hocket.Pipeline:
+    """Of two stages."""
+    torch.manual_seed(0)
+    return started(
+        nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
+        nn.functional.mse_loss,
+        SGD,
+        BATCH,
+        cut=["1"],
+    )
+
+
+def broken_metrics(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """Fail."""
+    raise KeyError("accuracy")
+
+
+WORKERS: Final = __name__
 MODEL: Final = nn.Sequential(nn.Linear(3, 3))
-BATCH: Final = (torch.ones(4, 3), torch.zeros(4, 3))
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def test_what_watches_ends_nothing(tmp_path: Path) -> None:
     """Metrics fail on rank 1: both workers raise, and both go on."""
-    outcome = run_forked(
-        f"{WORKERS}:watch",
-        num_workers=2,
-        folder=tmp_path,
-        timeout_s=20.0,
-    )
+    outcome = run_forked(f"{WORKERS}:watch", folder=tmp_path, timeout_s=20.0)
     assert not outcome.reports
     first, second = (outcome.results[rank] for rank in (0, 1))
     assert first == second
@@ -68,7 +126,6 @@ def test_a_missed_call_is_named_at_once(
         str(tmp_path),
         first,
         second,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=50.0,
     )
@@ -92,7 +149,6 @@ def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
         str(tmp_path),
         "evaluate",
         "nothing",
-        num_workers=2,
         folder=tmp_path,
         timeout_s=1.0,
     )

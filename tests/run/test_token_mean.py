@@ -22,7 +22,7 @@ from tests.run.support.token_mean_workers import (
 )
 from tests.run.support.whole_batch_workers import sums_of
 
-ENTRY: Final = "tests.run.support.token_mean_workers:train"
+ENTRY: Final = "token_mean_workers:train"
 
 
 def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -44,11 +44,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
     ],
 )
 def test_equals_the_plain_loop_over_whole_batches(
-    name: str,
-    num_workers: int,
-    settings: dict[str, Any],
-    reads: str,
-    tmp_path: Path,
+    name: str, num_workers: int, settings: dict[str, Any], reads: str, tmp_path: Path
 ) -> None:
     """Weights after 20 steps of AdamW, losses of each step, the loss of an evaluation.
 
@@ -74,9 +70,8 @@ def test_the_first_step_is_refused_without_it(
 ) -> None:
     """By the last stage, or by a replica of it; the other worker ends, too."""
     outcome = run_forked(
-        "tests.run.support.token_mean_workers:train_inexactly",
+        "token_mean_workers:train_inexactly",
         settings,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=CALM_TIMEOUT_S,
     )

@@ -53,7 +53,7 @@ def test_equals_the_plain_loop_on_several_workers(
 ) -> None:
     """With replicas, the loss is over the samples of all of them."""
     answers = answers_of(
-        "tests.run.support.whole_batch_workers:train",
+        "whole_batch_workers:train",
         "barlow",
         settings,
         reads,

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import torch
 
-from hocket.run.cluster.world import join_world
 from hocket.run.data.batch import call_arguments
 from tests.run.support.captured_once import captured_once, keep_ready
 from tests.run.support.exactness import train_one
 from tests.run.support.forked import answers_of
+from tests.run.support.joined import join
 from tests.run.support.small_models import batches, make_model, specimen_of
 
 ANSWERS: Final = "answers.json"
@@ -51,7 +51,6 @@ def capture_and_train(
         names,
         cases,
         str(folder),
-        num_workers=2,
         folder=folder,
         whole_s=600.0,
         context=multiprocessing.get_context("fork"),
@@ -63,8 +62,7 @@ def train_all(
     names: list[str], cases: list[dict[str, Any]], folder: str
 ) -> list[list[dict[str, Any]]]:
     """The answers of all cases of each architecture, each from the same weights."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     answers = []
     for name in names:
         with captured_once() as shelf:

@@ -25,7 +25,6 @@ from hocket.passes.add_messages import drop_messages
 Rows = dict[int, list[_Action]]
 
 _MESSAGES: Final = (SEND_F, SEND_B, RECV_F, RECV_B)
-_RECEIVES: Final = (RECV_F, RECV_B)
 
 
 def actions_of(text: str) -> Rows:

@@ -9,8 +9,8 @@ from hocket.freeze.cache import payoff
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.training.task import make_task
 from hocket.recipes.training.train import make_pipeline
-from tests.run.support.bad_input_workers import join
 from tests.run.support.freezing_workers import measure_briefly
+from tests.run.support.joined import join
 
 _CACHE: Final = (
     "cache.ram_bytes=10000000",

@@ -207,9 +207,7 @@ def test_layers_freeze_and_workers_become_replicas(tmp_path: Path) -> None:
     resolved = resolve("cifar100-vit", settings)
     steps_per_epoch = make_task(resolved.recipe).steps_in()
     run_dir, lock = enter_folder(resolved, tmp_path / "run")
-    answers_of(
-        ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S
-    )
+    answers_of(ENTRY, str(run_dir), folder=tmp_path, whole_s=RUN_TIMEOUT_S)
     lock.release()
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

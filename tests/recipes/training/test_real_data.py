@@ -125,9 +125,7 @@ def test_learns_something_of_the_real_data(name: str, tmp_path: Path) -> None:
     resolved = resolve(name, settings)
     check_data(resolved.recipe)
     run_dir, lock = enter_folder(resolved, tmp_path / "run")
-    answers_of(
-        ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S
-    )
+    answers_of(ENTRY, str(run_dir), folder=tmp_path, whole_s=RUN_TIMEOUT_S)
     lock.release()
     evaluation, summary = last_records(run_dir)
 

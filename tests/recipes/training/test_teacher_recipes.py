@@ -176,9 +176,7 @@ def test_two_views_train_on_two_workers(name: str, tmp_path: Path) -> None:
         *sizes,
     )
     run_dir, lock = enter_folder(resolve(name, settings), tmp_path / "run")
-    answers_of(
-        ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S
-    )
+    answers_of(ENTRY, str(run_dir), folder=tmp_path, whole_s=RUN_TIMEOUT_S)
     lock.release()
     evaluations = records(run_dir, "evaluation")
 

@@ -173,9 +173,7 @@ def test_trains_on_two_workers_without_a_flush(name: str, tmp_path: Path) -> Non
         f"run.profile_folder={tmp_path / 'profiles'}",
     )
     run_dir, lock = enter_folder(resolve(name, settings), tmp_path / "run")
-    answers_of(
-        ENTRY, str(run_dir), num_workers=2, folder=tmp_path, whole_s=RUN_TIMEOUT_S
-    )
+    answers_of(ENTRY, str(run_dir), folder=tmp_path, whole_s=RUN_TIMEOUT_S)
     lock.release()
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 import hocket
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from tests.run.checkpoint.jobs import make_pipeline
 from tests.run.support.exactness import weight_digests
+from tests.run.support.joined import join
 from tests.run.support.small_models import batches
 
 NUM_STEPS = 8
@@ -26,8 +27,7 @@ def data_of(case: dict[str, Any]) -> list[Any]:
 
 def save_and_load(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Of each case what a run comes to: whole, saved on the way, and resumed."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [
         _save_and_load(world, x, Path(folder) / f"{i}") for i, x in enumerate(cases)
     ]

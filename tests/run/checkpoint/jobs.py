@@ -16,7 +16,9 @@ from hocket.errors import CheckpointError
 from hocket.run.cluster.world import World, join_world
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, struck
 from tests.run.support.captured_once import captured_once
+from tests.run.support.joined import join
 from tests.run.support.small_models import ZOO, batches, make_model
+from tests.run.support.started import started
 
 NUM_STEPS = 5
 SAVED_AT = 3
@@ -49,12 +51,12 @@ def make_pipeline(
     """The case's pipeline; its weights begin as they do everywhere, or are given."""
     name = case["model"]
     with captured_once() as shelf:
-        return hocket.Pipeline(
+        return started(
             model or shelf.model(name, partial(make_model, name)),
             ZOO[name].loss,
-            optimizer=make_optimizer,
+            make_optimizer,
+            data_of(case)[0],
             scheduler=make_scheduler,
-            example=data_of(case)[0],
             schedule=case.get("schedule", "1f1b"),
             num_microbatches=case.get("num_microbatches", 4),
             num_replicas=case.get("num_replicas", 1),
@@ -75,8 +77,7 @@ def data_of(case: dict[str, Any]) -> list[Any]:
 
 def train_and_save(case: dict[str, Any], folder: str) -> dict[str, Any]:
     """Train all steps; save on the way, in the background where the case says so."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     pipeline = make_pipeline(world, case)
     losses = []
     for step, batch in enumerate(data_of(case)):
@@ -93,8 +94,7 @@ def train_and_save(case: dict[str, Any], folder: str) -> dict[str, Any]:
 
 def load_and_train(case: dict[str, Any], folder: str, again: str) -> dict[str, Any]:
     """Load, save once more to another folder, and train the rest."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     pipeline = make_pipeline(world, case)
     pipeline.step(data_of(case)[0])  # so that there is something to replace
     data = pipeline.load(folder)

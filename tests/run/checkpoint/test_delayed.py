@@ -19,12 +19,7 @@ from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import Section
 from hocket.run.checkpoint.format.opened import read_tensors, verify
-from tests.run.checkpoint.delayed import (
-    NUM_STEPS,
-    SAVED_AT,
-    bits,
-    data_of,
-)
+from tests.run.checkpoint.delayed import NUM_STEPS, SAVED_AT, bits, data_of
 from tests.run.checkpoint.jobs import make_pipeline
 from tests.run.support.forked import answers_of
 
@@ -215,7 +210,6 @@ def test_two_workers_with_several_steps_in_flight(tmp_path: Path) -> None:
         "tests.run.checkpoint.delayed:save_and_load",
         [case | {"profiles": str(tmp_path / "profiles")} for case in cases],
         str(tmp_path),
-        num_workers=2,
         folder=tmp_path / "job",
         whole_s=120.0,
     )

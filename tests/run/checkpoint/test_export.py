@@ -22,7 +22,9 @@ from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from tests.run.checkpoint.jobs import data_of, make_pipeline
 from tests.run.checkpoint.made import alone
+from tests.run.support.plainly import SGD
 from tests.run.support.small_models import make_model
+from tests.run.support.started import started
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +138,8 @@ def test_a_hugging_face_folder(tmp_path: Path) -> None:
             output.logits.flatten(0, 1), targets.flatten()
         )
 
-    with hocket.Pipeline(
-        model,
-        loss,
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        example=({"input_ids": words, "use_cache": False}, words),
-        num_microbatches=2,
+    with started(
+        model, loss, SGD, ({"input_ids": words, "use_cache": False}, words)
     ) as pipeline:
         pipeline.step(({"input_ids": words, "use_cache": False}, words))
         pipeline.save(tmp_path / "run")

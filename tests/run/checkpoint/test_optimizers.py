@@ -21,6 +21,7 @@ from hocket.teacher.lars import Lars
 from tests.run.support.comparison import difference
 from tests.run.support.optimizers import muon
 from tests.run.support.small_models import ZOO, batches, make_model
+from tests.run.support.started import started
 
 NUM_STEPS: Final = 6
 SAVED_AT: Final = 3
@@ -97,12 +98,12 @@ def data() -> list[Any]:
 
 def pipeline_of(way: Way, num_stages: int) -> hocket.Pipeline:
     """On one device, with so many stages."""
-    return hocket.Pipeline(
+    return started(
         make_model("perceptron"),
         ZOO["perceptron"].loss,
-        optimizer=way.optimizer,
+        way.optimizer,
+        data()[0],
         scheduler=way.scheduler,
-        example=data()[0],
         schedule="looped-bfs",
         stages_per_device=num_stages,
         num_microbatches=NUM_MICROBATCHES,

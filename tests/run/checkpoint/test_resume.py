@@ -20,6 +20,7 @@ from hocket.options import PrecisionName
 from hocket.run.checkpoint.format.folder import saved
 from tests.run.checkpoint.jobs import make_optimizer, make_pipeline, make_scheduler
 from tests.run.support.small_models import ZOO, batches, make_model
+from tests.run.support.started import started
 
 NUM_STEPS = 5
 
@@ -183,11 +184,11 @@ def test_a_checkpoint_of_another_model_names_what_differs(tmp_path: Path) -> Non
     model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(9)), nn.Linear(6, 3))
     example = drawn_batch()
     with (
-        hocket.Pipeline(
+        started(
             model.double(),
             ZOO["dropout"].loss,
-            optimizer=make_optimizer,
-            example=example,
+            make_optimizer,
+            example,
             num_microbatches=4,
         ) as other,
         pytest.raises(CheckpointError, match="is of another model") as caught,
@@ -246,11 +247,11 @@ def half_pipeline(precision: PrecisionName) -> hocket.Pipeline:
     def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return 100.0 * nn.functional.cross_entropy(output, targets)
 
-    return hocket.Pipeline(
+    return started(
         make_model("perceptron").float(),
         loss,
-        optimizer=make_optimizer,
-        example=half_batches()[0],
+        make_optimizer,
+        half_batches()[0],
         num_microbatches=4,
         precision=precision,
     )

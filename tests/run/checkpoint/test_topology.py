@@ -24,10 +24,7 @@ OTHERS: dict[str, list[Other]] = {
         (4, {"schedule": "gpipe", "num_replicas": 2, "num_microbatches": 2}),
     ],
     "tied-dropout": [(3, {"schedule": "1f1b"})],
-    "resnet": [
-        SAME,
-        (2, {"schedule": "interleaved-1f1b", "stages_per_device": 2}),
-    ],
+    "resnet": [SAME, (2, {"schedule": "interleaved-1f1b", "stages_per_device": 2})],
 }
 
 
@@ -54,8 +51,7 @@ def everything(folder: Path) -> dict[tuple[Section, str], Tensor]:
 
 
 @pytest.mark.parametrize(
-    "model",
-    [pytest.param(x, marks=[pytest.mark.long] * (x != "tied")) for x in OTHERS],
+    "model", [pytest.param(x, marks=[pytest.mark.long] * (x != "tied")) for x in OTHERS]
 )
 @pytest.mark.timeout(240)
 def test_any_number_of_workers_goes_on(model: str, tmp_path: Path) -> None:
@@ -153,7 +149,6 @@ def test_a_killed_worker_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         f"{JOBS}:die_while_others_write",
         {"model": "tied"},
         str(folder),
-        num_workers=2,
         folder=folder.parent,
         timeout_s=6.0,
         limit_s=30.0,  # the one left may notice only by its timeout

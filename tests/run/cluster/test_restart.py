@@ -52,7 +52,7 @@ def unharmed() -> dict[str, Tensor]:
     """The weights when no worker is killed, and none could be replaced."""
     with TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        reported = answers_of(TRAIN, str(folder), [], num_workers=2, folder=folder)
+        reported = answers_of(TRAIN, str(folder), [], folder=folder)
         assert reported == [{"attempt": 0, "first": 0}] * 2
         return weights(folder)
 

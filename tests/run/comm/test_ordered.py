@@ -6,22 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.support.comparison import case, check_run
-from tests.run.support.forked import answers_of
+from tests.run.support.comparison import case, check_runs
 
 CASES = {
-    2: [
-        case("tied-dropout", "1f1b", 4),
-        case("perceptron", "zb-v", 4),
-    ],
+    2: [case("tied-dropout", "1f1b", 4), case("perceptron", "zb-v", 4)],
     3: [
         case("perceptron", "zb-h1", 6),
         case("deep", "interleaved-1f1b", 6, stages_per_device=2),
     ],
-    4: [
-        case("perceptron", "gpipe", 4, num_replicas=2),
-        case("deep", "1f1b", 8),
-    ],
+    4: [case("perceptron", "gpipe", 4, num_replicas=2), case("deep", "1f1b", 8)],
 }
 
 
@@ -33,16 +26,10 @@ def test_the_planned_order_trains_the_same_weights(
     tmp_path: Path, num_workers: int
 ) -> None:
     """Each post blocks all that follows it until the peer posts its other end."""
-    cases = CASES[num_workers]
-
-    answers = answers_of(
-        "tests.run.support.ordered_workers:train_synchronous",
-        cases,
-        str(tmp_path),
-        num_workers=num_workers,
-        folder=tmp_path,
+    check_runs(
+        CASES[num_workers],
+        num_workers,
+        tmp_path,
         whole_s=180.0,
+        entry="ordered_workers:train",
     )
-
-    for i, run in enumerate(cases):
-        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")

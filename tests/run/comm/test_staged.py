@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.run.support.comparison import case, check_run
-from tests.run.support.forked import answers_of
+from tests.run.support.comparison import case, check_runs
+from tests.run.support.delayed_copies import DelayedCopies
+from tests.run.support.exactness import train_all
+
+DELAY_S = 0.0005
+
+
+def train_staged(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
+    """Train every case; no copy's memory may be used before its copy has ended."""
+    made = []
+
+    def copies_of(_: object) -> DelayedCopies:
+        made.append(DelayedCopies(DELAY_S))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hocket.run.comm.transports.copies_of", copies_of)
+        answers = train_all(cases, folder)
+    assert len(made) >= len(cases)
+    assert not any(copies.faults for copies in made)
+    return answers
+
 
 CASES = [
     case("tied-dropout", "1f1b", 4),
@@ -24,14 +45,4 @@ def test_staged_messages_train_the_same_weights(
     """Each copy to the host ends half a millisecond late, over both transports."""
     cases = CASES if shares_memory else [{**CASES[0], "transport": "torch"}]
 
-    answers = answers_of(
-        "tests.run.support.staged_workers:train_staged",
-        cases,
-        str(tmp_path),
-        num_workers=2,
-        folder=tmp_path,
-        whole_s=120.0,
-    )
-
-    for i, run in enumerate(cases):
-        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")
+    check_runs(cases, 2, tmp_path, whole_s=120.0, entry=f"{__name__}:train_staged")

@@ -19,6 +19,7 @@ from torch.nn.functional import mse_loss
 import hocket
 from hocket.errors import ModelError
 from tests.conformance.script import batches, chain, sgd
+from tests.run.support.started import started
 
 
 def test_making_a_pipeline_adds_nothing_to_the_gradient_of_its_example(
@@ -31,14 +32,7 @@ def test_making_a_pipeline_adds_nothing_to_the_gradient_of_its_example(
     mse_loss(net(expected), y).backward()
     net.zero_grad()
     x.requires_grad_()
-    with hocket.Pipeline(
-        net,
-        mse_loss,
-        optimizer=sgd,
-        example=(x, y),
-        num_microbatches=2,
-        run_dir=tmp_path,
-    ) as pipeline:
+    with started(net, mse_loss, sgd, (x, y), run_dir=tmp_path) as pipeline:
         assert x.grad is None
         pipeline.step((x, y))
     assert x.grad is not None
@@ -102,13 +96,8 @@ def test_a_loss_of_the_whole_batch_must_change_a_copy(free_dir: Path) -> None:
     """What it gets is joined: the batch would stay, where the loop's changes."""
     batch = batches()[0]
     with (
-        hocket.Pipeline(
-            chain().double(),
-            hocket.WholeBatch(adds),
-            optimizer=sgd,
-            example=batch,
-            num_microbatches=2,
-            schedule="gpipe",
+        started(
+            chain().double(), hocket.WholeBatch(adds), sgd, batch, schedule="gpipe"
         ) as pipeline,
         pytest.raises(ModelError, match=r"in step 0, the loss changes .* in place"),
     ):
@@ -124,11 +113,5 @@ def test_an_array_of_targets_stays(free_dir: Path) -> None:
 
     x, y = batches()[0]
     array = y.numpy().copy()
-    with hocket.Pipeline(
-        chain().double(),
-        adds_to_array,
-        optimizer=sgd,
-        example=(x, array),
-        num_microbatches=1,
-    ):
+    with started(chain().double(), adds_to_array, sgd, (x, array), num_microbatches=1):
         assert torch.equal(torch.from_numpy(array), y)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hocket
 from hocket.errors import NonFiniteError
 from hocket.run.stage.stage_loss import LossValues
 from tests.run.support.delayed_copies import DelayedCopies
+from tests.run.support.plainly import SGD
+from tests.run.support.started import started
 
 
 def named(total: float, accuracy: float = 0.5) -> dict[str, Tensor]:
@@ -92,12 +93,8 @@ def trained(num_bad: int, *, at_once: bool) -> tuple[list[float], list[Tensor]]:
     torch.manual_seed(1)
     batches = [(torch.randn(8, 3), torch.randn(8, 2)) for _ in range(3)]
     batches[2][1][8 - num_bad :] = math.nan
-    with hocket.Pipeline(
-        nn.Linear(3, 2),
-        F.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        example=batches[0],
-        num_microbatches=4,
+    with started(
+        nn.Linear(3, 2), F.mse_loss, SGD, batches[0], num_microbatches=4
     ) as pipeline:
         (runner,) = pipeline._executor.runners.values()
         runner.loss.values = loss_values(0, at_once=at_once)

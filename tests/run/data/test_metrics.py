@@ -12,11 +12,12 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ModelError
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, named_means
+from tests.run.support.plainly import SGD
+from tests.run.support.started import started
 
 
 @pytest.mark.parametrize(
-    "value",
-    [torch.tensor(0.25), torch.tensor([0.25]), 0.25, np.float64(0.25)],
+    "value", [torch.tensor(0.25), torch.tensor([0.25]), 0.25, np.float64(0.25)]
 )
 def test_numbers_are_means(value: object) -> None:
     """Of any kind that holds just one; added up in float64."""
@@ -45,13 +46,8 @@ def alone() -> tuple[hocket.Pipeline, tuple[Tensor, Tensor]]:
     """A pipeline of one worker, and a batch."""
     torch.manual_seed(0)
     batch = torch.randn(4, 3), torch.randint(2, (4,))
-    pipeline = hocket.Pipeline(
-        nn.Sequential(nn.Linear(3, 2)),
-        nn.functional.cross_entropy,
-        example=batch,
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        schedule="1f1b",
-        num_microbatches=2,
+    pipeline = started(
+        nn.Sequential(nn.Linear(3, 2)), nn.functional.cross_entropy, SGD, batch
     )
     return pipeline, batch
 

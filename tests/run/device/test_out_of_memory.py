@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import resource
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hocket
+from hocket import env
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
@@ -20,14 +24,72 @@ from hocket.env import ExitCode
 from hocket.errors import NoMemoryError
 from hocket.run.cluster.doctor.nvidia_smi import GpuProcess, GpuState
 from hocket.run.cluster.world import join_world
-from hocket.run.device.out_of_memory import (
-    MemoryWatch,
-    explain_start,
-    is_out_of_memory,
-)
+from hocket.run.device.out_of_memory import MemoryWatch, explain_start, is_out_of_memory
 from hocket.run.diagnostics.root_cause import worker_error
 from hocket.schedules import make_schedule
-from tests.run.support.forked import run_forked
+from tests.run.support.forked import FAULT, run_forked
+from tests.run.support.started import started
+
+WIDTH: Final = 4
+INNER: Final = 8192
+SMALL: Final = 8  # samples of a batch that fits
+LARGE: Final = (
+    8192  # ... and of one that does not: 2048 * INNER * 4 bytes per microbatch
+)
+SPARE_BYTES: Final = 32 << 20
+
+Batch = tuple[Tensor, Tensor]
+
+
+def make_batch(num_samples: int) -> Batch:
+    """Random vectors."""
+    rng = torch.Generator().manual_seed(num_samples)
+    x = torch.randn(num_samples, WIDTH, generator=rng)
+    return x, torch.randn(num_samples, WIDTH, generator=rng)
+
+
+def make_model() -> nn.Module:
+    """A small layer, and two around many hidden values, which make the second stage."""
+    torch.manual_seed(0)
+    inside = nn.Sequential(nn.Linear(WIDTH, INNER), nn.Tanh(), nn.Linear(INNER, WIDTH))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), inside)
+
+
+def train(folder: str, evaluates: bool) -> list[float]:
+    """Two small steps, then a large batch, for which the last worker has no memory."""
+    torch.set_num_threads(1)
+    with started(
+        make_model(),
+        F.mse_loss,
+        (lambda parameters: torch.optim.SGD(parameters, lr=1e-3)),
+        make_batch(SMALL),
+        num_microbatches=4,
+        cut=["1.0"],
+        run_dir=folder,
+    ) as pipeline:
+        small = [make_batch(SMALL) for _ in range(2)]
+        losses = [result.loss for result in pipeline.train(small)]
+        if evaluates:
+            pipeline.evaluate(_large(folder))
+        losses += [result.loss for result in pipeline.train(_large(folder))]
+    return losses
+
+
+def _large(folder: str) -> Iterator[Batch]:
+    if env.RANK.integer() == 1:
+        _starve()
+        written = Path(folder) / f"{FAULT}.part"
+        written.write_text("1")
+        written.rename(Path(folder) / FAULT)
+    yield make_batch(LARGE)
+
+
+def _starve() -> None:
+    """From now on, this process can take only a little more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * os.sysconf("SC_PAGE_SIZE") + SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
 
 TIMEOUT_S: Final = 3.0
 BUSY_S: Final = 20.0
@@ -50,10 +112,9 @@ def test_the_others_stop_and_the_report_says_why(
 ) -> None:
     """The last worker may take 32 MiB more, and its first forward needs 64."""
     outcome = run_forked(
-        "tests.run.support.out_of_memory_workers:train",
+        f"{__name__}:train",
         str(tmp_path),
         evaluates,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=TIMEOUT_S,
         limit_s=TIMEOUT_S + BUSY_S,
@@ -128,12 +189,11 @@ def test_a_start_without_memory_is_an_error_of_ours() -> None:
         raise torch.OutOfMemoryError("no room")
 
     with pytest.raises(NoMemoryError, match="rank 0 found no memory on cpu before"):
-        hocket.Pipeline(
+        started(
             nn.Linear(2, 2),
             loss,
-            optimizer=torch.optim.SGD,
-            example=(torch.zeros(4, 2), torch.zeros(4, 2)),
-            num_microbatches=2,
+            torch.optim.SGD,
+            (torch.zeros(4, 2), torch.zeros(4, 2)),
         )
 
 

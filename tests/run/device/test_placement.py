@@ -18,7 +18,7 @@ from tests.run.support.forked import answers_of
 from tests.run.support.placement_workers import cells
 
 SPAWN = multiprocessing.get_context("spawn")
-WORKERS = "tests.run.support.placement_workers:run_cells"
+WORKERS = "placement_workers:run_cells"
 SAMPLE = [
     "train dh-",
     "train hd-",

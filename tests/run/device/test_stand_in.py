@@ -16,7 +16,7 @@ from tests.run.support.teacher_models import case_of
 
 # A fork inherits autograd's threads, which know no device registered later.
 SPAWN = multiprocessing.get_context("spawn")
-WORKERS = "tests.run.support.stand_in_workers"
+WORKERS = "stand_in_workers"
 # Ops of the device are Python's: a model with many of them trains for minutes.
 FEW = [case("tied", "zb-h1", 4, num_steps=3)]
 FEW_ON_TWO = [case("tied", "1f1b", 4, num_steps=3)]
@@ -124,7 +124,6 @@ def test_teachers_teach_there_as_on_a_cpu(tmp_path: Path) -> None:
         f"{WORKERS}:teachers_twice",
         cases,
         str(tmp_path),
-        num_workers=2,
         folder=tmp_path,
         context=SPAWN,
         whole_s=280.0,
@@ -152,7 +151,6 @@ def test_every_schedule_trains_as_on_a_cpu(seed: int, tmp_path: Path) -> None:
         schedules,
         seed,
         settings,
-        num_workers=2,
         folder=tmp_path,
         context=SPAWN,
         timeout_s=120.0,
@@ -169,7 +167,6 @@ def test_plans_from_steps_on_the_device(tmp_path: Path) -> None:
     first, second = answers_of(
         f"{WORKERS}:plan_by_trials",
         "perceptron",
-        num_workers=2,
         folder=tmp_path,
         context=SPAWN,
         whole_s=140.0,

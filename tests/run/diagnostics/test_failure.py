@@ -43,7 +43,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def failure_of(fault: str, run_dir: Path) -> WorkerError:
     """Return what `launch` raises when rank 1 has this fault in 1B0 of step 3."""
-    entry = "tests.run.support.launched_workers:train"
+    entry = "launched_workers:train"
     args: list[str | int] = [str(run_dir), fault, 3]
     with pytest.raises(WorkerError) as caught:
         launch_forked(entry, args, num_workers=2, run_dir=run_dir, timeout_s=TIMEOUT_S)

@@ -13,11 +13,8 @@ from torch import nn
 import hocket
 from hocket.errors import ConfigError
 from hocket.run.diagnostics import startup
-from hocket.run.diagnostics.startup import (
-    StartupHook,
-    StartupProgress,
-    StartupReporter,
-)
+from hocket.run.diagnostics.startup import StartupHook, StartupProgress, StartupReporter
+from tests.run.support.started import started
 
 LONG_S = 600.0
 BATCH = torch.ones(4, 3), torch.zeros(4, 3)
@@ -38,12 +35,11 @@ def reporter(
 
 def pipeline(**options: Any) -> hocket.Pipeline:
     """Of one device."""
-    return hocket.Pipeline(
+    return started(
         nn.Sequential(nn.Linear(3, 3)),
         nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=BATCH,
-        num_microbatches=2,
+        torch.optim.SGD,
+        BATCH,
         **options,
     )
 

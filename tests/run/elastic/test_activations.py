@@ -15,6 +15,7 @@ from hocket.errors import ConfigError
 from hocket.freeze import Plasticity
 from hocket.model.trace.value import SentTensor
 from hocket.run.elastic.make import sample_dimension
+from tests.run.support.started import started
 
 POLICY = Plasticity(every_steps=1, window=2, patience=1, tolerance=0.9)
 NUM_SAMPLES = 4  # of a microbatch
@@ -58,12 +59,11 @@ class Flat(nn.Module):
 
 def make_pipeline(model: nn.Module, batch: object, folder: Path) -> hocket.Pipeline:
     """On one worker, with two microbatches."""
-    return hocket.Pipeline(
+    return started(
         model,
         F.cross_entropy,
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-        example=batch,
-        num_microbatches=2,
+        partial(torch.optim.SGD, lr=0.1),
+        batch,
         freeze=POLICY,
         run_dir=folder,
     )

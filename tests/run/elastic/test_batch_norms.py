@@ -70,7 +70,7 @@ def looped() -> tuple[list[float], Model, list[Buffers]]:
 def test_each_replica_has_its_own_statistics(tmp_path: Path) -> None:
     """Losses, weights and statistics equal the loop's, which a frozen layer reads."""
     losses, model, sets = looped()
-    entry = "tests.run.support.freezing_workers:train_batch_norms"
+    entry = "freezing_workers:train_batch_norms"
     for results, replica, buffers, state in launch_forked(
         entry, num_workers=4, run_dir=tmp_path
     ):

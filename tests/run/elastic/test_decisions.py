@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.run.support.forked_launch import launch_forked
 
-WORKERS = "tests.run.support.decision_workers"
+WORKERS = "decision_workers"
 
 
 def test_no_worker_waits_for_an_odd_decision(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ from tests.run.support.freezing_workers import (
     make_batches,
     make_model,
 )
+from tests.run.support.started import started
 
-ENTRY = "tests.run.support.freezing_workers:train_freezing"
+ENTRY = "freezing_workers:train_freezing"
 NUM_FROZEN = {
     "fixed": [0, 0, 4, 4, 6, 6, 7, 7, 7],  # two stages keep a block and the head
     "recut": [0, 0, 4, 4, 6, 6, 7, 7, 8],
@@ -120,11 +121,11 @@ def test_decides_by_gradients(tmp_path: Path) -> None:
     """As a loop by hand does, which adds up each layer's gradients of two steps."""
     model = make_model(dropout=0.0)
     alone, batches = copy.deepcopy(model), make_batches()
-    with hocket.Pipeline(
+    with started(
         model,
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=batches[0],
+        ADAMW,
+        batches[0],
         num_microbatches=NUM_PARTS,
         freeze=POLICIES["gradients"],
         run_dir=tmp_path,
@@ -156,12 +157,11 @@ def test_decides_by_gradients(tmp_path: Path) -> None:
 def test_the_loss_scale_stays(tmp_path: Path) -> None:
     """It counts the steps since it was last changed, over all layouts."""
     batch = torch.randn(8, 4), torch.randint(4, (8,))
-    with hocket.Pipeline(
+    with started(
         nn.Sequential(*(nn.Linear(4, 4) for _ in range(6))),
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=batch,
-        num_microbatches=2,
+        ADAMW,
+        batch,
         freeze=hocket.freeze.Alpha(1 / 3, every_steps=1),
         precision="float16",
         run_dir=tmp_path,
@@ -178,7 +178,7 @@ def test_the_loss_scale_stays(tmp_path: Path) -> None:
 
 def test_no_process_group_is_made_twice(tmp_path: Path) -> None:
     """None more after 20 changes between 2x1 and 1x2 than after the first two."""
-    entry = "tests.run.support.freezing_workers:train_many_layouts"
+    entry = "freezing_workers:train_many_layouts"
     for found in launch_forked(entry, num_workers=2, run_dir=tmp_path):
         layouts, groups, threads = zip(*found, strict=True)
         assert layouts == tuple(("2x1", "1x2")[n % 2] for n in range(21))
@@ -192,7 +192,7 @@ def test_an_epoch_whose_layout_changes_loses_no_sample(tmp_path: Path) -> None:
     Past bug: after steps that changed nothing in the user's modules, the weights that
     another cut put there were taken for a change of the loop's, and refused.
     """
-    entry = "tests.run.support.freezing_workers:train_from_samples"
+    entry = "freezing_workers:train_from_samples"
     for changing, fixed in launch_forked(entry, num_workers=2, run_dir=tmp_path):
         assert [x[0] for x in changing] == ["2x1"] * 4 + ["1x2"] * 4
         assert [x[0] for x in fixed] == ["2x1"] * 8

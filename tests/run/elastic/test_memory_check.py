@@ -85,7 +85,7 @@ def test_one_worker_is_refused_before_it_trains(tmp_path: Path) -> None:
 
 def test_two_workers_begin_with_two_stages(tmp_path: Path) -> None:
     """Half-way between what 2x1 and 1x2 need, the former is accepted by both."""
-    entry = "tests.run.support.decision_workers:limit_memory"
+    entry = "decision_workers:limit_memory"
     profiles = [str(tmp_path / "profiles")]
     for found in launch_forked(entry, profiles, num_workers=2, run_dir=tmp_path):
         assert found["2x1"] == [0, 4, 8]

@@ -27,21 +27,18 @@ from tests.run.support.freezing_workers import (
     NUM_PARTS,
     NUM_STEPS,
     Model,
-    Rows,
     emulated,
+    forty_samples,
     lower,
     make_batches,
     make_model,
     make_pipeline,
     rest_of,
 )
-from tests.run.support.resuming_workers import (
-    KILLED_AT,
-    PLASTICITY,
-    SAVED_AT,
-)
+from tests.run.support.resuming_workers import KILLED_AT, PLASTICITY, SAVED_AT
+from tests.run.support.started import started
 
-WORKERS = "tests.run.support.resuming_workers"
+WORKERS = "resuming_workers"
 CASE = {"options": "all", "policy": "gradients", "shapes": "soon"}
 
 
@@ -96,10 +93,7 @@ def test_any_shape_goes_on_in_any_other(tmp_path: Path) -> None:
         assert once.freezing.layers == names
 
     on_two = answers_of(
-        f"{WORKERS}:resume_on_two",
-        *(CASE, str(folder)),
-        num_workers=2,
-        folder=tmp_path / "two",
+        f"{WORKERS}:resume_on_two", *(CASE, str(folder)), folder=tmp_path / "two"
     )[0]
     for first, found in zip(SAVED_AT[1:], on_two, strict=True):
         assert_equal(found, whole, first)
@@ -167,16 +161,15 @@ def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path) -> None:
 
 def test_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """A loader's position comes back, and the end of the epoch is a decision's step."""
-    loader = hocket.SampleLoader(Rows(), 8, seed=2)
+    loader = hocket.SampleLoader(forty_samples(), 8, seed=2)
 
     def make() -> hocket.Pipeline:
         torch.manual_seed(0)
-        return hocket.Pipeline(
+        return started(
             nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double(),
             F.cross_entropy,
-            optimizer=ADAMW,
-            example=loader.example(),
-            num_microbatches=2,
+            ADAMW,
+            loader.example(),
             freeze=Alpha(1 / 4),
             run_dir=tmp_path,
         )
@@ -194,7 +187,7 @@ def test_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
         pipeline.save(tmp_path / "c", data=loader.state_dict())
         whole = rest(pipeline, loader)
     for folder, num_left in (("a", 2), ("b", 0), ("c", 0)):
-        again = hocket.SampleLoader(Rows(), 8, seed=2)
+        again = hocket.SampleLoader(forty_samples(), 8, seed=2)
         with make() as pipeline:
             again.load_state_dict(pipeline.load(tmp_path / folder))
             for _ in range(num_left and 1):
@@ -209,7 +202,6 @@ def test_killed_in_a_transition(tmp_path: Path) -> None:
     outcome = run_forked(
         f"{WORKERS}:die_in_transition",
         str(folder),
-        num_workers=2,
         folder=folder.parent,
         timeout_s=20.0,
     )
@@ -235,9 +227,7 @@ def test_all_workers_raise_what_rank_0_cannot_decide(tmp_path: Path) -> None:
     Two workers measure activations as one process does, and two replicas keep their own
     statistics of batch norms, also of frozen ones.
     """
-    found = answers_of(
-        f"{WORKERS}:errors_and_activations", num_workers=2, folder=tmp_path / "job"
-    )
+    found = answers_of(f"{WORKERS}:errors_and_activations", folder=tmp_path / "job")
     assert found[0]["policy fails"] == "ZeroDivisionError: the user's own mistake"
     for text in (found[1]["policy fails"], found[1]["no way back"]):
         assert text.startswith("RunError: rank 0 cannot choose the layers to freeze")

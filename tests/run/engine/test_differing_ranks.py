@@ -63,11 +63,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[An
     """What each worker raised in each case, by rank."""
     folder = tmp_path_factory.mktemp("differing")
     return answers_of(
-        "tests.run.support.differing_workers:train_all",
-        list(CASES),
-        str(folder),
-        num_workers=2,
-        folder=folder,
+        "differing_workers:train_all", list(CASES), str(folder), folder=folder
     )
 
 

@@ -147,10 +147,7 @@ def test_nets_in_sequence_are_one_model(delays: Sequence[int]) -> None:
     )
     found = hocket.emulate(
         program,
-        {
-            "encoder": parts[0],
-            "head": head,
-        },
+        {"encoder": parts[0], "head": head},
         {"head": F.cross_entropy},
         {"encoder": SGD, "head": SGD},
         [{"encoder": (x, y), "head": ((), y)} for x, y in data],
@@ -184,41 +181,32 @@ def program_of(*flows: tuple[int, int]) -> Program:
 
 
 @pytest.mark.parametrize(
-    ("flow", "message"),
+    ("flow", "losses", "cut_at", "message"),
     [
-        ((0, 4), "leaves net teacher in the middle"),
-        ((1, 3), "leads into the middle of net student"),
+        # Flows that no output can take, with what would do.
+        ((0, 4), {"student": distill}, None, "leaves net teacher in the middle"),
+        ((1, 3), {"student": distill}, None, "leads into the middle of net student"),
+        # The loss is missing, and not that the flow is wrong.
+        ((1, 4), {}, None, r"give losses\['student'\]"),
+        # No cut is dropped silently.
+        (
+            (1, 4),
+            {"student": distill},
+            {"studnet": ["2"]},
+            "cut_at names studnet; the nets are",
+        ),
+        ((1, 4), {"student": distill}, ["2"], "cut_at must be a mapping by net"),
     ],
 )
-def test_flows_that_no_output_can_take_are_refused(
-    flow: tuple[int, int], message: str
+def test_what_does_not_fit_the_program_is_refused(
+    flow: tuple[int, int], losses: dict[str, Any], cut_at: Any, message: str
 ) -> None:
-    """With what would do."""
-    with pytest.raises(ModelError, match=message):
+    """Before anything runs."""
+    kind = ModelError if cut_at is None else ConfigError
+    cuts = {} if cut_at is None else {"cut_at": cut_at}
+    with pytest.raises(kind, match=message):
         hocket.emulate(
-            program_of(flow), {}, {"student": distill}, {"student": SGD}, batches(1)
-        )
-
-
-def test_a_flow_to_a_last_stage_needs_a_loss() -> None:
-    """The error says so, and not that the flow is wrong."""
-    with pytest.raises(ModelError, match="give losses\\['student'\\]"):
-        hocket.emulate(program_of((1, 4)), {}, {}, {"student": SGD}, batches(1))
-
-
-@pytest.mark.parametrize(
-    ("cut_at", "message"),
-    [
-        ({"studnet": ["2"]}, "cut_at names studnet; the nets are"),
-        (["2"], "cut_at must be a mapping by net"),
-    ],
-)
-def test_cuts_of_unknown_nets_are_refused(cut_at: Any, message: str) -> None:
-    """No cut is dropped silently."""
-    losses, optimizers = {"student": distill}, {"student": SGD}
-    with pytest.raises(ConfigError, match=message):
-        hocket.emulate(
-            program_of((1, 4)), {}, losses, optimizers, batches(1), cut_at=cut_at
+            program_of(flow), {}, losses, {"student": SGD}, batches(1), **cuts
         )
 
 

@@ -13,35 +13,41 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.support.comparison import case, check_runs, in_few_steps
+from tests.run.support.comparison import case, check_runs, quick_and_all
 
 # Sizes of batches that are not the usual one are chosen for the form of microbatches:
 # of that, the models are captured before workers begin (preloaded.py).
-JOBS = {
+# Flushed and split, the first for the cut of batch norms, the second for tied weights
+# that draw.
+FIRST = {2: [case("resnet", "1f1b", 3), case("tied-dropout", "zb-v", 4)]}
+# Every other order, a ring of replicas, and torch's messages.
+RELATIVES = {
     1: [
         case("resnet", "gpipe", 3),
         case("tied", "1f1b", 4),
         case("dropout", "interleaved-1f1b", 4, stages_per_device=3),
     ],
     2: [
-        case("perceptron", "gpipe", 4),
-        case("perceptron", "interleaved-1f1b", 4),
-        case("resnet", "1f1b", 3),
-        case("tied", "1f1b", 4),
         case("tied", "looped-bfs", 4),
         case("tied", "gpipe", 2, num_replicas=2),
+        case("tied", "interleaved-1f1b", 4, transport="torch"),
+        case("tied", "zb-h1", 4),
+        case("tied", "ooo-modulo", 4),
+        case("resnet", "zb-h2", 4),
+        case("perceptron", "v-half", 4),
+        case("perceptron", "v-min", 4),
+        case("perceptron", "ooo-fast-forward", 4),
+        case("dropout", "hanayo", 4),
+    ],
+}
+OTHERS = {
+    2: [
+        case("perceptron", "gpipe", 4),
+        case("perceptron", "interleaved-1f1b", 4),
+        case("tied", "1f1b", 4),
         case("dropout", "1f1b", 4),
         case("tied-dropout", "interleaved-1f1b", 4),
         case("resnet", "1f1b", 4, transport="torch"),
-        case("tied", "interleaved-1f1b", 4, transport="torch"),
-        case("tied", "zb-h1", 4),
-        case("resnet", "zb-h2", 4),
-        case("tied-dropout", "zb-v", 4),
-        case("perceptron", "v-half", 4),
-        case("perceptron", "v-min", 4),
-        case("dropout", "hanayo", 4),
-        case("perceptron", "ooo-fast-forward", 4),
-        case("tied", "ooo-modulo", 4),
     ],
     3: [
         case("tied", "1f1b", 4),
@@ -58,27 +64,7 @@ JOBS = {
         case("tied-dropout", "1f1b", 4),
     ],
 }
-# Flushed and split, the first for the cut of batch norms, the second for tied weights
-# that draw; then every other order, a ring of replicas, and torch's messages.
-QUICK = {
-    1: in_few_steps(*JOBS[1]),
-    2: [
-        case("resnet", "1f1b", 3),
-        case("tied-dropout", "zb-v", 4),
-        *in_few_steps(
-            case("tied", "looped-bfs", 4),
-            case("tied", "gpipe", 2, num_replicas=2),
-            case("tied", "interleaved-1f1b", 4, transport="torch"),
-            case("tied", "zb-h1", 4),
-            case("tied", "ooo-modulo", 4),
-            case("resnet", "zb-h2", 4),
-            case("perceptron", "v-half", 4),
-            case("perceptron", "v-min", 4),
-            case("perceptron", "ooo-fast-forward", 4),
-            case("dropout", "hanayo", 4),
-        ),
-    ],
-}
+QUICK, JOBS = quick_and_all(FIRST, RELATIVES, OTHERS)
 
 
 @pytest.mark.parametrize("num_workers", sorted(QUICK))

@@ -23,44 +23,25 @@ from hocket.schedules import make_schedule
 from tests.run.support.captured_once import captured_once
 from tests.run.support.comparison import (
     TOLERANCE,
+    case,
     check_alike,
     check_evaluation,
     difference,
     in_few_steps,
+    of_four,
+    quick_and_all,
 )
-from tests.run.support.flush_free import (
+from tests.run.support.exactness import optimizer_of
+from tests.run.support.forked import answers_of
+from tests.run.support.fragile_workers import (
     FRAGILE_CUT,
     POISONED,
-    data_of,
+    fragile_batches,
     make_fragile_stages,
-    optimizer_of,
-    warm_up,
 )
-from tests.run.support.forked import answers_of
+from tests.run.support.optimizers import make_scheduler
+from tests.run.support.plain_loop import data_of
 from tests.run.support.small_models import make_model, specimen_of
-from tests.run.support.training_workers import fragile_batches
-
-
-def case(
-    model: str, schedule: str, num_microbatches: int, **more: Any
-) -> dict[str, Any]:
-    """One training run."""
-    return {
-        "model": model,
-        "schedule": schedule,
-        "num_microbatches": num_microbatches,
-        "num_steps": 20,
-        **more,
-    }
-
-
-def of_four(model: str, schedule: str, num_microbatches: int, **more: Any) -> Any:
-    """A run whose microbatches have 4 samples, and the last of them 3.
-
-    For these, models are captured before workers begin (preloaded.py).
-    """
-    sizes = {"batch_size": 4 * num_microbatches - 1, "last": 2 * num_microbatches + 1}
-    return case(model, schedule, num_microbatches, **{**sizes, **more})
 
 
 def given(name: str, p: int, m: int, *, late: bool = False) -> str:
@@ -71,34 +52,45 @@ def given(name: str, p: int, m: int, *, late: bool = False) -> str:
     return str(order)
 
 
-JOBS = {
+FEW_STEPS = 7  # prologue, body more than once, epilogue; two drains of three steps
+FIRST = {
+    2: [
+        case("resnet", "wpipe", 3, scheduler=True),
+        of_four("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
+    ]
+}
+RELATIVES = {
     1: [
         case("perceptron", "pipedream-2bw", 3),
         case("dropout", "wpipe", 2, recompute="all"),
-        of_four("resnet", "wpipe-overlapped", 2, optimizer="sgd"),
+        of_four("resnet", "wpipe-overlapped", 2, optimizer="momentum"),
         of_four("tied", "wpipe", 2),
     ],
     2: [
-        case("perceptron", "pipedream-2bw", 2),
-        case("perceptron", "wpipe", 2),
-        case("perceptron", "wpipe-overlapped", 4, optimizer="sgd"),
         case("perceptron", "pipedream", 1, batch_size=6),
-        case("resnet", "wpipe", 3, scheduler=True),
-        case("resnet", "pipedream-2bw", 4, optimizer="sgd", transport="torch"),
+        case("resnet", "pipedream-2bw", 4, optimizer="momentum", transport="torch"),
         case("dropout", "wpipe", 4, recompute="all"),
         case("dropout", "wpipe", 4, clip_norm=0.05),
-        case("perceptron", "pipedream-2bw", 4, clip_norm=0.05, optimizer="sgd"),
-        case("perceptron", "wpipe", 3, drain_every=3),
-        case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 9)),
+        case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 4, 9)),
         case("perceptron", "wpipe", 2, by_step=True, num_steps=6),
         case("perceptron", given("wpipe", 2, 3), 3),
         case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
-        case("tied", "pipedream-2bw", 4),
-        of_four("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
         case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
-        of_four("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd", drain_every=3),
+        of_four(
+            "tied-dropout", "wpipe-overlapped", 3, optimizer="momentum", drain_every=3
+        ),
+        of_four("tied", "wpipe", 2, transport="torch", drain_every=3),
+    ],
+}
+OTHERS = {
+    2: [
+        case("perceptron", "pipedream-2bw", 2),
+        case("perceptron", "wpipe", 2),
+        case("perceptron", "wpipe-overlapped", 4, optimizer="momentum"),
+        case("perceptron", "pipedream-2bw", 4, clip_norm=0.05, optimizer="momentum"),
+        case("perceptron", "wpipe", 3, drain_every=3),
+        case("tied", "pipedream-2bw", 4),
         case("tied", "pipedream", 1, batch_size=4, last=3, recompute="all"),
-        of_four("tied", "wpipe", 2, transport="torch"),
     ],
     3: [
         case("perceptron", "pipedream-2bw", 4, scheduler=True),
@@ -108,7 +100,7 @@ JOBS = {
     ],
     4: [
         case("perceptron", "wpipe", 2, num_replicas=2),
-        case("dropout", "pipedream-2bw", 3, num_replicas=2, optimizer="sgd"),
+        case("dropout", "pipedream-2bw", 3, num_replicas=2, optimizer="momentum"),
         case("perceptron", "wpipe-overlapped", 2, num_replicas=2, clip_norm=0.05),
         case("perceptron", "pipedream-2bw", 3, num_replicas=2, clip_norm=0.05),
         case("deep", "wpipe", 4),
@@ -116,50 +108,28 @@ JOBS = {
         case("tied", "wpipe", 2, num_replicas=2),
     ],
 }
-
-FEW_STEPS = 7  # prologue, body more than once, epilogue; two drains of three steps
-QUICK = {
-    1: in_few_steps(*JOBS[1], num_steps=FEW_STEPS),
-    2: [
-        case("resnet", "wpipe", 3, scheduler=True),
-        of_four("tied-dropout", "pipedream-2bw", 3, clip_norm=0.05),
-        *in_few_steps(
-            case("perceptron", "pipedream", 1, batch_size=6),
-            case("resnet", "pipedream-2bw", 4, optimizer="sgd", transport="torch"),
-            case("dropout", "wpipe", 4, recompute="all"),
-            case("dropout", "wpipe", 4, clip_norm=0.05),
-            case("dropout", "wpipe-overlapped", 3, evaluate_after=(2, 4)),
-            case("perceptron", "wpipe", 2, by_step=True),
-            case("perceptron", given("wpipe", 2, 3), 3),
-            case("perceptron", given("pipedream-2bw", 2, 3, late=True), 3),
-            case("tied", "wpipe", 4, clip_norm=0.05, scheduler=True),
-            of_four("tied-dropout", "wpipe-overlapped", 3, optimizer="sgd"),
-            of_four("tied", "wpipe", 2, drain_every=3),
-            num_steps=FEW_STEPS,
-        ),
-    ],
-}
+QUICK, JOBS = quick_and_all(FIRST, RELATIVES, OTHERS, num_steps=FEW_STEPS)
 
 MANY = {
     2: [
         case("gpt2", "wpipe", 2),
-        case("gpt2", "wpipe-overlapped", 3, optimizer="sgd", clip_norm=0.05),
+        case("gpt2", "wpipe-overlapped", 3, optimizer="momentum", clip_norm=0.05),
         case("t5", "wpipe", 2),
     ],
     3: [
-        case("tied", "pipedream", 1, batch_size=6, optimizer="sgd"),
+        case("tied", "pipedream", 1, batch_size=6, optimizer="momentum"),
         case("tied", "wpipe", 4),
     ],
     4: [
         case("tied", "pipedream", 1, batch_size=6),
-        case("tied", "wpipe", 4, optimizer="sgd"),
+        case("tied", "wpipe", 4, optimizer="momentum"),
         case("tied-dropout", "wpipe-overlapped", 6, clip_norm=0.05),
         case("tied", "wpipe-overlapped", 4, num_replicas=2, clip_norm=0.05),
     ],
     6: [case("perceptron", "wpipe", 3, num_replicas=2, scheduler=True)],
     8: [
         case("deep", "wpipe", 4, num_replicas=2),
-        case("deep", "pipedream-2bw", 4, num_replicas=2, optimizer="sgd"),
+        case("deep", "pipedream-2bw", 4, num_replicas=2, optimizer="momentum"),
         case("deep-dropout", "wpipe-overlapped", 6, num_replicas=2, last=13),
     ],
 }
@@ -209,7 +179,7 @@ def test_equals_the_emulator_over_ordered_wires(
         num_workers,
         tmp_path,
         whole_s=180.0,
-        entry="tests.run.support.ordered_workers:train_flush_free",
+        entry="ordered_workers:train",
     )
 
 
@@ -227,7 +197,7 @@ def _check_all(
     tmp_path: Path,
     *,
     whole_s: float,
-    entry: str = "tests.run.support.flush_free:train_all",
+    entry: str = "exactness:train_all",
 ) -> None:
     answers = answers_of(
         entry,
@@ -267,7 +237,7 @@ def _check(
     if "clip_norm" not in run:  # the emulator's optimizers see clipped gradients
         assert reported[0]["norms"] == pytest.approx(norms, rel=1e-9), run
     check_alike(run, reported)
-    check_evaluation({"batch_size": 14, "last": 9, **run}, expected, reported)
+    check_evaluation(run, expected, reported)
     _check_copies(run, reported)
 
 
@@ -278,9 +248,7 @@ def _emulated(
     squares: list[list[float]] = []  # of each stage that has an optimizer, by step
 
     def noting(parameters: Any) -> torch.optim.Optimizer:
-        optimizer: torch.optim.Optimizer = optimizer_of(run.get("optimizer", "adamw"))(
-            parameters
-        )
+        optimizer: torch.optim.Optimizer = optimizer_of(run)(parameters)
         squares.append(own := [])
         optimizer.register_step_pre_hook(lambda *_: own.append(_square(parameters)))
         return optimizer
@@ -289,7 +257,7 @@ def _emulated(
         hocket.Program.chain(
             range(len(reported["delays"])),
             run["num_microbatches"],
-            num_replicas=run.get("num_replicas", 1),
+            num_replicas=run["num_replicas"],
             delays=reported["delays"],
         ),
         model,
@@ -297,7 +265,7 @@ def _emulated(
         noting,
         data_of(run),
         cut_at=reported["stage_names"][1:],
-        schedulers=warm_up if run.get("scheduler") else None,
+        schedulers=make_scheduler if run.get("scheduler") else None,
         clip_norm=run.get("clip_norm"),
     )
     norms = [sum(stages) ** 0.5 for stages in zip(*squares, strict=True)]
@@ -316,7 +284,7 @@ def _check_copies(run: dict[str, Any], reported: list[dict[str, Any]]) -> None:
     device hold it together.
     """
     sizes = {n: p.nbytes for n, p in make_model(run["model"]).named_parameters()}
-    devices = reported[: len(reported) // run.get("num_replicas", 1)]
+    devices = reported[: len(reported) // run["num_replicas"]]
     per_device = len(devices[0]["held"])
     stages = [(device, i) for i in range(per_device) for device in devices]
     most: dict[str, int] = {}
@@ -343,9 +311,7 @@ def test_wpipe_holds_one_and_a_half_copies() -> None:
 
 def test_a_gradient_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     """Its worker names it before it updates; the other one hears of that and ends."""
-    reported, other = answers_of(
-        "tests.run.support.flush_free:fragile", num_workers=2, folder=tmp_path
-    )
+    reported, other = answers_of("fragile_workers:flush_free", folder=tmp_path)
     kind, message, weights = reported
     assert kind == "NonFiniteError"
     assert (

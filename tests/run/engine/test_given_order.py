@@ -13,6 +13,8 @@ from hocket.core.formats.given import read_schedule
 from hocket.core.op import Kind
 from hocket.errors import ParseError, PlanError, ScheduleError, ShapeError
 from hocket.schedules import make_schedule
+from tests.run.support.plainly import SGD
+from tests.run.support.started import started
 
 NUM_STEPS = 7
 GOOD = "0F0,0F1,0I0,0I1,0W0,0W1\n"
@@ -22,13 +24,12 @@ def pipeline(order: str | Path) -> hocket.Pipeline:
     """Of one device, which plays two microbatches."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-    return hocket.Pipeline(
+    return started(
         model,
         nn.functional.cross_entropy,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-        example=(torch.randn(4, 3), torch.tensor([0, 1, 1, 0])),
+        SGD,
+        (torch.randn(4, 3), torch.tensor([0, 1, 1, 0])),
         schedule=order,
-        num_microbatches=2,
     )
 
 

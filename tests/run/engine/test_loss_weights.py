@@ -14,18 +14,117 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import ModelError
+from hocket.errors import MetricsError, ModelError
 from tests.conformance.script import batches, chain, mse
 from tests.run.support.forked import answers_of
-from tests.run.support.loss_weight_workers import (
-    Apart,
-    Centred,
-    adam,
-    resume,
-    train,
-)
+from tests.run.support.started import started
 
-WORKERS = "tests.run.support.loss_weight_workers"
+NUM_STEPS = 4
+
+
+class Centred(nn.Module):
+    """A layer of its own, and a running centre."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.project = nn.Linear(3, 3).double()
+        self.register_buffer("centre", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss; move the centre, assigning the buffer anew."""
+        found = self.project(output)
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * targets.mean(0)
+        return (found - targets).square().mean() + self.project.weight.square().sum()
+
+
+class Apart(Centred):
+    """Compares samples with each other: a loss over the whole batch."""
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Compute the loss."""
+        found = self.project(output)
+        return (found.T @ found / len(found) - torch.eye(3)).square().sum()
+
+
+LOSSES: dict[str, Any] = {
+    "centred": Centred,
+    "whole": lambda: hocket.WholeBatch(Apart()),
+}
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    """It has a state of its own for each weight."""
+    return torch.optim.AdamW(parameters, 0.01)
+
+
+def pipeline(kind: str, options: dict[str, Any]) -> hocket.Pipeline:
+    """A pipeline of a net of five layers, in float64."""
+    settings = {"num_microbatches": 2, "schedule": "1f1b", **options}
+    net, loss = chain().double(), LOSSES[kind]()
+    return hocket.Pipeline(net, loss, optimizer=adam, example=batches()[0], **settings)
+
+
+def state_of(run: hocket.Pipeline, *, ema: bool = False) -> dict[str, Any]:
+    """Its weights and buffers."""
+    return {name: x.tolist() for name, x in run.state_dict(ema=ema).items()}
+
+
+def train(kind: str, options: dict[str, Any], folder: str = "") -> dict[str, Any]:
+    """Train four steps; save after two of them."""
+    with pipeline(kind, options) as run:
+        for number, batch in enumerate(batches()):
+            if folder and number == NUM_STEPS // 2:
+                run.save(folder)
+            run.step(batch)
+        averages = {}
+        if "ema_decay" in options:
+            averages = {f"ema {n}": x for n, x in state_of(run, ema=True).items()}
+        return {**state_of(run), **averages}
+
+
+def resume(kind: str, options: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Train the rest, from a checkpoint."""
+    with pipeline(kind, options) as run:
+        run.load(folder)
+        for batch in batches()[NUM_STEPS // 2 :]:
+            run.step(batch)
+        return state_of(run)
+
+
+def train_all(cases: list[Any]) -> list[dict[str, Any]]:
+    """Train several cases on the same workers."""
+    return [train(*given) for given in cases]
+
+
+def refused_metrics() -> str:
+    """Evaluate with a metric that reads all weights; then train."""
+    net = chain().double()
+
+    def metrics(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return {"size": torch.stack([p.norm() for p in net.parameters()]).sum()}
+
+    with hocket.Pipeline(
+        net, mse, optimizer=adam, example=batches()[0], num_microbatches=2
+    ) as run:
+        try:
+            run.evaluate(batches()[:1], metrics)
+        except MetricsError as error:
+            run.step(batches()[0])
+            return str(error)
+    return ""
+
+
+WORKERS = __name__
+
+
+def both(net: nn.Module, loss: nn.Module) -> dict[str, Tensor]:
+    """The state of a net, and of its loss."""
+    own = {f"loss.{name}": x for name, x in loss.state_dict().items()}
+    return net.state_dict() | own
 
 
 def plain(
@@ -46,8 +145,7 @@ def plain(
         optimizer.step()
         optimizer.zero_grad()
         torch._foreach_lerp_(averages, [p.detach() for p in parameters], 0.5)
-    own = {f"loss.{name}": x for name, x in loss.state_dict().items()}
-    state = net.state_dict() | own
+    state = both(net, loss)
     named = zip([n for n in state if n != "loss.centre"], averages, strict=True)
     return state | {f"ema {name}": x for name, x in named}
 
@@ -69,7 +167,7 @@ def test_is_trained_clipped_and_averaged_on_several_workers(tmp_path: Path) -> N
         ("whole", {"schedule": "gpipe"}),
         ("whole", {"schedule": "gpipe", "num_replicas": 2, "num_microbatches": 2}),
     ]
-    answers = answers_of(f"{WORKERS}:train_all", cases, num_workers=2, folder=tmp_path)
+    answers = answers_of(f"{WORKERS}:train_all", cases, folder=tmp_path)
     expected = [
         plain("centred", clip=0.1),
         plain("centred"),
@@ -91,7 +189,7 @@ def test_a_checkpoint_holds_them_for_any_number_of_workers(tmp_path: Path) -> No
     assert_equal(train("centred", {}, folder), plain("centred"))
     assert_equal(resume("centred", {}, folder), plain("centred"))
     for found in answers_of(
-        f"{WORKERS}:resume", "centred", {}, folder, num_workers=2, folder=tmp_path
+        f"{WORKERS}:resume", "centred", {}, folder, folder=tmp_path
     ):
         assert_equal(found, plain("centred"))
 
@@ -116,8 +214,7 @@ def test_old_weights_are_those_of_the_last_stage() -> None:
         old = newest
         optimizer.step()
         optimizer.zero_grad()
-    own = {f"loss.{name}": x for name, x in loss.state_dict().items()}
-    assert_equal(found, net.state_dict() | own)
+    assert_equal(found, both(net, loss))
 
 
 def test_the_emulator_trains_it_too() -> None:
@@ -127,9 +224,8 @@ def test_the_emulator_trains_it_too() -> None:
     )
     net, loss = chain().double(), Centred()
     hocket.emulate(schedule.program, net, loss, adam, batches(), cut_at=["2"])
-    own = {f"loss.{name}": x for name, x in loss.state_dict().items()}
     found = train("centred", {"schedule": "pipedream-2bw", "num_microbatches": 4})
-    assert_equal(found, net.state_dict() | own)
+    assert_equal(found, both(net, loss))
 
 
 def test_a_parameter_that_only_a_function_holds() -> None:
@@ -147,11 +243,11 @@ def test_a_parameter_that_only_a_function_holds() -> None:
         assert run.state_dict()["loss.scale"] != 1.0
     with (
         pytest.raises(ModelError, match=r"let a torch\.nn\.Module hold it"),
-        hocket.Pipeline(
+        started(
             chain().double(),
             loss,
-            optimizer=adam,
-            example=batches()[0],
+            adam,
+            batches()[0],
             num_microbatches=4,
             schedule="pipedream-2bw",
         ) as refused,
@@ -184,9 +280,7 @@ def test_a_metric_that_reads_weights_is_refused_on_several_workers(
     tmp_path: Path,
 ) -> None:
     """Every worker raises it, and can go on."""
-    for found in answers_of(
-        f"{WORKERS}:refused_metrics", num_workers=2, folder=tmp_path
-    ):
+    for found in answers_of(f"{WORKERS}:refused_metrics", folder=tmp_path):
         assert "the metrics function reads 0.weight" in found
 
 

@@ -58,7 +58,7 @@ def forked(
 ) -> Outcome:
     """Train with a fault, under no launcher."""
     return run_forked(
-        "tests.run.support.failing_workers:train",
+        "failing_workers:train",
         {"settings": settings, **case},
         str(folder),
         num_workers=num_workers,
@@ -74,7 +74,7 @@ def launched(
     """Train with a fault, as users do."""
     with pytest.raises(WorkerError) as caught:
         launch_forked(
-            "tests.run.support.failing_workers:train",
+            "failing_workers:train",
             [{"settings": settings, **case}, str(folder)],
             num_workers=num_workers,
             run_dir=folder,
@@ -117,45 +117,52 @@ def weights_of(folder: Path, rank: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "value", "culprit", "op", "settings"),
+    ("num_workers", "bad", "culprit", "code", "said", "settings"),
     [
-        (2, "nan", 1, "1F2", {"schedule": "1f1b"}),
-        (4, "inf", 3, "3F0", {"schedule": "interleaved-1f1b", "num_replicas": 2}),
+        (
+            2,
+            {"poison": [2, POISONED, "nan"]},
+            1,
+            ExitCode.NON_FINITE,
+            "raised NonFiniteError at step 2 in 1F2: the loss is nan at step 2, stage "
+            "1, microbatch 2",
+            {},
+        ),
+        (
+            4,
+            {"poison": [2, POISONED, "inf"]},
+            3,
+            ExitCode.NON_FINITE,
+            "raised NonFiniteError at step 2 in 3F0: the loss is nan at step 2, stage "
+            "3, microbatch 0",
+            {"schedule": "interleaved-1f1b", "num_replicas": 2},
+        ),
+        # The last stage's loss refuses a label out of range, and names it.
+        (
+            2,
+            {"mislabel": [2, POISONED, failing.NUM_CLASSES]},
+            1,
+            ExitCode.WORKER,
+            "raised IndexError at step 2 in 1F2: Target 3 is out of bounds",
+            {},
+        ),
     ],
 )
 def test_a_loss_that_is_no_number_changes_no_weight(
     tmp_path: Path,
     num_workers: int,
-    value: str,
+    bad: dict[str, Any],
     culprit: int,
-    op: str,
+    code: ExitCode,
+    said: str,
     settings: dict[str, Any],
 ) -> None:
     """One microbatch of one replica is enough; no worker's weights are updated."""
-    poisoned = {"poison": [2, POISONED, value]}
-    outcome = forked(tmp_path, num_workers, poisoned, **settings)
+    outcome = forked(tmp_path, num_workers, bad, **settings)
     check_consequences(outcome, culprit)
-    assert outcome.codes[culprit] == ExitCode.NON_FINITE
-    stage, microbatch = op.split("F")
-    assert story_of(outcome).startswith(
-        f"rank {culprit} raised NonFiniteError at step 2 in {op}: the loss is nan at "
-        f"step 2, stage {stage}, microbatch {microbatch}"
-    )
+    assert outcome.codes[culprit] == code
+    assert story_of(outcome).startswith(f"rank {culprit} {said}")
     for rank in range(num_workers):
-        start, before, after = weights_of(tmp_path, rank)
-        assert torch.equal(before, after)
-        assert not torch.equal(before, start)
-
-
-def test_a_label_out_of_range_changes_no_weight(tmp_path: Path) -> None:
-    """The last stage's loss refuses it; with the step, the microbatch and the label."""
-    outcome = forked(tmp_path, 2, {"mislabel": [2, POISONED, failing.NUM_CLASSES]})
-    check_consequences(outcome, 1)
-    assert outcome.codes[1] == ExitCode.WORKER
-    assert story_of(outcome).startswith(
-        "rank 1 raised IndexError at step 2 in 1F2: Target 3 is out of bounds"
-    )
-    for rank in range(2):
         start, before, after = weights_of(tmp_path, rank)
         assert torch.equal(before, after)
         assert not torch.equal(before, start)

@@ -148,7 +148,7 @@ def test_programs_equal_the_emulator_over_ordered_wires(
     orders = taken[:6]
     assert len(orders) > 5
     for found in answers_of(
-        "tests.run.support.ordered_workers:run_programs",
+        "ordered_workers:run_programs",
         [str(schedule) for schedule in orders],
         clip_norm,
         num_workers=num_workers,
@@ -203,23 +203,14 @@ def test_several_lanes_receive_through_gloo(tmp_path: Path) -> None:
     """gloo knows of a message only what is waited for: no lane may keep the others."""
     order = (ORDERS / "update-beside-forward.txt").read_text()
     for found in answers_of(
-        "tests.run.support.program_workers:run_all",
-        [order],
-        None,
-        "torch",
-        num_workers=2,
-        folder=tmp_path / "job",
+        "program_workers:run_all", [order], None, "torch", folder=tmp_path / "job"
     ):
         assert max(found) <= TOLERANCE
 
 
 def test_a_pipeline_sends_a_skip_straight_to_its_reader(tmp_path: Path) -> None:
     """Stage 0 sends to stages 1 and 2; trained and evaluated as in one process."""
-    for found in answers_of(
-        "tests.run.support.skipping_workers:train",
-        num_workers=2,
-        folder=tmp_path / "job",
-    ):
+    for found in answers_of("skipping_workers:train", folder=tmp_path / "job"):
         assert max(found.values()) <= TOLERANCE
 
 
@@ -237,10 +228,7 @@ d1  1F0 1F1 1B0 1B1 1U
 def test_workers_that_differ_are_refused(tmp_path: Path) -> None:
     """Both ranks raise at the start, and say in what they differ."""
     answers = answers_of(
-        "tests.run.support.program_workers:refused_differences",
-        TWO_STAGES,
-        num_workers=2,
-        folder=tmp_path / "job",
+        "program_workers:refused_differences", TWO_STAGES, folder=tmp_path / "job"
     )
     for errors in answers:
         assert "ranks 0 and 1 differ in the schedule" in errors["schedule"]

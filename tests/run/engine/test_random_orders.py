@@ -16,8 +16,7 @@ from hocket.core.check import check
 from hocket.core.dataflow import due_ops
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
-from tests.run.support.comparison import case, check_run
-from tests.run.support.forked import answers_of
+from tests.run.support.comparison import case, check_runs
 from tests.strategies import taken_when_ready
 
 NUM_ORDERS: Final = 5
@@ -53,14 +52,4 @@ def test_any_order_that_passes_the_check_runs(num_workers: int, tmp_path: Path) 
         num_microbatches = order.program.num_microbatches_of(0)
         run = case(MODELS[i % 2], str(order), num_microbatches)
         runs.append({**run, "num_steps": NUM_STEPS})
-    answers = answers_of(
-        "tests.run.support.exactness:train_all",
-        runs,
-        str(tmp_path),
-        num_workers=num_workers,
-        folder=tmp_path,
-        whole_s=200.0,
-    )
-
-    for i, run in enumerate(runs):
-        check_run(run, [worker[i] for worker in answers], tmp_path / f"{i}.st")
+    check_runs(runs, num_workers, tmp_path)

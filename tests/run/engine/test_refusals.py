@@ -37,10 +37,7 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
         ("ModelError", "its forward calls torch.utils.checkpoint"),
     ),
     "recompute": (None, WELL),
-    "frozen": (
-        0,
-        ("ModelError", "requires_grad of 1.linear.weight was True"),
-    ),
+    "frozen": (0, ("ModelError", "requires_grad of 1.linear.weight was True")),
     "frozen, flushed": (None, WELL),  # followed
     "closure": (None, ("ConfigError", "its step() needs closure")),
     "closure, hidden": (None, ("ConfigError", "AssertionError: I need a closure")),
@@ -56,11 +53,7 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
 def test_each_raises_what_is_wrong(tmp_path: Path) -> None:
     """Before a weight is updated by it, with the way out; and another can be made."""
     reported = answers_of(
-        "tests.run.support.refused_workers:train_all",
-        list(CASES),
-        str(tmp_path),
-        num_workers=2,
-        folder=tmp_path,
+        "refused_workers:train_all", list(CASES), str(tmp_path), folder=tmp_path
     )
     assert list(EXPECTED) == list(CASES)
     for name, (who, (kind, text)) in EXPECTED.items():

@@ -16,7 +16,7 @@ from hocket.core.plans import lane_plan
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, RaceError, RunError
 from hocket.passes import playable_order
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.device.sanitize import Sanitizer
 from hocket.run.engine import worker_context
@@ -24,6 +24,7 @@ from hocket.run.engine.lanes import play_plan
 from hocket.run.engine.program_run import ProgramRun
 from tests.run.device.support.interleaver import Interleaver
 from tests.run.support.forked import run_forked
+from tests.run.support.joined import join
 from tests.run.support.program_workers import arguments, make_batches
 from tests.run.support.strict_wires import StrictWires
 
@@ -57,8 +58,7 @@ d0.1  2B1 1B1
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """A job of this process alone."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     yield world
     world.close()
 
@@ -165,12 +165,7 @@ def test_sanitize_needs_several_lanes(world: World) -> None:
 @pytest.mark.timeout(180)
 def test_the_first_error_ends_the_waits_of_other_lanes(tmp_path: Path) -> None:
     """A lane that waits for a peer ends long before its timeout, with that error."""
-    outcome = run_forked(
-        "tests.run.support.lane_failure_workers:train",
-        num_workers=2,
-        folder=tmp_path,
-        timeout_s=50.0,
-    )
+    outcome = run_forked("lane_failure_workers:train", folder=tmp_path, timeout_s=50.0)
     assert outcome.reports[0].kind == "ValueError"
     assert "the second lane has failed" in outcome.reports[0].message
     assert "rank 0 is gone" in outcome.reports[1].message

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import DataError, RunError
+from tests.run.support.started import started
 
 NUM_BATCHES: Final = 8
 LEFT_AT: Final = 3  # the result at which a loop is left
@@ -49,15 +50,14 @@ def batches(num_batches: int = NUM_BATCHES) -> list[Batch]:
     return [(draw(6, 4), draw(6, 3)) for _ in range(num_batches)]
 
 
-def make_pipeline(schedule: str = "wpipe") -> hocket.Pipeline:
+def make_pipeline(schedule: str = "wpipe", optimizer: Any = SGD) -> hocket.Pipeline:
     """On one device; WPipe has two stages there."""
-    return hocket.Pipeline(
+    return started(
         make_model(),
         F.mse_loss,
-        optimizer=SGD,
-        example=batches(1)[0],
+        optimizer,
+        batches(1)[0],
         schedule=schedule,
-        num_microbatches=2,
         cut=["2"] if schedule == "wpipe" else [],
     )
 
@@ -201,15 +201,7 @@ def test_a_learning_rate_changed_by_hand_counts_from_the_next_result_on() -> Non
             optimizers.append(SGD(parameters))
             return optimizers[-1]
 
-        with hocket.Pipeline(
-            make_model(),
-            F.mse_loss,
-            optimizer=make,
-            example=batches(1)[0],
-            schedule="wpipe",
-            num_microbatches=2,
-            cut=["2"],
-        ) as pipeline:
+        with make_pipeline(optimizer=make) as pipeline:
             for result in pipeline.train(batches(), drain_every=drain_every):
                 for optimizer in optimizers:
                     optimizer.param_groups[0]["lr"] = 0.1 / (2 + result.step)

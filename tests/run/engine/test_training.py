@@ -15,9 +15,15 @@ import torch
 from safetensors.torch import load_file
 
 from hocket.run.data.loss import TOTAL
-from tests.run.support.comparison import NUM_STEPS, case, difference, in_few_steps
+from tests.run.support.comparison import (
+    NUM_STEPS,
+    case,
+    difference,
+    in_few_steps,
+    of_four,
+)
 from tests.run.support.forked import answers_of
-from tests.run.support.training_loop import (
+from tests.run.support.plain_loop import (
     Trained,
     data_of,
     loss_of,
@@ -30,15 +36,6 @@ EARLY_UPDATE = """\
 d0  0F0 2F0 2B0 0F1 2F1 2B1 2U 0B0 0B1 0U
 d1  1F0 3F0 3B0 1F1 3F1 3B1 3U 1B0 1B1 1U
 """
-
-
-def of_four(model: str, schedule: str, num_microbatches: int, **more: Any) -> Any:
-    """A run whose microbatches have 4 samples, and the last of them 3.
-
-    For these, models are captured before workers begin (preloaded.py).
-    """
-    sizes = {"batch_size": 4 * num_microbatches - 1, "last": 2 * num_microbatches + 1}
-    return case(model, schedule, num_microbatches, **{**sizes, **more})
 
 
 JOBS = {
@@ -76,7 +73,7 @@ JOBS = {
 def trained(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> list[Any]:
     """Every worker's answers, by rank and case."""
     return answers_of(
-        "tests.run.support.training_workers:train_all",
+        "exactness:train_all",
         cases,
         str(folder),
         num_workers=num_workers,
@@ -103,7 +100,7 @@ def test_equals_the_plain_loop(
     for i, run in enumerate(cases):
         expected = plain_training(run)
         label = f"{num_workers} workers: {run}"
-        check_state(tmp_path / f"{i}.state", expected.state, label)
+        check_state(tmp_path / f"{i}.st", expected.state, label)
         for worker in answers:
             check_answer(worker[i], expected, label)
         if expected.ema:
@@ -136,7 +133,7 @@ def check_averages(
 ) -> None:
     """They are right, are evaluated with, and leave the weights as they were."""
     check_state(stem.with_suffix(".ema"), expected.ema, label)
-    before, after = (load_file(stem.with_suffix(f".{x}")) for x in ("state", "after"))
+    before, after = (load_file(stem.with_suffix(f".{x}")) for x in ("st", "after"))
     assert all(torch.equal(before[name], after[name]) for name in before), label
     model = model_of(run)
     model.load_state_dict(expected.ema)
@@ -168,10 +165,10 @@ def check_gradients(files: list[Path], expected: Trained, label: str) -> None:
 @pytest.mark.timeout(120)
 def test_an_early_update_waits_for_all_gradients(tmp_path: Path) -> None:
     """An order may update a stage before another one's backwards; clipping is whole."""
-    run = case("perceptron", "", 2, order=EARLY_UPDATE, clip_norm=0.1)
+    run = case("perceptron", EARLY_UPDATE, 2, clip_norm=0.1)
     answers = trained([run], 2, tmp_path)
     expected = plain_training(run)
-    check_state(tmp_path / "0.state", expected.state, str(run))
+    check_state(tmp_path / "0.st", expected.state, str(run))
     check_answer(answers[1][0], expected, str(run))
 
 
@@ -199,7 +196,7 @@ def test_autocast_is_bit_equal(num_workers: int, tmp_path: Path) -> None:
     answers = trained(HALVES, num_workers, tmp_path)
     for i, run in enumerate(HALVES):
         expected = plain_training(run)
-        actual = load_file(tmp_path / f"{i}.state")
+        actual = load_file(tmp_path / f"{i}.st")
         for name, value in expected.state.items():
             assert torch.equal(actual[name], value), f"{run}: {name}"
         for worker in answers:
@@ -249,7 +246,7 @@ def test_a_gradient_that_is_no_number_changes_no_weight(
 ) -> None:
     """Behind a finite loss; every worker stops, and names the same parameter."""
     answers = answers_of(
-        "tests.run.support.training_workers:fragile_all",
+        "fragile_workers:fragile_all",
         cases,
         str(tmp_path),
         num_workers=num_workers,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hocket
 from tests.run.support.forked import answers_of
+from tests.run.support.started import started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -45,11 +46,11 @@ def freeze(net: nn.Module, step: int) -> None:
 
 def make_pipeline(net: nn.Module, **options: Any) -> hocket.Pipeline:
     """Trains it by AdamW, four microbatches a step."""
-    return hocket.Pipeline(
+    return started(
         net,
         nn.functional.mse_loss,
-        optimizer=lambda weights: torch.optim.AdamW(weights, 0.01),
-        example=make_batches()[0],
+        (lambda weights: torch.optim.AdamW(weights, 0.01)),
+        make_batches()[0],
         num_microbatches=4,
         **options,
     )
@@ -99,7 +100,7 @@ def freeze_on_one_rank() -> str:
 def test_as_the_plain_loop(tmp_path: Path) -> None:
     """Split, recomputed, and reduced over replicas, with the norm of what is left."""
     expected = torch.tensor(train_plain(), dtype=torch.float64)
-    for found in answers_of(f"{__name__}:train_on_two", num_workers=2, folder=tmp_path):
+    for found in answers_of(f"{__name__}:train_on_two", folder=tmp_path):
         assert list(found) == list(WAYS)
         for name, weights in found.items():
             apart = torch.tensor(weights, dtype=torch.float64) - expected
@@ -108,9 +109,7 @@ def test_as_the_plain_loop(tmp_path: Path) -> None:
 
 def test_one_rank_alone_is_refused(tmp_path: Path) -> None:
     """The other would train another model."""
-    answers = answers_of(
-        f"{__name__}:freeze_on_one_rank", num_workers=2, folder=tmp_path
-    )
+    answers = answers_of(f"{__name__}:freeze_on_one_rank", folder=tmp_path)
     assert any("changed" in x for x in answers), answers
 
 

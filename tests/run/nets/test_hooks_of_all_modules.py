@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
-import hocket
 from hocket.errors import ModelError
 from tests.conformance.script import batches, chain, own_form
+from tests.run.support.started import started
 
 
 def _seen(net: nn.Module, *, is_early: bool, **options: Any) -> list[str]:
@@ -27,12 +27,11 @@ def _seen(net: nn.Module, *, is_early: bool, **options: Any) -> list[str]:
     handle = register() if is_early else None
     batch = batches()[0]
     try:
-        with hocket.Pipeline(
+        with started(
             net,
             nn.functional.mse_loss,
-            optimizer=partial(torch.optim.SGD, lr=0.1),
-            example=batch,
-            num_microbatches=2,
+            partial(torch.optim.SGD, lr=0.1),
+            batch,
             **options,
         ) as pipeline:
             handle = handle or register()

@@ -22,6 +22,7 @@ from tests.run.support.comparison import case, check_run, in_few_steps
 from tests.run.support.forked import answers_of
 from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.small_models import ZOO, batches, make_model
+from tests.run.support.started import started
 
 CPU: Final = torch.device("cpu")
 
@@ -54,7 +55,7 @@ def test_is_exact(num_workers: int, tmp_path: Path) -> None:
         for recompute in ("none", "all")
     ]
     answers = answers_of(
-        "tests.run.support.exactness:train_all",
+        "exactness:train_all",
         runs,
         str(tmp_path),
         num_workers=num_workers,
@@ -64,7 +65,7 @@ def test_is_exact(num_workers: int, tmp_path: Path) -> None:
 
     for i in range(0, len(runs), 2):
         kept, again = ([worker[j] for worker in answers] for j in (i, i + 1))
-        assert [a["history"] for a in again] == [a["history"] for a in kept]
+        assert [a["losses"] for a in again] == [a["losses"] for a in kept]
         assert [a["boundaries"] for a in again] == [a["boundaries"] for a in kept]
         expected, actual = (load_file(tmp_path / f"{j}.st") for j in (i, i + 1))
         assert sorted(actual) == sorted(expected)
@@ -233,11 +234,11 @@ def test_auto_fits_the_memory_it_is_given() -> None:
 
 
 def _pipeline(batch: Any, **settings: Any) -> hocket.Pipeline:
-    return hocket.Pipeline(
+    return started(
         make_model("resnet"),
         ZOO["resnet"].loss,
-        optimizer=make_optimizer,
-        example=batch,
+        make_optimizer,
+        batch,
         schedule="gpipe",
         num_microbatches=4,
         **settings,

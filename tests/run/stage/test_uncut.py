@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-import hocket
 from hocket.run.cluster.world import join_world
 from tests.run.support.forked import run_forked
+from tests.run.support.plainly import train_plainly
+from tests.run.support.started import started
 
 MODULE: Final = "tests.run.stage.test_uncut"
 WIDTH: Final = 8
+ADAMW: Final = partial(torch.optim.AdamW, lr=1e-3)
 
 
 class Tied(nn.Module):
@@ -112,14 +115,8 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
         return model
 
     batch = batch_of(kind)
-    with hocket.Pipeline(
-        make(),
-        loss,
-        optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
-        example=batch,
-        num_microbatches=2,
-        cut=[CUTS[kind]],
-        world=join_world(),
+    with started(
+        make(), loss, ADAMW, batch, cut=[CUTS[kind]], world=join_world()
     ) as pipeline:
         first = pipeline.step(batch).loss
         pipeline.evaluate([batch])
@@ -148,12 +145,9 @@ def train(kind: str, folder: str, is_kept: bool) -> dict[str, Any]:
 def plain(kind: str) -> tuple[float, dict[str, Tensor]]:
     """The loss before, and the state after one step of the plain loop."""
     torch.manual_seed(0)
-    model, (inputs, targets) = MODELS[kind](), batch_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    total = loss(model(inputs), targets)
-    total.backward()
-    optimizer.step()
-    return total.item(), model.state_dict()
+    model = MODELS[kind]()
+    (value,) = train_plainly(model, loss, ADAMW, [batch_of(kind)])
+    return value, model.state_dict()
 
 
 @pytest.mark.timeout(110)
@@ -162,13 +156,7 @@ def test_other_stages_weights_are_freed(kind: str, tmp_path: Path) -> None:
     """They stayed in every worker's memory; and all works as well without them."""
     folder = str(tmp_path / "saved")
     done = run_forked(
-        f"{MODULE}:train",
-        kind,
-        folder,
-        False,
-        num_workers=2,
-        folder=tmp_path,
-        timeout_s=30,
+        f"{MODULE}:train", kind, folder, False, folder=tmp_path, timeout_s=30
     )
     assert set(done.codes.values()) == {0}, done.output
     value, state = plain(kind)
@@ -193,7 +181,6 @@ def test_what_the_user_refers_to_stays(tmp_path: Path) -> None:
         "exported",
         str(tmp_path / "saved"),
         True,
-        num_workers=2,
         folder=tmp_path,
         timeout_s=30,
     )

@@ -6,7 +6,6 @@ raised each time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -18,30 +17,17 @@ from torch.nn.utils import parameters_to_vector
 from torch.optim.lr_scheduler import LinearLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from hocket import env
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import HocketError
-from hocket.run.cluster.world import World, join_world
 from hocket.schedules import make_schedule
 from tests.run.support.failing_workers import (
-    Batch,
     loss,
     make_batches,
     make_model,
     make_pipeline,
 )
-
-Reported = list[str]  # the error's type and its message; nothing if there was none
-
-
-def reported(action: Callable[[], object]) -> Reported:
-    """Return the kind and the message of the error that an action raises."""
-    try:
-        action()
-    except HocketError as error:
-        return [type(error).__name__, str(error)]
-    return []
+from tests.run.support.joined import Reported, join, reported
+from tests.run.support.plainly import Batch
 
 
 def bad_settings(folder: str) -> dict[str, Reported]:
@@ -319,10 +305,3 @@ def different_pipelines(folder: str) -> dict[str, Reported]:
             mine.pop("cut")
         answers[name] = reported(partial(_make, folder=folder, world=world, **mine))
     return answers
-
-
-def join(attempt: int = 0) -> World:
-    """Join the job, with one thread; or begin it again."""
-    torch.set_num_threads(1)
-    os.environ[env.ATTEMPT.name] = str(attempt)
-    return join_world()

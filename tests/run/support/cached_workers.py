@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import hocket
 from hocket.freeze.cache import payoff
 from hocket.run.data.samples import EpochRandom
-from tests.run.support.bad_input_workers import join
 from tests.run.support.freezing_workers import ADAMW, OneMore, measure_briefly
+from tests.run.support.joined import join
+from tests.run.support.started import started
 
 NUM_EPOCHS: Final = 6
 STEPS_PER_EPOCH: Final = 2
@@ -79,11 +80,11 @@ def train(
     if loader is None:
         loader = hocket.SampleLoader(Rows(), BATCH_SIZE, seed=2)
     found: list[Any] = []
-    with hocket.Pipeline(
+    with started(
         make_chain() if model is None else model,
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=loader.example(),
+        ADAMW,
+        loader.example(),
         cache=cache,
         **{
             "freeze": OneMore(every_steps=2 * STEPS_PER_EPOCH),
@@ -104,11 +105,11 @@ def make_cached(
     folder: str | Path, model: nn.Module | None = None, **options: Any
 ) -> hocket.Pipeline:
     """A pipeline that freezes a layer every four steps, and keeps outputs on disk."""
-    return hocket.Pipeline(
+    return started(
         make_chain() if model is None else model,
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=hocket.SampleLoader(Rows(), BATCH_SIZE).example(),
+        ADAMW,
+        hocket.SampleLoader(Rows(), BATCH_SIZE).example(),
         num_microbatches=4,
         freeze=OneMore(every_steps=2 * STEPS_PER_EPOCH),
         cache=hocket.Cache(folder, ram_bytes=0, disk_bytes=ROOM),
@@ -128,7 +129,6 @@ def train_cached(folders: list[list[str]]) -> Any:
     measure_briefly()
     always_pays()
     world = join()
-    torch.set_num_threads(1)
     answers = []
     for by_rank in folders:
         folder = by_rank[world.rank]

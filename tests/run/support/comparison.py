@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -40,9 +40,46 @@ def case(
     }
 
 
+def of_four(model: str, schedule: str, num_microbatches: int, **more: Any) -> Any:
+    """A run whose microbatches have 4 samples, and the last of them 3.
+
+    For these, models are captured before workers begin (preloaded.py).
+    """
+    sizes = {"batch_size": 4 * num_microbatches - 1, "last": 2 * num_microbatches + 1}
+    return case(model, schedule, num_microbatches, **{**sizes, **more})
+
+
 def in_few_steps(*runs: dict[str, Any], num_steps: int = FEW_STEPS) -> list[Any]:
     """The same runs, of a few steps each."""
     return [{**run, "num_steps": num_steps} for run in runs]
+
+
+Runs = Mapping[int, Sequence[dict[str, Any]]]
+
+
+def quick_and_all(
+    first: Runs, relatives: Runs, others: Runs, num_steps: int = FEW_STEPS
+) -> tuple[dict[int, list[Any]], dict[int, list[Any]]]:
+    """Return, by number of workers, what is always played, and all for 20 steps.
+
+    Args:
+        first: of each kind of order one, always for 20 steps.
+        relatives: always played, for a few steps.
+        others: never among the quick ones.
+        num_steps: few.
+    """
+    quick = {
+        n: [
+            *first.get(n, ()),
+            *in_few_steps(*relatives.get(n, ()), num_steps=num_steps),
+        ]
+        for n in sorted({*first, *relatives})
+    }
+    whole = {
+        n: [*first.get(n, ()), *relatives.get(n, ()), *others.get(n, ())]
+        for n in sorted({*first, *relatives, *others})
+    }
+    return quick, whole
 
 
 _oracle = lru_cache(maxsize=2)(plain_loop)
@@ -54,6 +91,7 @@ def check_runs(
     folder: Path,
     *,
     whole_s: float = 200.0,
+    entry: str = "exactness:train_all",
 ) -> None:
     """Train all of them in one job, and compare each with the plain loop.
 
@@ -62,9 +100,10 @@ def check_runs(
         num_workers: of the job.
         folder: of the test.
         whole_s: that the job may take.
+        entry: of the workers.
     """
     answers = answers_of(
-        "tests.run.support.exactness:train_all",
+        entry,
         cases,
         str(folder),
         num_workers=num_workers,
@@ -101,11 +140,11 @@ def check_run(
     worst = max(far, key=far.__getitem__)
     assert far[worst] <= TOLERANCE, f"{run}: {worst} is off by {far[worst]:.1e}"
     for worker in answers:
-        assert len(worker["history"]) == run["num_steps"], run
+        assert len(worker["losses"]) == run["num_steps"], run
         assert worker["num_copies"] == num_copies(expected), run
         for step, losses in enumerate(history):
             for name, loss in losses.items():
-                reported = worker["history"][step][name]
+                reported = worker["losses"][step][name]
                 assert reported == pytest.approx(loss, rel=1e-9), f"{run}: {step}"
     check_alike(run, answers)
     check_evaluation(run, expected, answers)

@@ -15,13 +15,13 @@ import hocket
 from hocket.errors import HocketError
 from hocket.freeze import Listed
 from tests.freeze.test_decide import Decides
-from tests.run.support.bad_input_workers import join
 from tests.run.support.freezing_workers import (
     ADAMW,
     make_batches,
     make_pipeline,
     measure_briefly,
 )
+from tests.run.support.joined import join
 
 
 def decide_oddly() -> dict[str, Any]:
@@ -32,7 +32,6 @@ def decide_oddly() -> dict[str, Any]:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     case = {"options": "plain", "policy": "alpha", "shapes": "fixed"}
     found: dict[str, Any] = {}
     for name, value in (("numpy", np.int64(2)), ("float", 1.5)):
@@ -67,7 +66,6 @@ def limit_memory(profiles: str) -> dict[str, Any]:
         The frozen layers of three steps, or the error.
     """
     world = join()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     batch = torch.randn(64, 128), torch.randint(128, (64,))
     model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(9)))

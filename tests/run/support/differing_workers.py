@@ -16,7 +16,8 @@ from torch.optim import lr_scheduler
 import hocket
 from hocket.errors import HocketError
 from hocket.freeze import Alpha, LayerObservation, Measures
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
+from tests.run.support.joined import join
 from tests.run.support.refused_workers import Layer, batches
 
 RATE: Final = 0.1
@@ -133,8 +134,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 
 def train_all(names: list[str], folder: str) -> dict[str, list[Any]]:
     """Train each case; return its error on this worker, and the steps it was given."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     reported = {}
     for name in names:
         steps: list[int] = []

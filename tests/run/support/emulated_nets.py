@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hocket.core.program import Net, Program, Stage
+from tests.run.support.plainly import classified
 
 SGD: Final = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAMW: Final = partial(torch.optim.AdamW, lr=1e-2)
@@ -28,14 +29,7 @@ def chain_model(seed: int, width: int = 4) -> nn.Sequential:
 
 def batches(num: int, size: int = 8) -> list[tuple[Tensor, Tensor]]:
     """Draw inputs and classes."""
-    rng = torch.Generator().manual_seed(5)
-    return [
-        (
-            torch.randn(size, 4, generator=rng, dtype=torch.float64),
-            torch.randint(3, (size,), generator=rng),
-        )
-        for _ in range(num)
-    ]
+    return classified([size] * num, 4, 3, seed=5)
 
 
 def distill(output: Tensor, targets: Tensor, teacher: Tensor) -> dict[str, Tensor]:

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hocket
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.stage.teacher_outputs import with_teachers
+from tests.run.support.joined import join
 from tests.run.support.rank_0_oracle import compared_on_rank_0
+from tests.run.support.started import started
 
 WIDTH: Final = 8
 _NUM_TOKENS: Final = 5
@@ -101,8 +103,7 @@ _OVER_BATCH: Final = ("byol", "moco", "dino")  # each sample's term reads all ou
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[float]:
     """Train each case; return the largest difference of a weight or a buffer."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     return [_difference(world, case, Path(folder)) for case in cases]
 
 
@@ -128,11 +129,11 @@ def _difference(world: World, case: dict[str, Any], folder: Path) -> float:
     data = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in data]
     models = {"model": copy.deepcopy(student), "teacher": copy.deepcopy(net)}
     optimizer = lars if case.get("is_lars") else adamw
-    with hocket.Pipeline(
+    with started(
         student,
         loss,
-        optimizer=optimizer,
-        example=data[0],
+        optimizer,
+        data[0],
         schedule=case["schedule"],
         num_microbatches=3,
         teachers={

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,10 @@ from hocket.run.cluster.launch import launch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from tests.run.support.forked import FAULT
 from tests.run.support.launched_workers import FAULTS
+from tests.run.support.plainly import Batch, classified
 
 LINGER: Final = "linger"  # no fault
 LINGER_S: Final = 0.5
-
-Batch: TypeAlias = tuple[Tensor, Tensor]
 
 WIDTH: Final = 6
 NUM_CLASSES: Final = 3
@@ -133,14 +132,7 @@ def make_batches(
     num_batches: int, size: int = BATCH_SIZE, seed: int = 2
 ) -> list[Batch]:
     """Random vectors and classes."""
-    rng = torch.Generator().manual_seed(seed)
-    return [
-        (
-            torch.randn(size, WIDTH, generator=rng, dtype=torch.float64),
-            torch.randint(NUM_CLASSES, (size,), generator=rng),
-        )
-        for _ in range(num_batches)
-    ]
+    return classified([size] * num_batches, WIDTH, NUM_CLASSES, seed=seed)
 
 
 def make_pipeline(

@@ -12,6 +12,9 @@ import sys
 from importlib.machinery import ModuleSpec
 from typing import Any, Final
 
+from tests.run.support.plainly import SGD
+from tests.run.support.started import started
+
 # torch, numpy, safetensors, and the packages without which torch is not imported.
 ALLOWED: Final = frozenset(
     (
@@ -46,17 +49,13 @@ def main() -> None:
     import torch
     from torch import nn
 
-    import hocket
-
     torch.manual_seed(0)
     batch = (torch.randn(4, 3), torch.randn(4, 2))
-    with hocket.Pipeline(
+    with started(
         nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)),
         nn.functional.mse_loss,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
-        example=batch,
-        schedule="1f1b",
-        num_microbatches=2,
+        SGD,
+        batch,
     ) as pipeline:
         losses = [pipeline.step(batch).loss for _ in range(3)]
     print(json.dumps(losses))

@@ -35,6 +35,15 @@ CALM_TIMEOUT_S: Final = 30.0  # for a wait in such a job
 LAST_S: Final = 0.5  # for the worker that had the fault, when all others have ended
 
 
+def full_entry(entry: str) -> str:
+    """Return `module:function` with the whole path of a module of this folder.
+
+    Args:
+        entry: a module without a dot is one of tests/run/support.
+    """
+    return entry if "." in entry else f"{__package__}.{entry}"
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How the workers of a job ended; everything by rank.
@@ -59,7 +68,7 @@ class Outcome:
 def run_forked(
     entry: str,
     *args: Any,
-    num_workers: int,
+    num_workers: int = 2,
     folder: Path,
     timeout_s: float,
     limit_s: float = WHOLE_S,
@@ -69,7 +78,7 @@ def run_forked(
     """Run a function in workers, and wait until all have ended.
 
     Args:
-        entry: `module:function`.
+        entry: `module:function`; see `full_entry`.
         args: of the function, as JSON.
         num_workers: to start.
         folder: of the test; one job each.
@@ -106,7 +115,7 @@ def start_forked(
     """Start workers that run a function, and return at once.
 
     Args:
-        entry: `module:function`.
+        entry: `module:function`; see `full_entry`.
         args: of the function, as JSON.
         num_workers: to start.
         folder: of the job.
@@ -116,7 +125,8 @@ def start_forked(
     begin = fork_server() if context is None else context
     workers: list[BaseProcess] = [
         begin.Process(  # type: ignore[attr-defined]  # each context has its own
-            target=_enter, args=(rank, num_workers, folder, entry, args, timeout_s)
+            target=_enter,
+            args=(rank, num_workers, folder, full_entry(entry), args, timeout_s),
         )
         for rank in range(num_workers)
     ]
@@ -128,7 +138,7 @@ def start_forked(
 def answers_of(
     entry: str,
     *args: Any,
-    num_workers: int,
+    num_workers: int = 2,
     folder: Path,
     timeout_s: float = CALM_TIMEOUT_S,
     whole_s: float = WHOLE_S,
@@ -137,7 +147,7 @@ def answers_of(
     """What each worker of a job returns in which nothing goes wrong, by rank.
 
     Args:
-        entry: `module:function`.
+        entry: `module:function`; see `full_entry`.
         args: of the function, as JSON.
         num_workers: to start.
         folder: of the job; made where it is missing.

@@ -16,6 +16,7 @@ from typing import Any
 from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
 from tests.run.support.fork_server import fork_server
+from tests.run.support.forked import full_entry
 from tests.run.support.forked_python import fork_instead_of_popen
 
 
@@ -23,7 +24,7 @@ def launch_forked(entry: str, args: Sequence[Any] = (), **options: Any) -> list[
     """Call `launch` in a forked process, whose workers are forked from it.
 
     Args:
-        entry: `module:function`.
+        entry: `module:function`, as in `answers_of`.
         args: the function's arguments: JSON values only.
         options: keyword arguments of `launch`.
 
@@ -36,7 +37,9 @@ def launch_forked(entry: str, args: Sequence[Any] = (), **options: Any) -> list[
     """
     server = fork_server()
     receiver, sender = server.Pipe(duplex=False)
-    process = server.Process(target=_launch, args=(sender, entry, args, options))
+    process = server.Process(
+        target=_launch, args=(sender, full_entry(entry), args, options)
+    )
     process.start()
     sender.close()
     try:

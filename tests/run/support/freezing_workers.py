@@ -24,8 +24,11 @@ from hocket.core.program import Program
 from hocket.freeze import Alpha, ArgminGradient, Policy
 from hocket.freeze.policy import LayerObservation, Planned
 from hocket.run.cluster.world import World
-from tests.run.support.bad_input_workers import join
+from tests.run.support.concatenated_batches import ConcatenatedBatches
+from tests.run.support.joined import join
+from tests.run.support.plainly import classified
 from tests.run.support.short_measurements import SHORT
+from tests.run.support.started import started
 
 NUM_STEPS: Final = 9
 NUM_PARTS: Final = 4
@@ -82,14 +85,7 @@ def make_model(norm: type[nn.Module] = nn.LayerNorm, dropout: float = 0.2) -> Mo
 
 def make_batches() -> list[tuple[Tensor, Tensor]]:
     """One for each step, of a size that the microbatches do not divide."""
-    rng = torch.Generator().manual_seed(6)
-    return [
-        (
-            torch.randn(10, 5, generator=rng, dtype=torch.float64),
-            torch.randint(3, (10,), generator=rng),
-        )
-        for _ in range(NUM_STEPS)
-    ]
+    return classified([10] * NUM_STEPS, 5, 3, seed=6)
 
 
 def warm_up(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -153,17 +149,15 @@ def train_many_layouts() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4) for _ in range(NUM_TRANSITIONS + 3)]
     batch = torch.randn(8, 4), torch.randint(4, (8,))
     found = []
-    with hocket.Pipeline(
+    with started(
         nn.Sequential(*layers),
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=batch,
-        num_microbatches=2,
+        ADAMW,
+        batch,
         freeze=OneMore(every_steps=1),
         shapes={n: (1, 2) if n % 2 else (2, 1) for n in range(NUM_TRANSITIONS + 1)},
         clip_norm=1.0,
@@ -176,24 +170,9 @@ def train_many_layouts() -> Any:
     return found
 
 
-class Rows:
-    """Forty samples without augmentation."""
-
-    num_samples = 40
-    fingerprint = 1
-
-    def __init__(self) -> None:
-        rng = torch.Generator().manual_seed(1)
-        self._inputs = torch.randn(40, 4, generator=rng, dtype=torch.float64)
-        self._targets = torch.randint(4, (40,), generator=rng)
-
-    def inputs(self, rows: Tensor, draw: object) -> Tensor:
-        """Their inputs."""
-        return self._inputs[rows]
-
-    def targets(self, rows: Tensor, draw: object) -> Tensor:
-        """Their targets."""
-        return self._targets[rows]
+def forty_samples() -> ConcatenatedBatches:
+    """Without augmentation."""
+    return ConcatenatedBatches(classified([40], 4, 4, seed=1))
 
 
 def train_from_samples() -> Any:
@@ -204,18 +183,16 @@ def train_from_samples() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     found = []
-    loader = hocket.SampleLoader(Rows(), 5, seed=2)
-    for batches in (loader, [*hocket.SampleLoader(Rows(), 5, seed=2)]):
+    loader = hocket.SampleLoader(forty_samples(), 5, seed=2)
+    for batches in (loader, [*hocket.SampleLoader(forty_samples(), 5, seed=2)]):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(7))).double()
-        with hocket.Pipeline(
+        with started(
             model,
             F.cross_entropy,
-            optimizer=ADAMW,
-            example=loader.example(),
-            num_microbatches=2,
+            ADAMW,
+            loader.example(),
             freeze=OneMore(every_steps=4),
             shapes={1: (1, 2)} if batches is loader else {},
             world=world,
@@ -272,7 +249,6 @@ def train_freezing(
     """Train, and return what results say of each step, and the weights."""
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     case = {
         "shapes": shapes,
         "options": options,
@@ -296,12 +272,11 @@ def train_batch_norms() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
-    with hocket.Pipeline(
+    with started(
         make_model(nn.BatchNorm1d, dropout=0.0),
         F.cross_entropy,
-        optimizer=ADAMW,
-        example=make_batches()[0],
+        ADAMW,
+        make_batches()[0],
         num_microbatches=NUM_PARTS,
         freeze=POLICIES["alpha"],
         shapes=SHAPES["recut"],

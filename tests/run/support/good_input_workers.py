@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import env
-from tests.run.support.bad_input_workers import join
 from tests.run.support.failing_workers import make_batches, make_model, make_pipeline
+from tests.run.support.joined import join
 from tests.run.support.launched_workers import listeners
 
 SIZES = (16, 3, 1)  # the last two: fewer samples than microbatches, than replicas

@@ -22,6 +22,7 @@ from hocket.run.cluster.world import World
 from hocket.run.comm.shm.transport import memory_domain
 from tests.run.support import failing_workers as failing
 from tests.run.support.launched_workers import listeners
+from tests.run.support.plainly import train_plainly
 
 NUM_STEPS: Final = 4
 NUM_MICROBATCHES: Final = 4
@@ -45,21 +46,10 @@ def train(folder: Path, settings: dict[str, Any]) -> None:
 
 def plain_loop(num_parts: int) -> tuple[dict[str, Tensor], list[float]]:
     """The same in one process: the weights at the end, and each step's loss."""
-    model = failing.make_model()
-    optimizer = failing.make_optimizer(model.parameters())
-    losses = []
-    for inputs, targets in failing.make_batches(NUM_STEPS):
-        total = 0.0
-        parts = zip(
-            inputs.tensor_split(num_parts), targets.tensor_split(num_parts), strict=True
-        )
-        for x, classes in parts:
-            loss = F.cross_entropy(model(x), classes) * (len(x) / len(inputs))
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
+    model, batches = failing.make_model(), failing.make_batches(NUM_STEPS)
+    losses = train_plainly(
+        model, F.cross_entropy, failing.make_optimizer, batches, num_parts=num_parts
+    )
     return model.state_dict(), losses
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.core.schedule import Schedule
-from hocket.run.cluster.world import join_world
 from hocket.run.engine.program_run import ProgramRun
+from tests.run.support.joined import join
 from tests.run.support.program_workers import WIDTH, adamw, make_batches, per_sample
 
 # 1F1 waits for 0F1, which comes after 2F0, which waits for 1F0.
@@ -48,8 +48,7 @@ def _fail_in_a_thread(module: nn.Module, args: object) -> None:
 
 def train() -> None:
     """Train until the middle stage fails."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(WIDTH, WIDTH), FailsInASideLane(), nn.Linear(WIDTH, WIDTH)

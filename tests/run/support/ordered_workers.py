@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.run.cluster.world import World
-from tests.run.support import exactness, flush_free, program_workers
+from tests.run.support import exactness, program_workers
 from tests.run.support.strict_wires import StrictWires
 
 Cases = list[dict[str, Any]]
@@ -42,16 +42,10 @@ def strict_wires(*, crosses: bool = True) -> Iterator[None]:
     assert num_messages[2] > 0 or not crosses
 
 
-def train_synchronous(cases: Cases, folder: str) -> Cases:
+def train(cases: Cases, folder: str) -> Cases:
     """Train every case of `exactness`."""
     with strict_wires():
         return exactness.train_all(cases, folder)
-
-
-def train_flush_free(cases: Cases, folder: str) -> Cases:
-    """Train every case of `flush_free`."""
-    with strict_wires():
-        return flush_free.train_all(cases, folder)
 
 
 def run_programs(orders: list[str], clip_norm: float | None) -> list[float]:

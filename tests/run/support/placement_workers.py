@@ -34,6 +34,7 @@ from tests.run.support.comparison import difference
 from tests.run.support.freezing_workers import OneMore, measure_briefly
 from tests.run.support.short_measurements import measure_shortly
 from tests.run.support.stand_in_device import register
+from tests.run.support.started import started
 from tests.run.support.teacher_models import (
     LOSSES,
     adamw,
@@ -77,11 +78,11 @@ class Places:
 
     def pipeline(self, **options: Any) -> hocket.Pipeline:
         """A pipeline of the student, with what a cell asks for."""
-        return hocket.Pipeline(
+        return started(
             self.put(options.pop("model", None) or make_student(), self.model),
             options.pop("loss", F.cross_entropy),
-            optimizer=adamw,
-            example=options.pop("example", None) or self.batches(1)[0],
+            adamw,
+            options.pop("example", None) or self.batches(1)[0],
             world=self.world,
             **{"schedule": "1f1b", "num_microbatches": 2, **options},
         )

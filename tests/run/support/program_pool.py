@@ -31,7 +31,7 @@ class ProgramPools:
         program = schedule.program
         num_workers = program.num_devices * program.num_replicas
         if num_workers not in self._pools:
-            entry = "tests.run.support.program_workers:serve"
+            entry = "program_workers:serve"
             self._pools[num_workers] = WorkerPool(
                 entry, num_workers, self.folder, self.timeout_s
             )

@@ -15,10 +15,11 @@ import hocket
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import SchemaError
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.engine.program_run import ProgramRun
+from tests.run.support.joined import join
 from tests.run.support.rank_0_oracle import compared_on_rank_0
 from tests.run.support.worker_pool import serve_texts
 
@@ -157,10 +158,7 @@ def arguments(program: Program) -> dict[str, Any]:
 
 
 def difference(
-    world: World,
-    text: str,
-    clip_norm: float | None,
-    transport: TransportName = "auto",
+    world: World, text: str, clip_norm: float | None, transport: TransportName = "auto"
 ) -> float:
     """Run a program; the largest relative difference of any number to the emulator."""
     schedule = Schedule.parse(text)
@@ -211,13 +209,10 @@ def _far(
 
 
 def run_all(
-    orders: list[str],
-    clip_norm: float | None = None,
-    transport: TransportName = "auto",
+    orders: list[str], clip_norm: float | None = None, transport: TransportName = "auto"
 ) -> list[float]:
     """Run some programs in one job."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     found = [difference(world, text, clip_norm, transport) for text in orders]
     world.close()
     return found
@@ -237,8 +232,7 @@ def serve(folder: str) -> None:
 
 def refused_differences(text: str) -> dict[str, str]:
     """Make runs that differ from rank 1 on in one thing; return each error."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     errors = {}
     for what in ("schedule", "weights", "updates", "seed"):
         differs = what if world.rank else ""

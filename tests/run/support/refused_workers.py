@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import hocket
-from hocket.errors import HocketError
-from hocket.run.cluster.world import join_world
+from tests.run.support.joined import join, reported
 
 WIDTH: Final = 6
 NUM_STEPS: Final = 3
@@ -86,18 +85,9 @@ def contrast(output: Tensor, targets: Tensor) -> Tensor:
 
 def train_all(names: list[str], folder: str) -> dict[str, list[str]]:
     """Train each case; return what this worker raised, or nothing."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     settings = {"world": world, "profile_dir": Path(folder).parent / "profiles"}
-    return {name: _reported(partial(CASES[name], settings)) for name in names}
-
-
-def _reported(action: Callable[[], object]) -> list[str]:
-    try:
-        action()
-    except HocketError as error:
-        return [type(error).__name__, str(error)]
-    return []
+    return {name: reported(partial(CASES[name], settings)) for name in names}
 
 
 def _case(

@@ -18,14 +18,9 @@ import hocket
 from hocket import env
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from tests.run.support.failing_workers import (
-    LINGER,
-    TRAP,
-    Batch,
-    make_batches,
-    make_model,
-)
+from tests.run.support.failing_workers import LINGER, TRAP, make_batches, make_model
 from tests.run.support.forked import FAULT
+from tests.run.support.plainly import Batch
 
 NUM_STEPS: Final = 8
 SAVE_EVERY: Final = 2

@@ -7,8 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 import hocket
 from hocket.errors import HocketError
 from hocket.freeze import Plasticity
@@ -17,7 +15,6 @@ from hocket.freeze.cache.shard import Content, Key, Record
 from hocket.freeze.policy import LayerObservation
 from hocket.run.elastic import reshape
 from hocket.run.nets.moves import transfer
-from tests.run.support.bad_input_workers import join
 from tests.run.support.cached_workers import (
     BATCH_SIZE,
     NUM_EPOCHS,
@@ -35,6 +32,7 @@ from tests.run.support.freezing_workers import (
     measure_briefly,
     rest_of,
 )
+from tests.run.support.joined import join
 
 SAVED_AT: Final = (1, 3, 5)  # in 4x1 with nothing frozen, 2x2 and 1x4
 KILLED_AT: Final = 4
@@ -49,7 +47,6 @@ def save_and_resume(case: dict[str, str], folder: str) -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     profiles = Path(folder).parent / "profiles"
     with make_pipeline(case, world, profile_dir=profiles) as pipeline:
         results = []
@@ -77,7 +74,6 @@ def resume_on_two(case: dict[str, str], folder: str) -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     found = []
     for step, shapes in zip(SAVED_AT[1:], ("fixed", "stays"), strict=True):
         profiles = Path(folder).parent / "profiles"
@@ -110,7 +106,6 @@ def errors_and_activations() -> Any:
     """
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
     case = {"options": "plain", "policy": "alpha", "shapes": "fixed"}
     found: dict[str, Any] = {}
     with make_pipeline(
@@ -156,7 +151,6 @@ def die_in_transition(folder: str) -> None:
     """Save before a transition, in the middle of which rank 1 is killed."""
     measure_briefly()
     world = join()
-    torch.set_num_threads(1)
 
     def fatal(*args: Any) -> Any:
         if world.rank == 1:
@@ -180,7 +174,6 @@ def die_in_cache_write(folder: str, cache: str) -> None:
     measure_briefly()
     always_pays()
     world = join()
-    torch.set_num_threads(1)
 
     def torn(self: shard.Shard, slot: int, key: Key, content: Content) -> None:
         half, record = content.data[: len(content) // 2], Record.of(key, content)

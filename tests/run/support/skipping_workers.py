@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import hocket
 from hocket.run.cluster.world import join_world
 from tests.run.support.program_workers import Branching, adamw, make_batches
+from tests.run.support.started import started
 
 ORDER: Final = """steps 1
 replicas 1
@@ -34,11 +35,11 @@ def train() -> dict[str, float]:
     alone = copy.deepcopy(model)
     with (
         closing(join_world()) as world,
-        hocket.Pipeline(
+        started(
             model,
             F.mse_loss,
-            optimizer=adamw,
-            example=batches[0],
+            adamw,
+            batches[0],
             schedule=schedule,
             num_microbatches=3,
             cut=["b", "c"],

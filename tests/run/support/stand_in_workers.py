@@ -28,6 +28,7 @@ from tests.run.support.short_measurements import measure_shortly
 from tests.run.support.small_models import batches, make_model, specimen_of
 from tests.run.support.stand_in_device import StandInTensor, register
 from tests.run.support.stand_in_stream import STREAM, StandInEvent
+from tests.run.support.started import started
 from tests.run.support.teacher_models import largest_difference, make_batches
 from tests.run.support.teacher_workers import make_pipeline
 
@@ -73,12 +74,11 @@ def _dry_run_s(world: World) -> float:
         patch.setattr(dry_run, "_played", timed)
         patch.setattr(dry_run, "is_precise", lambda columns: False)
         patch.setattr(StandInEvent, "turn_s", 0.02)
-        hocket.Pipeline(
+        started(
             torch.nn.Linear(2, 2),
             torch.nn.functional.mse_loss,
-            optimizer=make_optimizer,
-            example=example,
-            num_microbatches=2,
+            make_optimizer,
+            example,
             world=world,
         ).close()
     [found] = spent_s
@@ -183,12 +183,12 @@ def _waits_by_step(world: World, name: str, schedule: str) -> list[list[int]]:
     data = batches(name, 6, 8, 8)
     found = []
     waits = STREAM.waits
-    with hocket.Pipeline(
+    with started(
         make_model(name),
         specimen_of(name).loss,
-        optimizer=OPTIMIZERS["AdamW"],
+        OPTIMIZERS["AdamW"],
+        data[0],
         scheduler=lambda x: torch.optim.lr_scheduler.StepLR(x, 2),
-        example=data[0],
         schedule=schedule,
         num_microbatches=4,
         clip_norm=1.0,
@@ -251,15 +251,8 @@ def _broken_step(world: World, what: str, name: str) -> dict[str, Any]:
         return made[-1]
 
     num_yielded, states = 0, []
-    pipeline = hocket.Pipeline(
-        model,
-        loss,
-        optimizer=make,
-        example=data[0],
-        num_microbatches=2,
-        clip_norm=0.5,
-        ema_decay=0.9,
-        world=world,
+    pipeline = started(
+        model, loss, make, data[0], clip_norm=0.5, ema_decay=0.9, world=world
     )
     (updater,) = pipeline._executor.updaters.values()
     try:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.run.data.batch import split_batch
 from hocket.run.data.step_batch import grouped
+from tests.run.support.plainly import classified
 
 WIDTH: Final = 6
 NUM_CLASSES: Final = WIDTH
@@ -68,14 +69,7 @@ def make_teacher(kind: str, *, is_tied: bool = False) -> Encoder:
 
 def make_batches(num_steps: int = NUM_STEPS) -> list[tuple[Tensor, Tensor]]:
     """Make batches of vectors and classes; the last one is smaller."""
-    rng = torch.Generator().manual_seed(11)
-    return [
-        (
-            torch.randn(size, WIDTH, generator=rng, dtype=torch.float64),
-            torch.randint(NUM_CLASSES, (size,), generator=rng),
-        )
-        for size in SIZES[:num_steps]
-    ]
+    return classified(SIZES[:num_steps], WIDTH, NUM_CLASSES, seed=11)
 
 
 def distil(output: Tensor, targets: Tensor, teachers: Mapping[str, Any]) -> Any:
@@ -332,9 +326,7 @@ def _step(
 
 
 def _evaluated(
-    case: Mapping[str, Any],
-    student: nn.Module,
-    teachers: Mapping[str, PlainTeacher],
+    case: Mapping[str, Any], student: nn.Module, teachers: Mapping[str, PlainTeacher]
 ) -> dict[str, float]:
     """Return the losses of two batches with the newest weights, by microbatch."""
     student.eval()

@@ -14,10 +14,12 @@ from torch import Tensor
 
 import hocket
 from hocket.core.simulate import long_step_s
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
 from hocket.run.stage.compiled.function import CompiledFunction
 from hocket.run.tune import build
 from tests.run.support.captured_once import Shelf, captured_once
+from tests.run.support.joined import join
+from tests.run.support.started import started
 from tests.run.support.teacher_models import (
     LOSSES,
     adamw,
@@ -60,11 +62,11 @@ def make_pipeline(
         "compile",
         "teacher_lane",
     )
-    return hocket.Pipeline(
+    return started(
         shelf.model(f"student, {num_frozen}, {is_tied}", make),
         LOSSES[case.get("loss", "distil")],
-        optimizer=adamw,
-        example=make_batches()[0],
+        adamw,
+        make_batches()[0],
         schedule=case["schedule"],
         num_microbatches=case.get("num_microbatches", 4),
         num_replicas=case.get("num_replicas", 1),
@@ -77,8 +79,7 @@ def make_pipeline(
 
 def train_all(cases: list[dict[str, Any]], folder: str) -> list[dict[str, Any]]:
     """Train every case in one job; rank 0 leaves the states in files."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     with captured_once() as shelf:
         return [
             _train(world, case, Path(folder), i, shelf) for i, case in enumerate(cases)
@@ -136,8 +137,7 @@ def resume_all(
         For each case and step, the largest difference of a weight or buffer from those
         of the training that went on.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     found = []
     with captured_once() as shelf:
         for i, case in enumerate(cases):
@@ -154,8 +154,7 @@ def resume_all(
 
 def resume_elsewhere(case: dict[str, Any], folder: str, step: int) -> float:
     """Go on from a save of another layout; compare with the plain loop."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     with captured_once() as shelf:
         found = _resumed(world, case, Path(folder) / "run-0", shelf, step)
     return largest_difference(found, plain_loop(case)[0])
@@ -189,8 +188,7 @@ def steps_of(schedules: list[str], folder: str) -> dict[str, float]:
     All are predicted from what the first start measured and kept. A dry run would
     find other seconds for each order.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     found = {}
     with captured_once() as shelf, pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "dry_run", lambda costs, *_: costs)
@@ -209,15 +207,14 @@ def influences(folder: str) -> list[float]:
         For each sample, the largest difference between what the gradient of this
         worker's stages loses by it and the gradient of that sample's term alone.
     """
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     x, y = make_batches(1)[0]
     ones = torch.ones(len(x), dtype=torch.float64)
-    with hocket.Pipeline(
+    with started(
         make_student(),
         weighted,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-        example=(x, (y, ones)),
+        (lambda parameters: torch.optim.SGD(parameters, lr=1.0)),
+        (x, (y, ones)),
         num_microbatches=4,
         teachers={"teacher": hocket.Teacher(make_teacher("frozen"))},
         world=world,

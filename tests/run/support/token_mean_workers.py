@@ -16,6 +16,7 @@ from hocket.run.data.loss import named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.step_batch import grouped
 from tests.run.support.concatenated_batches import ConcatenatedBatches
+from tests.run.support.started import started
 from tests.run.support.whole_batch_workers import sums_of
 
 NUM_STEPS: Final = 20
@@ -94,11 +95,11 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
 
 def pipeline(loss: Any, **settings: Any) -> hocket.Pipeline:
     """Three microbatches in 1F1B, or what the settings say."""
-    return hocket.Pipeline(
+    return started(
         make_model(),
         loss,
-        optimizer=adamw,
-        example=data()[0],
+        adamw,
+        data()[0],
         **{"schedule": "1f1b", "num_microbatches": 3, **settings},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,11 +13,13 @@ import hocket
 from hocket.run.cluster.world import join_world
 from hocket.run.data.loss import named_losses
 from hocket.run.data.sample_loader import EvaluationLoader
+from tests.run.support import plainly
 from tests.run.support.concatenated_batches import ConcatenatedBatches
+from tests.run.support.started import started
 
 NUM_STEPS: Final = 4
 NUM_SAMPLES: Final = 12
-SGD: Final = 0.05
+SGD: Final = partial(torch.optim.SGD, lr=0.05)
 
 
 def make_model() -> nn.Module:
@@ -31,15 +34,8 @@ def make_model() -> nn.Module:
 
 def data() -> list[tuple[Tensor, Tensor]]:
     """The batches of all steps; the last one is smaller."""
-    rng = torch.Generator().manual_seed(1)
     sizes = [NUM_SAMPLES] * (NUM_STEPS - 1) + [NUM_SAMPLES - 2]
-    return [
-        (
-            torch.randn(size, 6, generator=rng).double(),
-            torch.randint(3, (size,), generator=rng),
-        )
-        for size in sizes
-    ]
+    return plainly.classified(sizes, 6, 3, seed=1)
 
 
 def barlow(output: Tensor, targets: Tensor) -> Tensor:
@@ -60,11 +56,11 @@ def batch_hard(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 def pipeline(loss: Any, **settings: Any) -> hocket.Pipeline:
     """Two stages on each device, or what the settings say."""
-    return hocket.Pipeline(
+    return started(
         make_model(),
         loss,
-        optimizer=lambda p: torch.optim.SGD(p, SGD),
-        example=data()[0],
+        SGD,
+        data()[0],
         **{
             "schedule": "looped-bfs",
             "stages_per_device": 2,
@@ -107,15 +103,7 @@ def train(
 def train_plainly(name: str) -> dict[str, Any]:
     """The same without a pipeline."""
     model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), SGD)
-    losses = []
-    for inputs, targets in data():
-        named = LOSSES[name](model(inputs), targets)
-        total = named["loss"] if isinstance(named, dict) else named
-        optimizer.zero_grad()
-        total.backward()
-        optimizer.step()
-        losses.append(total.item())
+    losses = plainly.train_plainly(model, LOSSES[name], SGD, data())
     evaluated = 0.0
     for inputs, targets in data():
         with torch.no_grad():

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
 from torch import nn
 
-import hocket
 from hocket.core.hardware import load_catalogue
+from hocket.model.profile import measure
 from hocket.model.profile.profile import Profile
 from hocket.run.cluster.world import single_process_world
 from hocket.run.tune.link_costs import usual_cluster
 from tests.run.support.forked import answers_of
+from tests.run.support.joined import join
+from tests.run.support.started import started
+
+NUM_LAYERS = 12
+SLOWER = 20.0  # far more than what a busy machine does to a profile
+
+
+def slow_clock_of(device: torch.device) -> Callable[[], float]:
+    """A clock that a slower device would have."""
+    return lambda: SLOWER * perf_counter()
+
+
+def boundaries(profile_dir: str | None) -> list[int]:
+    """Return the cut of equal layers, where rank 1's device is slower."""
+    world = join()
+    if world.rank == 1:
+        patch = pytest.MonkeyPatch()
+        patch.setattr(platform, "processor", lambda: "a slow processor")
+        patch.setattr(measure, "clock_of", slow_clock_of)
+    torch.manual_seed(0)
+    layers = [nn.Linear(256, 256) for _ in range(NUM_LAYERS)]
+    batch = torch.ones(64, 256), torch.ones(64, 256)
+    with started(
+        nn.Sequential(*layers),
+        nn.functional.mse_loss,
+        torch.optim.SGD,
+        batch,
+        profile_dir=profile_dir,
+        world=world,
+    ) as pipeline:
+        return list(pipeline.plan.boundaries)
+
 
 CPU = torch.device("cpu")
 WIDE = 4  # the boundary that two equal stages of eight equal layers would have
@@ -25,14 +60,13 @@ def cut(folder: Path) -> tuple[int, ...]:
     """Boundaries of two stages on one worker, with the profile in the folder."""
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
     batch = (torch.ones(4, 4), torch.ones(4, 4))
-    with hocket.Pipeline(
+    with started(
         model,
         nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=batch,
+        torch.optim.SGD,
+        batch,
         schedule="looped-bfs",
         stages_per_device=2,
-        num_microbatches=2,
         profile_dir=folder,
     ) as pipeline:
         return pipeline.plan.boundaries
@@ -55,9 +89,7 @@ def keep_equal_layers(path: Path, wide_bytes: int) -> None:
     replace(kept, layers=tuple(equal)).save(path)
 
 
-def test_a_wide_boundary_is_left_out_if_a_layer_takes_less_time(
-    tmp_path: Path,
-) -> None:
+def test_a_wide_boundary_is_left_out_if_a_layer_takes_less_time(tmp_path: Path) -> None:
     """Each of two equal stages takes half as much longer as the messages between them.
 
     Half of a layer more is better than stages of three and five layers; one and a half
@@ -84,10 +116,7 @@ def test_a_slower_device_gets_fewer_layers(tmp_path: Path) -> None:
     """As was measured on each; such profiles are of one job, and are not kept."""
     profiles = tmp_path / "profiles"
     first, second = answers_of(
-        "tests.run.support.mixed_device_workers:boundaries",
-        str(profiles),
-        num_workers=2,
-        folder=tmp_path / "job",
+        f"{__name__}:boundaries", str(profiles), folder=tmp_path / "job"
     )
 
     assert first == second

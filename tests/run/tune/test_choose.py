@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import hocket
 from hocket.core.costs import Link
 from hocket.planner.cluster import MessageCosts
 from hocket.planner.rank import Search, rank
@@ -22,6 +21,7 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut import cut_model
 from tests.planner.toys import cluster, work
 from tests.run.support.forked import run_forked
+from tests.run.support.started import started
 
 MODULE = "tests.run.tune.test_choose"
 
@@ -48,11 +48,11 @@ def train(memory_bytes: int | None, stages_per_device: int | None) -> list[Any]:
     slow = MessageCosts(Link(latency_s=1.0), Link())
     with (
         patch.object(cut_model, "measure_messages", return_value=slow) as measured,
-        hocket.Pipeline(
+        started(
             model(),
             loss,
-            optimizer=lambda p: torch.optim.AdamW(p, 1e-3),
-            example=batch,
+            (lambda p: torch.optim.AdamW(p, 1e-3)),
+            batch,
             schedule="auto",
             num_microbatches=4,
             stages_per_device=stages_per_device,
@@ -71,9 +71,7 @@ def test_all_workers_play_the_same_order(tmp_path: Path) -> None:
 
     Where messages take long, several stages per device do not pay.
     """
-    done = run_forked(
-        f"{MODULE}:train", None, None, num_workers=2, folder=tmp_path, timeout_s=30
-    )
+    done = run_forked(f"{MODULE}:train", None, None, folder=tmp_path, timeout_s=30)
     assert set(done.codes.values()) == {0}, done.output
     first, other = done.results.values()
     assert other == first
@@ -86,9 +84,7 @@ def test_all_workers_play_the_same_order(tmp_path: Path) -> None:
 
 def test_the_user_may_choose_the_stages(tmp_path: Path) -> None:
     """Two per device leave the interleaved orders to choose from."""
-    done = run_forked(
-        f"{MODULE}:train", None, 2, num_workers=2, folder=tmp_path, timeout_s=30
-    )
+    done = run_forked(f"{MODULE}:train", None, 2, folder=tmp_path, timeout_s=30)
     assert set(done.codes.values()) == {0}, done.output
     assert all(result[1] == 4 for result in done.results.values())
 
@@ -140,9 +136,7 @@ def test_reverse_first_k_is_for_replicas_of_one_device() -> None:
 
 def test_an_order_that_does_not_fit_is_refused_on_every_worker(tmp_path: Path) -> None:
     """With what it takes, and what there is."""
-    done = run_forked(
-        f"{MODULE}:train", 1000, None, num_workers=2, folder=tmp_path, timeout_s=30
-    )
+    done = run_forked(f"{MODULE}:train", 1000, None, folder=tmp_path, timeout_s=30)
     assert set(done.codes) == set(done.reports)
     for report in done.reports.values():
         assert "no order fits" in str(report)

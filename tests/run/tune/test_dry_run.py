@@ -14,6 +14,7 @@ from tests.model.capture.test_submodules import Notes, X
 from tests.model.profile.test_measure import check_notes
 from tests.run.support.plain_loop import make_optimizer
 from tests.run.support.small_models import ZOO, batches, make_model
+from tests.run.support.started import started
 
 
 @pytest.mark.parametrize(
@@ -43,12 +44,11 @@ def test_forwards_of_teachers_leave_nothing_behind() -> None:
     before = [copy.deepcopy(net.state_dict()) for net in (model, teacher)]
     (batch,) = batches("resnet", 1, 8, 8)
 
-    with hocket.Pipeline(
+    with started(
         model,
         _difference,
-        optimizer=make_optimizer,
-        example=batch,
-        schedule="1f1b",
+        make_optimizer,
+        batch,
         num_microbatches=4,
         teachers={"teacher": hocket.Teacher(teacher, mode="train")},
     ) as pipeline:
@@ -73,14 +73,13 @@ def test_modules_forget_what_they_noted() -> None:
     model = Notes()
     buffers = dict(model.named_buffers())
 
-    with hocket.Pipeline(
+    with started(
         model,
         F.mse_loss,
-        optimizer=make_optimizer,
-        example=(torch.cat([X, X]), torch.zeros(8, 6)),
+        make_optimizer,
+        (torch.cat([X, X]), torch.zeros(8, 6)),
         schedule="interleaved-1f1b",
         stages_per_device=2,
-        num_microbatches=2,
         cut=["b"],
     ) as pipeline:
         check_notes(model, buffers)
@@ -125,11 +124,11 @@ def test_modules_keep_the_modes_that_the_loop_sets() -> None:
 def _pipeline(
     name: str, model: torch.nn.Module, batch: object, schedule: str = "1f1b"
 ) -> hocket.Pipeline:
-    return hocket.Pipeline(
+    return started(
         model,
         ZOO[name].loss,
-        optimizer=make_optimizer,
-        example=batch,
+        make_optimizer,
+        batch,
         schedule=schedule,
         num_microbatches=4,
     )

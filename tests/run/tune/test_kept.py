@@ -18,9 +18,58 @@ from torch import Tensor, nn
 import hocket
 from hocket.core.costs import Costs
 from hocket.model.guards.code_text import UnknownCodeError, code_text
+from hocket.run.cluster.world import join_world
 from hocket.run.tune import build
 from hocket.run.tune.cut import cut_model, profiled_model
 from tests.run.support.forked import answers_of
+from tests.run.support.started import started
+
+
+def start_thrice(folder: str) -> dict[str, Any]:
+    """First and second with this rank's folder, then rank 0 with an empty one.
+
+    Rank 1's folder is empty the second time, and has everything the third time.
+    """
+    world = join_world()
+    num_measured = 0
+    patch = pytest.MonkeyPatch()
+    for module, name in (
+        (profiled_model, "profile_layers"),
+        (cut_model, "measure_updates"),
+        (build, "dry_run"),
+    ):
+        measure = getattr(module, name)
+
+        def noted(*args: Any, measure: Any = measure, **named: Any) -> Any:
+            nonlocal num_measured
+            num_measured += 1
+            return measure(*args, **named)
+
+        patch.setattr(module, name, noted)
+
+    found, counts = [], []
+    for own in (("full", "empty"), ("full", "empty"), ("empty", "full")):
+        num_before = num_measured
+        batch = torch.ones(4, 3), torch.zeros(4, 3)
+        torch.manual_seed(0)
+        with started(
+            nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)),
+            nn.functional.mse_loss,
+            torch.optim.SGD,
+            batch,
+            profile_dir=Path(folder) / own[world.rank],
+            world=world,
+        ) as pipeline:
+            pipeline.step(batch)
+            found.append(pipeline.plan.costs)
+        counts.append(num_measured - num_before)
+    everyone = [
+        {*map(str, world.gather_json(str(costs), "costs"))} for costs in found[:2]
+    ]
+    are_equal = [len(texts) == 1 for texts in everyone]
+    world.close()
+    return {"measured": counts, "are_equal": are_equal}
+
 
 MEASURED = {
     "layers": (profiled_model, "profile_layers"),
@@ -143,10 +192,7 @@ def test_a_folder_that_cannot_be_written_ends_nothing(
 def test_rank_0_decides_for_all(tmp_path: Path) -> None:
     """Whatever the others have: all reuse, or all measure; with the same result."""
     answers = answers_of(
-        "tests.run.support.kept_workers:start_thrice",
-        str(tmp_path / "profiles"),
-        num_workers=2,
-        folder=tmp_path / "job",
+        f"{__name__}:start_thrice", str(tmp_path / "profiles"), folder=tmp_path / "job"
     )
     assert answers[0] == answers[1]
     assert answers[0]["measured"] == [3, 0, 3]
@@ -241,9 +287,7 @@ class Trainer:
 
 
 @pytest.fixture
-def written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[str, str], ModuleType]:
+def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], ModuleType]:
     """Run a user's file in which one text is replaced by another."""
 
     def run(old: str, new: str) -> ModuleType:

@@ -42,10 +42,9 @@ def test_training_equals_the_emulator(
 ) -> None:
     """Dropout, padding, batch norms in either mode, uneven microbatches."""
     for found in answers_of(
-        "tests.run.support.emulated_teachers:train_all",
+        "emulated_teachers:train_all",
         cases,
         str(tmp_path),
-        num_workers=2,
         folder=tmp_path,
         whole_s=280.0,
     ):

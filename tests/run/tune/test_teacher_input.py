@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.run.tune.teachers.joint import LowMomentumWarning, warn_of_low_momentum
+from tests.run.support.started import started
 from tests.run.support.teacher_models import (
     Encoder,
     adamw,
@@ -186,12 +187,11 @@ def test_a_frozen_teacher_is_not_saved_and_keeps_its_flags() -> None:
     """It is in no state, and no training changes it."""
     teacher = make_teacher("frozen")
     before = copy.deepcopy(teacher.state_dict())
-    with hocket.Pipeline(
+    with started(
         make_student(),
         distil,
-        optimizer=adamw,
-        example=make_batches(1)[0],
-        num_microbatches=2,
+        adamw,
+        make_batches(1)[0],
         teachers={"teacher": hocket.Teacher(teacher)},
     ) as pipeline:
         for _ in pipeline.train(make_batches(3)):

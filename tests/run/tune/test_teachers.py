@@ -13,6 +13,8 @@ from torch import nn
 
 import hocket
 from tests.run.support.forked import answers_of
+from tests.run.support.plainly import SGD
+from tests.run.support.started import started
 from tests.run.support.teacher_models import (
     NUM_STEPS,
     case_of,
@@ -110,7 +112,7 @@ COMPILED: Final = [
 def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> None:
     """Train all cases in one job, and compare each with the plain loop."""
     answers = answers_of(
-        "tests.run.support.teacher_workers:train_all",
+        "teacher_workers:train_all",
         cases,
         str(folder),
         num_workers=num_workers,
@@ -183,7 +185,7 @@ def test_a_lane_of_its_own_changes_no_bit(tmp_path: Path) -> None:
     """
     cases = [{**case, "teacher_lane": lane} for case in LANES for lane in (0, 1)]
     (found,) = answers_of(
-        "tests.run.support.teacher_workers:train_all",
+        "teacher_workers:train_all",
         cases,
         str(tmp_path),
         num_workers=1,
@@ -211,10 +213,7 @@ SAVED: Final = [
     case_of("momentum", "1f1b", delay=1),
     case_of("momentum", "zb-h1", delay=2),
 ]
-MORE_SAVED: Final = [
-    case_of("momentum", "1f1b"),
-    case_of("frozen", "1f1b"),
-]
+MORE_SAVED: Final = [case_of("momentum", "1f1b"), case_of("frozen", "1f1b")]
 
 
 @pytest.mark.timeout(240)
@@ -234,17 +233,16 @@ def test_a_save_holds_all_that_a_moving_teacher_needs(
     in the save, too.
     """
     answers = answers_of(
-        "tests.run.support.teacher_workers:resume_all",
+        "teacher_workers:resume_all",
         cases,
         str(tmp_path),
         [1, 2, 5],
-        num_workers=2,
         folder=tmp_path,
         whole_s=200.0,
     )
     assert answers == [[[0.0] * 3] * len(cases)] * 2
     (off,) = answers_of(
-        "tests.run.support.teacher_workers:resume_elsewhere",
+        "teacher_workers:resume_elsewhere",
         cases[0],
         str(tmp_path),
         5,
@@ -257,12 +255,7 @@ def test_a_save_holds_all_that_a_moving_teacher_needs(
 @pytest.mark.timeout(120)
 def test_each_sample_counts_once(tmp_path: Path) -> None:
     """Without a sample's weight, the gradient loses that sample's term, and no more."""
-    for off in answers_of(
-        "tests.run.support.teacher_workers:influences",
-        str(tmp_path),
-        num_workers=2,
-        folder=tmp_path,
-    ):
+    for off in answers_of("teacher_workers:influences", str(tmp_path), folder=tmp_path):
         assert len(off) == 14
         assert max(off) <= TOLERANCE
 
@@ -275,11 +268,7 @@ def test_the_fastest_filled_order_is_chosen(tmp_path: Path) -> None:
     """
     named = ["gpipe", "1f1b", "zb-h1", "interleaved-1f1b"]
     for found in answers_of(
-        "tests.run.support.teacher_workers:steps_of",
-        ["auto", *named],
-        str(tmp_path),
-        num_workers=2,
-        folder=tmp_path,
+        "teacher_workers:steps_of", ["auto", *named], str(tmp_path), folder=tmp_path
     ):
         assert found["auto"] <= min(found[name] for name in named)
 
@@ -299,12 +288,11 @@ def test_children_of_a_sequential_teacher_have_its_mode(mode: Any) -> None:
     output = student(x).detach()
     parts = [beside(part).detach() for part in x.chunk(2)]
     expected = nn.functional.mse_loss(output, torch.cat(parts)).item()
-    with hocket.Pipeline(
+    with started(
         student,
-        lambda output, _, teachers: nn.functional.mse_loss(output, teachers["t"].own),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        example=(x, x),
-        num_microbatches=2,
+        (lambda output, _, teachers: nn.functional.mse_loss(output, teachers["t"].own)),
+        SGD,
+        (x, x),
         teachers={"t": hocket.Teacher(teacher, mode=mode)},
     ) as pipeline:
         assert pipeline.step((x, x)).loss == pytest.approx(expected, rel=1e-12)

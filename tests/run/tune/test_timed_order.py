@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import hocket
 from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.errors import FitError, HocketError
 from hocket.run.cluster.world import World, join_world
 from hocket.schedules.v_min import RepeatingBubbleWarning
 from tests.run.support.forked import answers_of
+from tests.run.support.joined import join
+from tests.run.support.started import started
 
 MODULE = "tests.run.tune.test_timed_order"
 WIDTH = 48
@@ -63,11 +64,11 @@ def batch(num_samples: int = 32) -> tuple[Tensor, Tensor]:
 
 def make(world: World, schedule: str, model: Any = None, **more: Any) -> Any:
     """A pipeline of the linear layers, or of others."""
-    return hocket.Pipeline(
+    return started(
         linear() if model is None else model,
         loss,
-        optimizer=lambda p: torch.optim.SGD(p, 1e-3),
-        example=batch(),
+        (lambda p: torch.optim.SGD(p, 1e-3)),
+        batch(),
         schedule=schedule,
         world=world,
         **{"num_microbatches": 4, **more},
@@ -97,9 +98,7 @@ def train(schedule: str, more: dict[str, Any]) -> dict[str, Any]:
 
 def trained(folder: Path, schedule: str, **more: Any) -> dict[str, Any]:
     """What both workers answer, who must agree; the step is that of the plain loop."""
-    first, second = answers_of(
-        f"{MODULE}:train", schedule, more, num_workers=2, folder=folder
-    )
+    first, second = answers_of(f"{MODULE}:train", schedule, more, folder=folder)
     assert first == second
     inputs, targets = batch()
     expected = float(loss(linear()(inputs), targets).detach())
@@ -130,8 +129,7 @@ def test_zb_auto_is_made_for_what_was_measured(tmp_path: Path) -> None:
 
 def memory(recompute: str) -> list[Any]:
     """Refused, then made with the memory that the refusal names; a worker's entry."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     how = {"recompute": recompute, "cut": ["4"]}
     try:
         make(world, "zb-auto", memory_bytes=1000, **how)
@@ -154,7 +152,7 @@ def test_a_memory_that_is_too_small_is_refused_with_the_smallest(
     tmp_path: Path,
 ) -> None:
     """On every worker; with that one an order is made, which keeps to it."""
-    answers = answers_of(f"{MODULE}:memory", "none", num_workers=2, folder=tmp_path)
+    answers = answers_of(f"{MODULE}:memory", "none", folder=tmp_path)
     assert answers[0] == answers[1]
     text, needed, peak, order, less = answers[0]
     assert_every_backward(order)
@@ -166,7 +164,7 @@ def test_a_memory_that_is_too_small_is_refused_with_the_smallest(
 
 def test_all_stages_recompute_where_nothing_else_fits(tmp_path: Path) -> None:
     """With `recompute="auto"` the smallest memory is that of recomputing stages."""
-    answers = answers_of(f"{MODULE}:memory", "auto", num_workers=2, folder=tmp_path)
+    answers = answers_of(f"{MODULE}:memory", "auto", folder=tmp_path)
     assert answers[0] == answers[1]
     _, needed, peak, order, _ = answers[0]
     assert peak <= 1.1 * needed  # by times in place, which are others
@@ -183,8 +181,7 @@ def test_ooo_modulo_chooses_its_groups(tmp_path: Path) -> None:
 
 def bad_shapes() -> list[list[str]]:
     """Numbers of microbatches that schedules refuse; a worker's entry."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     reported = []
     for schedule, number, more in (
         ("dualpipe-v", 3, {}),
@@ -201,7 +198,7 @@ def bad_shapes() -> list[list[str]]:
 
 def test_numbers_that_a_schedule_cannot_take(tmp_path: Path) -> None:
     """Refused on every worker, with those that it takes."""
-    answers = answers_of(f"{MODULE}:bad_shapes", num_workers=2, folder=tmp_path)
+    answers = answers_of(f"{MODULE}:bad_shapes", folder=tmp_path)
     assert answers[0] == answers[1]
     kinds, texts = zip(*answers[0], strict=True)
     assert set(kinds) == {"ShapeError"}
@@ -216,8 +213,7 @@ def test_numbers_that_a_schedule_cannot_take(tmp_path: Path) -> None:
 
 def warned() -> list[Any]:
     """V-Min of a model whose W takes nothing; a worker's entry."""
-    torch.set_num_threads(1)
-    world = join_world()
+    world = join()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with make(world, "v-min", slow(), num_microbatches=8) as pipeline:
@@ -233,9 +229,7 @@ def warned() -> list[Any]:
 
 def test_v_min_is_warned_of_by_the_main_worker(tmp_path: Path) -> None:
     """With the measured numbers, where its bubble repeats."""
-    (reported, num), (unreported, _) = answers_of(
-        f"{MODULE}:warned", num_workers=2, folder=tmp_path
-    )
+    (reported, num), (unreported, _) = answers_of(f"{MODULE}:warned", folder=tmp_path)
     assert num == 24  # of 32: whole where no op waits for I
     assert not unreported
     (text,) = reported

@@ -5,6 +5,7 @@ Schedule-free optimizers once gave `evaluate()` and `state_dict()` the training 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hocket.run.weights.migration import CommonState, bundle_of, restore_updater
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 from tests.conformance.script import batches, chain, mse
+from tests.run.support.started import started
 
 
 class Averaging(torch.optim.SGD):
@@ -93,35 +95,19 @@ def test_evaluation_and_state_have_the_weights_to_evaluate() -> None:
 def test_with_old_weights_they_are_refused() -> None:
     """Old versions are kept of the trained ones alone."""
     with pytest.raises(ConfigError, match="weights to train and others to evaluate"):
-        hocket.Pipeline(
+        started(
             chain().double(),
             mse,
-            optimizer=make,
-            example=batches()[0],
+            make,
+            batches()[0],
             num_microbatches=4,
             schedule="pipedream-2bw",
         )
 
 
-def test_a_layer_that_trains_again_in_a_group_that_counts_is_refused() -> None:
-    """Its first update would be corrected as if its moments were old: far too long."""
-    settings = TrainingConfig(optimizer=make)
-    named = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
-    before = Updater({"a": named["a"]}, settings)
-    named["a"].grad = torch.ones(2)
-    before.update()
-    bundles = {
-        "a": bundle_of("a", named["a"], before),
-        "b": bundle_of("b", named["b"], None),
-    }
-    after = Updater(named, settings)
-    with pytest.raises(ConfigError, match=r"b trains again.*'k' is 1, and 0"):
-        restore_updater(after, bundles, CommonState.of([before]))
-
-
-def test_adamw_may_train_again() -> None:
-    """It counts for each parameter; rates are the group's."""
-    settings = TrainingConfig(optimizer=lambda p: torch.optim.AdamW(p, 0.1))
+def trained_again(optimizer: Any) -> Updater:
+    """Update one of two weights, and go on with both; the rate is halved by hand."""
+    settings = TrainingConfig(optimizer=optimizer)
     named = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b")}
     before = Updater({"a": named["a"]}, settings)
     assert before.optimizer is not None
@@ -129,12 +115,22 @@ def test_adamw_may_train_again() -> None:
     named["a"].grad = torch.ones(2)
     before.update()
     bundles = {
-        "a": bundle_of("a", named["a"], before),
-        "b": bundle_of("b", named["b"], None),
+        name: bundle_of(name, p, before if name == "a" else None)
+        for name, p in named.items()
     }
     after = Updater(named, settings)
     restore_updater(after, bundles, CommonState.of([before]))
-    assert after.rates() == [0.05]
+    return after
+
+
+def test_a_layer_that_trains_again_in_a_group_that_counts_is_refused() -> None:
+    """Its first update would be corrected as if its moments were old: far too long.
+
+    AdamW counts for each parameter; rates are the group's.
+    """
+    with pytest.raises(ConfigError, match=r"b trains again.*'k' is 1, and 0"):
+        trained_again(make)
+    assert trained_again(partial(torch.optim.AdamW, lr=0.1)).rates() == [0.05]
 
 
 def test_a_metric_that_reads_weights_is_right_on_one_worker() -> None:

@@ -12,7 +12,8 @@ import torch
 import hocket
 from hocket.errors import CheckpointError
 from hocket.run.cluster.group import WorkerGroup
-from hocket.run.cluster.world import World, join_world
+from hocket.run.cluster.world import World
+from tests.run.support.joined import join
 from tests.sharing.support.wave_nets import (
     adamw,
     difference,
@@ -28,8 +29,7 @@ CLIP_NORM = 0.3
 
 def train_and_resume(folder: str) -> dict[str, dict[str, Any]]:
     """Train with each kind of sync, and once more from the middle."""
-    torch.set_num_threads(1)
-    with closing(join_world()) as world:
+    with closing(join()) as world:
         return {sync: _report(sync, Path(folder), world) for sync in ("wave", "exact")}
 
 

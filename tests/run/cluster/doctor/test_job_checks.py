@@ -86,10 +86,7 @@ def test_rendezvous() -> None:
 def test_workers_examine_their_job(tmp_path: Path) -> None:
     """Really: two of them add up, compare what they run, and rank 0 has it all."""
     outcome = run_forked(
-        "hocket.run.cluster.doctor.examine:worker",
-        num_workers=2,
-        folder=tmp_path,
-        timeout_s=20.0,
+        "hocket.run.cluster.doctor.examine:worker", folder=tmp_path, timeout_s=20.0
     )
     assert outcome.codes == {0: 0, 1: 0}, outcome.output
     assert outcome.results[1] == []

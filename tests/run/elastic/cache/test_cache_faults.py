@@ -34,6 +34,7 @@ from tests.run.support.cached_workers import (
 )
 from tests.run.support.forked import run_forked
 from tests.run.support.resuming_workers import TORN_AT
+from tests.run.support.started import started
 
 
 @pytest.fixture(autouse=True)
@@ -67,9 +68,8 @@ def test_killed_in_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """
     saved, cache = tmp_path / "checkpoints", tmp_path / "cache"
     outcome = run_forked(
-        "tests.run.support.resuming_workers:die_in_cache_write",
+        "resuming_workers:die_in_cache_write",
         *(str(saved), str(cache)),
-        num_workers=2,
         folder=tmp_path,
         timeout_s=20.0,
     )
@@ -135,11 +135,11 @@ def test_loaders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="differ when they are read twice"):
         train(cache, hocket.SampleLoader(NeverTheSame(), BATCH_SIZE))
     batches = [*hocket.SampleLoader(Rows(), BATCH_SIZE)]
-    with hocket.Pipeline(
+    with started(
         make_chain(),
         F.cross_entropy,
-        optimizer=torch.optim.SGD,
-        example=batches[0],
+        torch.optim.SGD,
+        batches[0],
         num_microbatches=4,
         freeze=hocket.freeze.Alpha(1 / 2),
         cache=cache,

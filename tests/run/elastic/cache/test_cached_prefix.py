@@ -36,6 +36,7 @@ from tests.run.support.cached_workers import (
 )
 from tests.run.support.forked_launch import launch_forked
 from tests.run.support.freezing_workers import OneMore, make_model
+from tests.run.support.started import started
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,7 @@ def test_four_workers_equal_one_without_it(tmp_path: Path) -> None:
     In one folder, workers read what others have written, before the change of shape
     too. In two, each replica misses what the other host's has computed.
     """
-    entry = "tests.run.support.cached_workers:train_cached"
+    entry = "cached_workers:train_cached"
     folders = [
         [str(tmp_path / f"{num_hosts} {rank * num_hosts // 4}") for rank in range(4)]
         for num_hosts in (1, 2)
@@ -172,11 +173,11 @@ def test_evaluation_uses_the_whole_net(
 
     monkeypatch.setattr(cached_prefix.CachedPrefix, "outputs", counted)
     loader = hocket.SampleLoader(Rows(), BATCH_SIZE)
-    with hocket.Pipeline(
+    with started(
         make_chain(),
         F.cross_entropy,
-        optimizer=torch.optim.SGD,
-        example=loader.example(),
+        torch.optim.SGD,
+        loader.example(),
         num_microbatches=4,
         freeze=hocket.freeze.Alpha(1 / 2, every_steps=1),
         shapes={},

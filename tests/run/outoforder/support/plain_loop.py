@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.run.stage.seed import step_seed
 from tests.run.outoforder.support.small_steps import difference
+from tests.run.support.started import started
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 Between = Callable[[int, Any, torch.optim.Optimizer], object]
@@ -120,11 +121,11 @@ def piped(
     between: Between = nothing,
 ) -> None:
     """Train by a pipeline of captured steps."""
-    with hocket.Pipeline(
+    with started(
         model,
         F.cross_entropy,
-        optimizer=make,
-        example=data[0],
+        make,
+        data[0],
         num_microbatches=1,
         schedule="ooo-single",
         seed=SEED,

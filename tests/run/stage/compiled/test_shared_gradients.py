@@ -19,7 +19,8 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.stage.compiled.products import Backward
 from hocket.run.stage.runner import StageRunner
 from tests.run.stage.compiled.compiling import CPU, compile_one, function_of
-from tests.run.stage.compiled.test_stage import assert_close
+from tests.run.stage.compiled.test_stage import TOLERANCE
+from tests.run.stage.split.test_runner import assert_close
 from tests.run.support.small_models import classes
 
 NUM, WIDTH = 3, 6
@@ -70,7 +71,7 @@ def test_of_microbatches_of_one_sample() -> None:
             )
             for m, part in enumerate(parts):
                 run(runner, m, part, grads[m : m + 1], splits=splits)
-        assert_close(eager, compiled)
+        assert_close(eager, compiled, TOLERANCE)
         places = {
             p.grad.untyped_storage().data_ptr()
             for p in compiled.parameters.values()

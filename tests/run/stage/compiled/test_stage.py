@@ -16,24 +16,12 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 from tests.run.stage.compiled.compiling import CPU, compile_one, function_of
-from tests.run.stage.split.test_runner import grads_of, parts_of, runner_of, short
+from tests.run.stage.split.test_runner import assert_close, parts_of, runner_of, short
 from tests.run.support.comparison import difference
 from tests.run.support.small_models import ZOO, classes
 
 NUM = 3
 TOLERANCE = 1e-12
-
-
-def assert_close(a: StageRunner, b: StageRunner, tolerance: float = TOLERANCE) -> None:
-    """Gradients and buffers of `b` are those of `a`."""
-    expected = grads_of(a)
-    for name, grad in grads_of(b).items():
-        other = expected[name]
-        assert (grad is None) == (other is None), name
-        if grad is not None and other is not None:
-            assert difference(grad, other) <= tolerance, name
-    for x, y in zip(a.module.buffers(), b.module.buffers(), strict=True):
-        assert difference(y, x) <= tolerance
 
 
 @pytest.mark.timeout(300)
@@ -66,7 +54,7 @@ def test_three_microbatches_on_their_way(name: str, recomputes: bool) -> None:
         for waiting in left:
             waiting.finish()
 
-    assert_close(eager, compiled)
+    assert_close(eager, compiled, TOLERANCE)
     reported = compiled.loss.values.read()
     for m, losses in eager.loss.values.read().items():
         assert reported[m] == pytest.approx(losses, rel=TOLERANCE)
@@ -83,11 +71,7 @@ def test_under_autocast() -> None:
         runner_of("dropout", precision=Precision.BFLOAT16) for _ in range(2)
     )
     compile_one(
-        [compiled.module],
-        0,
-        ZOO["dropout"].loss,
-        [part],
-        precision=Precision.BFLOAT16,
+        [compiled.module], 0, ZOO["dropout"].loss, [part], precision=Precision.BFLOAT16
     )
     for runner in (eager, compiled):
         runner.forward(0, 0, part, (), 1.0, splits=runner is compiled)
@@ -136,7 +120,7 @@ def test_a_stage_between_others(splits: bool) -> None:
     ):
         assert difference(b, a) <= TOLERANCE
     for one, other in zip(eager, compiled, strict=True):
-        assert_close(one, other)
+        assert_close(one, other, TOLERANCE)
         assert function_of(other).num_calls == 1
 
 

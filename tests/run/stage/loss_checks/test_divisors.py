@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -19,29 +20,25 @@ from tests.run.support.compared_steps import UNEVEN, cut, of_step
 from tests.run.support.token_mean_workers import PADDING, OverWords, data, pipeline
 
 
-def test_a_step_whose_counts_begin_to_differ_is_refused() -> None:
-    """Past bug: between the first, the 10th and the 100th step nothing was looked at.
-
-    No word of the first three batches is ignored.
-    """
-    loss = OverWords(ignore_index=PADDING)
+@pytest.mark.parametrize(
+    ("num_full", "settings", "said"),
+    [
+        # Between the first, the 10th and the 100th step nothing was looked at.
+        (3, {}, r"step 3 is not .* is 10, and in"),
+        # Nothing said what a stage that runs again divides by: it was compared whole.
+        (1, {"recompute": "all"}, "step 1 is not that of the batch"),
+    ],
+)
+def test_a_step_whose_counts_begin_to_differ_is_refused(
+    num_full: int, settings: dict[str, Any], said: str
+) -> None:
+    """Past bugs: no word of the first batches is ignored."""
     uneven_batch = data()[0]
     full = uneven_batch[0], uneven_batch[1].clamp(min=PADDING + 1)
-    with pipeline(loss) as trained:
-        for _ in range(3):
+    with pipeline(OverWords(ignore_index=PADDING), **settings) as trained:
+        for _ in range(num_full):
             trained.step(full)
-        with pytest.raises(ModelError, match=r"step 3 is not .* is 10, and in"):
-            trained.step(uneven_batch)
-
-
-def test_a_stage_that_runs_again_is_compared_by_its_numbers() -> None:
-    """Past bug: nothing said what it divides by, so each step was compared whole."""
-    loss = OverWords(ignore_index=PADDING)
-    uneven_batch = data()[0]
-    full = uneven_batch[0], uneven_batch[1].clamp(min=PADDING + 1)
-    with pipeline(loss, recompute="all") as trained:
-        trained.step(full)
-        with pytest.raises(ModelError, match="step 1 is not that of the batch"):
+        with pytest.raises(ModelError, match=said):
             trained.step(uneven_batch)
 
 

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 import hocket
 from tests.conformance.cases.inner_backwards import Energy, Forces, Slope, Transformed
 from tests.conformance.script import batches, chain, mse, sgd
+from tests.run.support.plainly import train_plainly
+from tests.run.support.started import started
 
 SPLIT: Final = "d0  0F0 1F0 1I0 0F1 1F1 0I0 1W0 1I1 0W0 0I1 1W1 1U 0W1 0U"
 
@@ -41,22 +43,12 @@ def test_trains_as_a_plain_loop(
     net = chain(nn.Linear(6, 6), kind(), nn.Tanh(), kind(), nn.Linear(6, 8)).double()
     plain = copy.deepcopy(net)
     order = hocket.Schedule.parse(schedule) if schedule == SPLIT else schedule
-    with hocket.Pipeline(
-        net,
-        mse,
-        optimizer=sgd,
-        example=batches()[0],
-        schedule=order,
-        num_microbatches=2,
-        recompute=recompute,
+    with started(
+        net, mse, sgd, batches()[0], schedule=order, recompute=recompute
     ) as pipeline:
         for batch in batches():
             pipeline.step(batch)
         found = pipeline.state_dict()
-    optimizer = sgd(plain.parameters())
-    for x, y in batches():
-        optimizer.zero_grad()
-        mse(plain(x), y).backward()
-        optimizer.step()
+    train_plainly(plain, mse, sgd, batches())
     for name, expected in plain.state_dict().items():
         torch.testing.assert_close(found[name], expected, rtol=1e-10, atol=1e-12)
