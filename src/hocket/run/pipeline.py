@@ -250,7 +250,7 @@ class Pipeline(StagedRun):
         call = f"{call}({'use_ema=True' if use_ema else ''})"
         is_sized = self._check_loader(loader, call)
         self._drain()
-        self._follow_changes(evaluates=True)
+        self._follow(evaluates=True)
         with (
             self._executor.averaged(is_used=use_ema),
             self._reported(call),

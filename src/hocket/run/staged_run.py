@@ -16,7 +16,6 @@ Rank 0 then raises an error that names both counts; rank 1 notices that rank 0 i
 from __future__ import annotations
 
 import threading
-import zlib
 from abc import ABC
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -166,7 +165,7 @@ class StagedRun(WorkerRun, ABC):
                 "the loss does not depend on any weight: all of the model's parameters "
                 "are frozen (requires_grad=False), so nothing would be trained"
             )
-        self._follow_changes()
+        self._follow()
         self._freeze_if_due(batches[0])
         program = self.plan.schedule.program
         found = make_net_batches(
@@ -186,32 +185,13 @@ class StagedRun(WorkerRun, ABC):
         self._beside_s = perf_counter() - begin_s - self._transition_s
         return with_changes(found, self._executor.changes)
 
-    def _follow_changes(self, *, evaluates: bool = False) -> None:
-        """Let the stages follow what the loop has changed in the users' models."""
-        cannot = ""
-        if not self._driver.is_drained:
-            cannot = (
-                "steps are under way that would see it: change it where none is "
-                "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
-            )
-        elif self._cache is not None:
-            cannot = CACHED
-        with self._reported():
-            for net in self._followed:
-                net.note(cannot, self._step, self._executor.runners)
-                net.follow(
-                    self._step,
-                    self._executor.runners,
-                    evaluates=evaluates,
-                    may_freeze=self._freezing is not None,
-                )
-        digests = [net.digest for net in self._followed]
-        self._executor.changes = zlib.crc32(repr(digests).encode()) * any(digests)
-
-    def _forget_changes(self) -> None:
-        """Note what forwards have changed in the users' models, not the loop."""
-        for net in self._followed:
-            net.forget(self._executor.runners)
+    def _follow(self, *, evaluates: bool = False) -> None:
+        """Follow the loop's changes, as far as frozen layers let it."""
+        self._follow_changes(
+            CACHED if self._cache is not None else "",
+            evaluates=evaluates,
+            may_freeze=self._freezing is not None,
+        )
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""

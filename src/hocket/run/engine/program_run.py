@@ -25,7 +25,7 @@ from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import apart, kept
-from hocket.run.data.step_batch import NetBatches, make_step_batches
+from hocket.run.data.step_batch import NetBatches, make_step_batches, with_changes
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.gather import gather_state
 from hocket.run.engine.lanes.play_plan import plan_to_play
@@ -147,6 +147,7 @@ class ProgramRun(WorkerRun):
             self._executor = replace(executor, follows=False)
             self._nets.forget_modules()
             self._stack.callback(self._executor.sync.give_up)
+            self._followed = self._nets.followed
         self._driver = Driver(self._executor, self._recorder, self._playing)
 
     def train(
@@ -169,7 +170,9 @@ class ProgramRun(WorkerRun):
         drains = drains_after(drain_every)
         if self._executor.plan.overlaps:
             batches = map(kept, batches)
-        yield from self._driver.train(map(self._next, batches), drains)
+        for result in self._driver.train(map(self._next, batches), drains):
+            self._forget_changes()
+            yield result
 
     def step(self, batch: Any) -> StepResult:
         """Train one step on one batch, to its end.
@@ -178,7 +181,9 @@ class ProgramRun(WorkerRun):
             DataError: the batch has fewer samples than microbatches.
             RunError: something went wrong; the run is of no more use.
         """
-        return self._driver.step(self._next(batch))
+        result = self._driver.step(self._next(batch))
+        self._forget_changes()
+        return result
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the weights and buffers of each net, by the uncut models' names.
@@ -209,7 +214,8 @@ class ProgramRun(WorkerRun):
         self._stack.close()
 
     def _next(self, batch: Any) -> list[NetBatches]:
-        """Cut the batch of the next step."""
+        """Follow what the loop has changed, and cut the batch of the next step."""
+        self._follow_changes(self._nets.cannot_follow)
         program, by_net = self.schedule.program, isinstance(batch, Mapping)
         parts: dict[str, NetBatches] = {}
         for net in self._nets.outlines:
@@ -229,7 +235,8 @@ class ProgramRun(WorkerRun):
             )
             parts[net] = made
         self._step += 1
-        return [{net: x for made in parts.values() for net, x in made.items()}]
+        every = {net: x for made in parts.values() for net, x in made.items()}
+        return with_changes([every], self._executor.changes)
 
 
 _num_runs: Final = count()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,6 +23,9 @@ from hocket.run.cluster.freed_memory import trim_heap
 from hocket.run.cluster.reporting import open_flight_recorder
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.flight_recorder import OpState
+from hocket.run.engine.driver import Driver
+from hocket.run.engine.executor import Executor
+from hocket.run.nets.followed import FollowedNet
 from hocket.run.stage.seed import preserve_generators
 
 _LONG_WAIT_S: Final = 1.0  # after which a worker looks what the others do
@@ -38,6 +42,10 @@ class WorkerRun(ABC):
             when it is None.
         run_dir: where reports of failures go.
     """
+
+    _driver: Driver
+    _executor: Executor
+    _followed: Sequence[FollowedNet]
 
     def __init__(
         self,
@@ -87,6 +95,39 @@ class WorkerRun(ABC):
         else:
             self._why_ended = f"{type(error).__name__} in step {self._step}"
             self._stack.__exit__(kind, error, trace)
+
+    def _follow_changes(
+        self, cannot: str = "", *, evaluates: bool = False, may_freeze: bool = False
+    ) -> None:
+        """Let the stages follow what the loop has changed in the users' models.
+
+        Args:
+            cannot: why nothing can be followed now; empty if it can.
+            evaluates: whether an evaluation is next.
+            may_freeze: whether layers may freeze by a policy.
+
+        Raises:
+            ModelError: something has changed, and cannot be followed now.
+        """
+        if not self._driver.is_drained:
+            cannot = (
+                "steps are under way that would see it: change it where none is "
+                "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
+            )
+        runners = self._executor.runners
+        with self._reported():
+            for net in self._followed:
+                net.note(cannot, self._step, runners)
+                net.follow(
+                    self._step, runners, evaluates=evaluates, may_freeze=may_freeze
+                )
+        digests = [net.digest for net in self._followed]
+        self._executor.changes = zlib.crc32(repr(digests).encode()) * any(digests)
+
+    def _forget_changes(self) -> None:
+        """Note what forwards have changed in the users' models, not the loop."""
+        for net in self._followed:
+            net.forget(self._executor.runners)
 
     @contextlib.contextmanager
     def _reported(self, call: str = "") -> Iterator[None]:

@@ -49,7 +49,7 @@ class FollowedNet:
             model is referred to weakly.
         boundaries: the layers at which stages 1, 2, ... begin.
         flows: see `hocket.model.stages.cut.cut`.
-        first: the number of the net's first stage in the program.
+        numbers: the net's stages in the program.
         trains: whether its modules have the modes that the user sets.
 
     Attributes:
@@ -61,7 +61,7 @@ class FollowedNet:
         captured: Captured,
         boundaries: Sequence[int],
         flows: Flows,
-        first: int,
+        numbers: Sequence[int],
         *,
         trains: bool = True,
     ) -> None:
@@ -75,13 +75,14 @@ class FollowedNet:
         self._guards = Guards(captured.model)
         self._boundaries = boundaries
         self._flows = flows
-        self._first = first
+        self._stages = numbers
         self._numbers: set[str] = set()  # attributes that stages read as tensors
         self._captured = on_tensors(captured, {}, live=nn.Module())
 
     def cut_at(self, boundaries: Sequence[int], flows: Flows) -> None:
         """Note another cut, which has followed all changes so far."""
         self._boundaries, self._flows = boundaries, flows
+        self._stages = range(self._stages[0], self._stages[0] + len(boundaries) + 1)
         self._num_unchanged = 0  # modules that run as they are will get its weights
 
     def forget(self, runners: Mapping[int, StageRunner]) -> None:
@@ -346,9 +347,7 @@ class FollowedNet:
 
     def _own(self, runners: Mapping[int, StageRunner]) -> dict[int, StageRunner]:
         """Return the net's stages among this worker's, by their number in the net."""
-        numbers = range(self._first, self._first + len(self._boundaries) + 1)
-        found = {number: runners[number] for number in numbers if number in runners}
-        return {number - self._first: x for number, x in found.items()}
+        return {i: runners[x] for i, x in enumerate(self._stages) if x in runners}
 
     def _cut_again(self, runners: Mapping[int, StageRunner], *, is_known: bool) -> None:
         """Cut this worker's stages again, of the very same weights.

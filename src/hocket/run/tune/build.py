@@ -149,8 +149,9 @@ def followed_nets(found: CutModel) -> tuple[FollowedNet, ...]:
     nets, first = [], 0
     for captured, boundaries, modules, trains in cuts:
         flows = [(source, x.index) for x in modules for source in x.received]
-        nets.append(FollowedNet(captured, boundaries, flows, first, trains=trains))
-        first += len(modules)
+        numbers = range(first, first + len(modules))
+        nets.append(FollowedNet(captured, boundaries, flows, numbers, trains=trains))
+        first = numbers.stop
     return tuple(nets)
 
 

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind, Op
-from hocket.errors import ConfigError, SchemaError
+from hocket.errors import ConfigError, ModelError, SchemaError
+from hocket.model.guards.guards import Guards
 from hocket.model.trace.observe import in_mode
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import overwrite
@@ -114,6 +115,8 @@ class WavePlayer:
         # By wave and number of losses, which travel with the gradients.
         self._reducers: dict[tuple[int, int], tuple[Reducer, nn.Parameter]] = {}
         self._draws_in_backward: bool | None = None  # not known before the first one
+        self._guards = Guards(waves[0].module)
+        self._changing: set[str] = set()  # what tick's forwards change themselves
 
     def begin(self, number: int, batch: Any) -> WaveStep:
         """Cut the batch of a step.
@@ -128,10 +131,19 @@ class WavePlayer:
         spec = pytree.tree_structure(call_arguments(batch[0]))
         return WaveStep(number, own, spec, count_samples(batch))
 
-    def submit(self, steps: Sequence[WaveStep]) -> None:
-        """Submit the ops of some steps; they run while this returns, but forwards."""
-        self._follow_modes()
+    def submit(self, steps: Sequence[WaveStep], *, is_idle: bool) -> None:
+        """Submit the ops of some steps; they run while this returns, but forwards.
+
+        Args:
+            steps: the next ones.
+            is_idle: whether no other step is under way.
+
+        Raises:
+            ModelError: the loop has changed what cannot be followed.
+        """
         settings = self._settings
+        if steps:
+            self._follow_changes(steps[0].number, is_idle=is_idle)
         ops = [
             (placed, step)
             for step in steps
@@ -152,6 +164,8 @@ class WavePlayer:
             )
         if self._device.torch_device.type == "cpu":
             self._await_draws([placed.op for placed, _ in ops])
+        # Tick's forwards have run: what changed since is theirs, not the loop's.
+        self._changing.update(x.name for x in self._guards.changes())
         oldest = max((step.number for step in steps), default=0) - NUM_WAVES
         for op in [op for op in self._events if op.step < oldest]:
             del self._events[op]
@@ -224,13 +238,35 @@ class WavePlayer:
         for part in parts[layout.replica * each : (layout.replica + 1) * each]:
             add_part(module, self._loss, settings.precision, part, spec, sums)
 
-    def _follow_modes(self) -> None:
-        """Set tock's modules to train or eval mode as the user has set tick's."""
-        tick, tock = self.waves
-        pairs = zip(tick.module.modules(), tock.module.modules(), strict=True)
-        if any(a.training != b.training for a, b in pairs):
+    def _follow_changes(self, step: int, *, is_idle: bool) -> None:
+        """Let tock's module follow what the loop has changed in the user's, tick's.
+
+        Raises:
+            ModelError: it cannot; names the change, both values and the step.
+        """
+        changes = [x for x in self._guards.changes() if x.name not in self._changing]
+        if not changes:
+            return
+        exact = self._settings.sync == "exact"
+        unknown = {"type", "parameter"} | (set() if exact else {"buffer", "trained"})
+        first = next((x for x in changes if x.kind in unknown), changes[0])
+        if not is_idle:
+            why = (
+                "batches are under way that would see it: change it where none is "
+                "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
+            )
+        elif first.kind in unknown or not self.waves[1].has_names_of(self.waves[0]):
+            why = (
+                "each wave has weights and an optimizer that are made for what was "
+                "there: save, and make new waves of the model"
+            )
+        else:
             self._device.synchronize(self._settings.timeout_s)
-            tock.share_modes_of(tick)
+            self.waves[1].follow(self.waves[0])
+            return
+        raise ModelError(
+            f"before step {step}, {first}, which cannot be followed: {why}"
+        )
 
     def _await_draws(self, ops: Sequence[Op]) -> None:
         """Wait for the ops that hold torch's default generator: the caller uses it."""

@@ -107,11 +107,32 @@ class Wave:
         for mine, theirs in pairs:
             mine._buffers.update(theirs._buffers)
 
-    def share_modes_of(self, other: Wave) -> None:
-        """Set the training mode of each module as in another wave."""
-        pairs = zip(self.module.modules(), other.module.modules(), strict=True)
-        for mine, theirs in pairs:
-            mine.training = theirs.training
+    def follow(self, other: Wave) -> None:
+        """Run another wave's module as it is now, on this wave's own tensors.
+
+        Raises:
+            ModelError: it cannot be copied.
+        """
+        own, module = self._tensors(), copy_of(other.module)
+        for path, part in module.named_modules(remove_duplicate=False):
+            for held in (part._parameters, part._buffers):
+                for name, x in held.items():
+                    if x is not None:
+                        held[name] = own[f"{path}.{name}" if path else name]
+                        held[name].requires_grad_(x.requires_grad)
+        self.module = module
+
+    def has_names_of(self, other: Wave) -> bool:
+        """Whether another wave's module has weights and buffers of the same names."""
+        return self._tensors().keys() == other._tensors().keys()
+
+    def _tensors(self) -> dict[str, Any]:
+        """Return parameters and buffers under all of their names."""
+        module = self.module
+        return {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
 
     def skip_batch(self) -> None:
         """Step the learning-rate schedule, and averages, for a batch of the other wave.

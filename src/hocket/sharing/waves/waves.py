@@ -392,7 +392,7 @@ class Waves(WorkerRun):
         """Submit steps, and yield the results of those that are due."""
         with self._reported(), preserve_generators(self.world.device):
             steps = [self._begun(batch) for batch in batches]
-            self._player.submit(steps)
+            self._player.submit(steps, is_idle=not self._under_way)
         self._under_way += steps
         last = self._step - 1
         keeps = not (is_over or self.sync == "exact" or drains(last))

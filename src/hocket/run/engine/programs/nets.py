@@ -48,6 +48,7 @@ from hocket.run.engine.programs.net_setup import (
 )
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.engine.same_everywhere import losses_of_random_outputs
+from hocket.run.nets.followed import FollowedNet
 from hocket.run.stage.net_output import NetOutput, example_of
 from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
@@ -81,6 +82,8 @@ class ProgramNets:
         outlines: the outline of each model, once for all copies.
         sizes_of: the sizes of a batch's microbatches, by model.
         holders: the rank that holds each name of a state, by model.
+        followed: what lets the stages follow changes of the users' models.
+        cannot_follow: why they cannot; empty if they can.
 
     Raises:
         ConfigError: a net lacks a model, a loss or an optimizer, or has one too many.
@@ -141,6 +144,13 @@ class ProgramNets:
         self.digests: dict[str, str] = {"settings": short_hash(self.settings.text)}
         self.losses: dict[str, dict[str, float]] = {}
         self.setups: list[NetSetup] = []
+        self.followed: list[FollowedNet] = []
+        self.cannot_follow = (
+            "nets of this program have copies, each with modules of its own: change it "
+            "before the run is made"
+            if len(names) < len(program.nets)
+            else ""
+        )
         for name in nets_in_order(program, [net.name for net in program.nets]):
             first = nets_of_batch(program, name)[0]
             model = model_of[first]
@@ -231,8 +241,20 @@ class ProgramNets:
         modules = _cut(program, name, captured, cut_at)
         _check_readers(name, modules, len(leaves))
         trains = any(program.stages[number].trainable for number in numbers)
-        last, flows = numbers[-1], program.flows
-        nets = {program.stages[b].net for a, b in flows if a == last}
+        if name == seed_name:
+            boundaries = boundaries_from_names(captured, cut_at)
+            flows = [(source, x.index) for x in modules for source in x.received]
+            self.followed.append(
+                FollowedNet(
+                    captured,
+                    boundaries,
+                    flows,
+                    numbers,
+                    trains=trains or model.training,
+                )
+            )
+        last = numbers[-1]
+        nets = {program.stages[b].net for a, b in program.flows if a == last}
         if nets or program.net_of(last).batch_loss:
             output = example_output(captured, training=trains or model.training)
             self._examples[name] = output, part.num_samples
