@@ -190,7 +190,7 @@ def test_a_script_without_guard_is_reported(tmp_path: Path) -> None:
     ("entry", "reported"),
     [
         (f"{HERE}:no_such", "has no function 'no_such'"),
-        ("no_such_module:f", "No module named 'no_such_module'"),
+        ("no_such.module:f", "No module named 'no_such'"),
         (f"{HERE}:ROOT_OF_ALL.evil", "has no function 'ROOT_OF_ALL.evil'"),
     ],
 )

@@ -69,6 +69,13 @@ def one_norm_trains_later(step: int, teacher: nn.Module) -> None:
     norms(teacher)[1].train(step >= 2)
 
 
+def a_layer_without_a_mode(step: int, teacher: nn.Module) -> None:
+    """To train it makes no difference, and is not refused."""
+    for module in teacher.modules():
+        if isinstance(module, nn.Linear):
+            module.train(step >= 2)
+
+
 def evaluated(step: int, teacher: nn.Module) -> None:
     """The whole teacher, from step 2 on."""
     if step == 2:
@@ -80,6 +87,7 @@ CHANGES: Final = (
     another_momentum,
     evaluated_norms,
     one_norm_trains_later,
+    a_layer_without_a_mode,
     evaluated,
 )
 # Whether the net is given in training mode, with its first norm in evaluation mode

@@ -29,6 +29,7 @@ from hocket.errors import HocketError, ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, with_module, with_starts
 from hocket.model.guards.guards import Guards, ModelChange
+from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.on_tensors import copied, on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
@@ -161,7 +162,7 @@ class FollowedNet:
         for change in changes:
             del self._noted[change.name, change.kind]
             if _is_switch(change) and not self._trains:
-                _refuse_training(change, step)
+                self._refuse_training(change, step)
                 continue
             if not change.is_outside:  # which may well differ by rank
                 self.digest = zlib.crc32(str(change).encode(), self.digest)
@@ -224,6 +225,23 @@ class FollowedNet:
             raise _refused(change, step, "layers freeze by the policy of `freeze=`")
         if model is not None and not any(x.requires_grad for x in model.parameters()):
             raise _refused(change, step, "nothing of the model would be trained")
+
+    def _refuse_training(self, change: ModelChange, step: int) -> None:
+        """Refuse to train a part of what is evaluated, if its forward reads its mode.
+
+        Raises:
+            ModelError: the change puts such a module into training mode.
+        """
+        model = self._model()
+        if model is None or not change.is_mode or change.now != "True":
+            return
+        part = dict(model.named_modules()).get(change.name.rpartition(".")[0])
+        if part is not None and "training" in used_by_forward(type(part)):
+            why = (
+                'this teacher runs in evaluation mode. Give Teacher(..., mode="train"),'
+                " and put the modules that are not to train yet into evaluation mode"
+            )
+            raise _refused(change, step, why)
 
     def _set_number(
         self, change: ModelChange, runners: Mapping[int, StageRunner]
@@ -404,20 +422,6 @@ def _evaluate_root(model: nn.Module, evaluated: Sequence[str]) -> None:
 def _is_switch(change: ModelChange) -> bool:
     """Whether it may be undone by the loop, and is no change then."""
     return change.is_mode or change.kind == "trained"
-
-
-def _refuse_training(change: ModelChange, step: int) -> None:
-    """Refuse to train a part of what is evaluated, as long as it is.
-
-    Raises:
-        ModelError: the change puts a module into training mode.
-    """
-    if change.is_mode and change.now == "True":
-        why = (
-            'this teacher runs in evaluation mode. Give Teacher(..., mode="train"), '
-            "and put the modules that are not to train yet into evaluation mode"
-        )
-        raise _refused(change, step, why)
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:
