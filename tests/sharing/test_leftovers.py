@@ -98,7 +98,7 @@ def test_an_interrupt_ends_the_jobs() -> None:
     """Past bug: they went on to train beside the caller, and put its settings back."""
 
     def interrupt(i: int) -> None:
-        if i == 3:
+        if i % 100 == 3:  # again, for Python ignores one that falls into a destructor
             _thread.interrupt_main()
         time.sleep(0.01)
 
