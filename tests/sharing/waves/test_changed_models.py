@@ -72,6 +72,12 @@ def another_weight(step: int, net: Net) -> None:
         net.last.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
 
+def another_layer(step: int, net: Net) -> None:
+    """One with weights that no optimizer has."""
+    if step == 2:
+        net.last = nn.Linear(16, 3).double()
+
+
 def make_net() -> Net:
     """The same each time, in float64."""
     torch.manual_seed(0)
@@ -146,7 +152,13 @@ def test_waves_of_batches_follow_what_is_set_in_one_module() -> None:
 
 @pytest.mark.parametrize(
     ("change", "sync"),
-    [(another_weight, "exact"), (another_weight, "wave"), (frozen, "wave")],
+    [
+        (another_weight, "exact"),
+        (another_weight, "wave"),
+        (another_layer, "exact"),
+        (another_layer, "wave"),
+        (frozen, "wave"),
+    ],
 )
 def test_what_an_optimizer_does_not_know_is_refused(change: Change, sync: str) -> None:
     """By name, with the step."""
@@ -156,8 +168,29 @@ def test_what_an_optimizer_does_not_know_is_refused(change: Change, sync: str) -
             change(step, net)
             waves.step(batch)
         change(2, net)
-        with pytest.raises(hocket.ModelError, match=r"step 2.*(bias|requires_grad)"):
+        with pytest.raises(
+            hocket.ModelError, match=r"step 2.*(bias|last|requires_grad)"
+        ):
             waves.step(batches()[2])
+
+
+@pytest.mark.parametrize("sync", ["exact", "wave"])
+def test_an_evaluation_hides_no_change_and_makes_none(sync: str) -> None:
+    """What is set before it is followed; what its forwards count up is no change."""
+    found = []
+    for evaluates in (False, True):
+        net = make_net()
+        with make_waves(net, sync) as waves:
+            losses = []
+            for step, batch in enumerate(batches()):
+                temperature(step, net)
+                if evaluates:
+                    net.norm.eval()
+                    waves.evaluate(batches()[:1])
+                    net.norm.train()
+                losses.append(waves.step(batch).loss)
+        found.append(losses)
+    assert found[0] == found[1]
 
 
 def test_a_change_that_batches_under_way_would_see_is_refused() -> None:

@@ -12,12 +12,12 @@ change it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from operator import call, itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import ref
 
 from torch import Tensor, nn
@@ -67,9 +67,28 @@ class ModelChange:
         """Whether it is a module's training or evaluation mode."""
         return self.name.rpartition(".")[2] == "training"
 
+    @property
+    def is_switch(self) -> bool:
+        """Whether it may be undone by the loop, and is no change then."""
+        return self.is_mode or self.kind == "trained"
+
     def __str__(self) -> str:
         """Return one line."""
         return f"{self.name} was {self.before} and is {self.now}"
+
+
+Noted: TypeAlias = dict[tuple[str, str], ModelChange]  # by name and kind
+
+
+def note_changes(noted: Noted, changes: Iterable[ModelChange]) -> None:
+    """Add changes to those that are noted and not followed yet."""
+    for change in changes:
+        # A parameter may become an attribute of the same name.
+        key = change.name, change.kind
+        before = noted[key].before if key in noted else change.before
+        noted[key] = replace(change, before=before)
+        if change.is_switch and before == change.now:
+            del noted[key]
 
 
 class _Registered:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from hocket.errors import HocketError, ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, with_module, with_starts
-from hocket.model.guards.guards import Guards, ModelChange
+from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.on_tensors import copied, on_meta, on_tensors
@@ -68,7 +68,7 @@ class FollowedNet:
     ) -> None:
         self.digest = 0
         self._trains = trains
-        self._noted: dict[object, ModelChange] = {}  # and not followed yet
+        self._noted: Noted = {}  # and not followed yet
         self._num_unchanged = 0
         self._model = ref(captured.model)
         modules = captured.model.named_modules()
@@ -123,16 +123,9 @@ class FollowedNet:
             # What is outside is read when a module runs, if that runs as it is.
             is_read_live = change.is_outside and not change.owners & captured
             # Cached layers are evaluated.
-            if not (is_read_live or (_is_switch(change) and cannot is CACHED)):
+            if not (is_read_live or (change.is_switch and cannot is CACHED)):
                 raise _refused(change, step, cannot)
-        for change in changes:
-            # A parameter may become an attribute of the same name.
-            key = change.name, change.kind
-            known = self._noted.get(key)
-            before = change.before if known is None else known.before
-            self._noted[key] = replace(change, before=before)
-            if _is_switch(change) and before == change.now:
-                del self._noted[key]
+        note_changes(self._noted, changes)
 
     def follow(
         self,
@@ -154,14 +147,14 @@ class FollowedNet:
         Raises:
             ModelError: a change cannot be followed; names it, both values and the step.
         """
-        changes = [x for x in self._noted.values() if not (evaluates and _is_switch(x))]
+        changes = [x for x in self._noted.values() if not (evaluates and x.is_switch)]
         if not changes:
             return
         known = self._captured.as_is
         before, split = set(known), list[ModelChange]()
         for change in changes:
             del self._noted[change.name, change.kind]
-            if _is_switch(change) and not self._trains:
+            if change.is_switch and not self._trains:
                 self._refuse_training(change, step)
                 continue
             if not change.is_outside:  # which may well differ by rank
@@ -233,7 +226,7 @@ class FollowedNet:
             ModelError: the change puts such a module into training mode.
         """
         model = self._model()
-        if model is None or not change.is_mode or change.now != "True":
+        if model is None or not change.is_mode or change.now == "False":
             return
         part = dict(model.named_modules()).get(change.name.rpartition(".")[0])
         if part is not None and "training" in used_by_forward(type(part)):
@@ -417,11 +410,6 @@ def _evaluate_root(model: nn.Module, evaluated: Sequence[str]) -> None:
     model.train().forward = evaluating
     for path in evaluated:
         model.get_submodule(path).training = False
-
-
-def _is_switch(change: ModelChange) -> bool:
-    """Whether it may be undone by the loop, and is no change then."""
-    return change.is_mode or change.kind == "trained"
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:

@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind, Op
-from hocket.errors import ConfigError, ModelError, SchemaError
-from hocket.model.guards.guards import Guards
+from hocket.errors import ConfigError, SchemaError
 from hocket.model.trace.observe import in_mode
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import overwrite
@@ -49,6 +48,7 @@ from hocket.sharing.waves.order import (
 from hocket.sharing.waves.wave import (
     DrawDetector,
     Due,
+    LoopChanges,
     Wave,
     WaveStep,
     mean_gradients,
@@ -115,8 +115,7 @@ class WavePlayer:
         # By wave and number of losses, which travel with the gradients.
         self._reducers: dict[tuple[int, int], tuple[Reducer, nn.Parameter]] = {}
         self._draws_in_backward: bool | None = None  # not known before the first one
-        self._guards = Guards(waves[0].module)
-        self._changing: set[str] = set()  # what tick's forwards change themselves
+        self._changes = LoopChanges(waves, is_exact=settings.sync == "exact")
 
     def begin(self, number: int, batch: Any) -> WaveStep:
         """Cut the batch of a step.
@@ -143,7 +142,11 @@ class WavePlayer:
         """
         settings = self._settings
         if steps:
-            self._follow_changes(steps[0].number, is_idle=is_idle)
+            self._changes.note()
+            self._changes.refuse(steps[0].number, is_idle=is_idle)
+            if self._changes.noted:
+                self._device.synchronize(settings.timeout_s)
+                self._changes.follow()
         ops = [
             (placed, step)
             for step in steps
@@ -164,8 +167,7 @@ class WavePlayer:
             )
         if self._device.torch_device.type == "cpu":
             self._await_draws([placed.op for placed, _ in ops])
-        # Tick's forwards have run: what changed since is theirs, not the loop's.
-        self._changing.update(x.name for x in self._guards.changes())
+        self._changes.forget()  # those of tick's forwards, which have run
         oldest = max((step.number for step in steps), default=0) - NUM_WAVES
         for op in [op for op in self._events if op.step < oldest]:
             del self._events[op]
@@ -206,6 +208,7 @@ class WavePlayer:
             SchemaError: the workers did not evaluate on the same batches.
         """
         module, sums, seen = self.waves[0].module, DeviceSums(metrics), 0
+        self._changes.note()
         with (
             in_mode(module, training=False),
             _first_buffers(module, self._group),
@@ -214,6 +217,7 @@ class WavePlayer:
             for batch in loader:
                 seen = zlib.crc32(digest(batch).to_bytes(4), seen)
                 self._evaluate_batch(module, batch, sums)
+        self._changes.forget()  # those of these forwards
         parts = world.gather_json(
             {**sums.read(), "digest": seen}, "end of the evaluation"
         )
@@ -237,36 +241,6 @@ class WavePlayer:
         parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
         for part in parts[layout.replica * each : (layout.replica + 1) * each]:
             add_part(module, self._loss, settings.precision, part, spec, sums)
-
-    def _follow_changes(self, step: int, *, is_idle: bool) -> None:
-        """Let tock's module follow what the loop has changed in the user's, tick's.
-
-        Raises:
-            ModelError: it cannot; names the change, both values and the step.
-        """
-        changes = [x for x in self._guards.changes() if x.name not in self._changing]
-        if not changes:
-            return
-        exact = self._settings.sync == "exact"
-        unknown = {"type", "parameter"} | (set() if exact else {"buffer", "trained"})
-        first = next((x for x in changes if x.kind in unknown), changes[0])
-        if not is_idle:
-            why = (
-                "batches are under way that would see it: change it where none is "
-                "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
-            )
-        elif first.kind in unknown or not self.waves[1].has_names_of(self.waves[0]):
-            why = (
-                "each wave has weights and an optimizer that are made for what was "
-                "there: save, and make new waves of the model"
-            )
-        else:
-            self._device.synchronize(self._settings.timeout_s)
-            self.waves[1].follow(self.waves[0])
-            return
-        raise ModelError(
-            f"before step {step}, {first}, which cannot be followed: {why}"
-        )
 
     def _await_draws(self, ops: Sequence[Op]) -> None:
         """Wait for the ops that hold torch's default generator: the caller uses it."""

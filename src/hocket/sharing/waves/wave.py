@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError, NonFiniteError
+from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.trace.observe import is_random
 from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import (
@@ -144,6 +145,77 @@ class Wave:
         with warnings.catch_warnings():  # tock's first step is before its update
             warnings.filterwarnings("ignore", message=".*lr_scheduler.step()")
             self.updater.advance()
+
+
+class LoopChanges:
+    """What a loop changes in the user's module, tick's, and tock is to follow.
+
+    Args:
+        waves: tick and tock.
+        is_exact: whether both have the weights of one optimizer.
+
+    Attributes:
+        noted: what tock has not followed yet.
+    """
+
+    def __init__(self, waves: tuple[Wave, Wave], *, is_exact: bool) -> None:
+        self._waves = waves
+        # Of changes that what is made for each wave's tensors knows.
+        self._known = {"", "module", *(("buffer", "trained") if is_exact else ())}
+        self._guards = Guards(waves[0].module)
+        self.noted: Noted = {}
+
+    def note(self) -> None:
+        """Note what has changed, but for what both waves read outside."""
+        changes = self._guards.changes()
+        note_changes(self.noted, (x for x in changes if not x.is_outside))
+
+    def forget(self) -> None:
+        """Leave out what forwards have changed since `note`, and not the loop."""
+        self._guards.changes()
+
+    def refuse(self, step: int, *, is_idle: bool) -> None:
+        """Refuse what cannot be followed.
+
+        Args:
+            step: the next step.
+            is_idle: whether no other step is under way.
+
+        Raises:
+            ModelError: names the change, both values and the step.
+        """
+        changes = [*self.noted.values()]
+        unknown = [x for x in changes if not self._is_known(x)]
+        if changes and not is_idle:
+            why = (
+                "batches are under way that would see it: change it where none is "
+                "(`drain_every`, or `step(batch)` in place of `train(loader)`)"
+            )
+        elif unknown or (changes and not self._waves[1].has_names_of(self._waves[0])):
+            why = (
+                "each wave has weights and an optimizer that are made for what was "
+                "there: save, and make new waves of the model"
+            )
+        else:
+            return
+        first = (unknown or changes)[0]
+        raise ModelError(
+            f"before step {step}, {first}, which cannot be followed: {why}"
+        )
+
+    def follow(self) -> None:
+        """Let tock follow what is noted; nothing may be under way.
+
+        Raises:
+            ModelError: the module cannot be copied.
+        """
+        self._waves[1].follow(self._waves[0])
+        self.noted.clear()
+
+    def _is_known(self, change: ModelChange) -> bool:
+        now = dict(self._waves[0].module.named_modules()).get(change.name)
+        has_state = change.kind == "module" and now is not None and saved_tensors(now)
+        return change.kind in self._known and not has_state
 
 
 def copy_of(model: nn.Module) -> nn.Module:
