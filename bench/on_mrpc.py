@@ -18,8 +18,9 @@ import torch
 
 from bench.in_turn import environment
 from examples.zoo.glue import glue
-from hocket.recipes.config.recipe import DataFunctionSettings, Recipe
+from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.config.sections import DataFunctionSettings
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.train import make_pipeline
 from hocket.run.cluster.launch import launch

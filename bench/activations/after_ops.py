@@ -19,7 +19,6 @@ import torch
 import hocket
 from hocket.model.profile.allocations import AllocationLog, allocations
 from hocket.run.engine.lanes.concurrent_lanes import LaneOp
-from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import Portion
 from hocket.run.engine.lanes.player import Player
 
@@ -75,16 +74,9 @@ class _Marks:
 
     def at_end_of(self, lane_op: LaneOp) -> LaneOp:
         """Return the op with a mark where its time ends."""
-        return replace(lane_op, action=self._marked(lane_op.action))
-
-    def _marked(self, x: Any) -> Any:
-        """Return an action, or an argument of one, with a mark at the timer's end."""
-        if isinstance(x, partial):
-            return partial(x.func, *map(self._marked, x.args), **x.keywords)
-        if isinstance(x, OpTimer):
-            end, run = partial(self._end, x.end), partial(self._end, x.run)
-            return replace(x, end=end, run=run)
-        return x
+        timer = lane_op.timer
+        end, run = partial(self._end, timer.end), partial(self._end, timer.run)
+        return replace(lane_op, timer=replace(timer, end=end, run=run))
 
     def _end(self, end: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = end(*args, **kwargs)

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from bench.staleness.muon import MuonAndAdamw
-from hocket.recipes.config.recipe import AdamwSettings, Recipe
+from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.config.sections import AdamwSettings
 from hocket.recipes.training.optimizer import make_optimizer
 from hocket.run.weights.settings import OptimizerFactory
 

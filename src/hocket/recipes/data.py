@@ -18,7 +18,8 @@ from torch.utils.data import default_collate
 
 from hocket.core.timelines.arrays import Floats
 from hocket.errors import DataError, RecipeError
-from hocket.recipes.config.recipe import DigitsSettings, Recipe
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.sections import DigitsSettings
 from hocket.recipes.user_functions import call_function
 from hocket.run.data.batch import digest
 from hocket.run.data.samples import EpochRandom, FirstSamples, Samples, first_samples

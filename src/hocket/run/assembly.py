@@ -49,13 +49,14 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.elastic.freezing import Freezing
 from hocket.run.elastic.make import make_freezing, other_layouts
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.refusals import refuse_settings
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.nets.followed import FollowedNet
-from hocket.run.outoforder.captured_step_player import CapturedStepPlayer
+from hocket.run.outoforder.captured_step_table import CapturedStepTable
 from hocket.run.stage.teacher_outputs import with_teachers
 from hocket.run.tune.build import build_plan, followed_nets
 from hocket.run.tune.choose import choose_order
@@ -129,20 +130,20 @@ def play_captured_steps(
         The plan, with the step's own prediction.
 
     Raises:
-        HocketError: see `CapturedStepPlayer`.
+        HocketError: see `CapturedStepTable`.
     """
     (example,) = config.microbatches()
-    player = CapturedStepPlayer(
+    table = CapturedStepTable(
         executor,
         captured,
         example,
-        recorder,
         config.memory_bytes,
         config.training.compute_precision,
     )
-    stack.callback(player.step.close)
-    executor.player = player
-    predicted = player.step.predicted if player.step.is_captured else plan.predicted
+    step = table.step
+    stack.callback(step.close)
+    executor.player = Player(executor.plan, 0, table, recorder)
+    predicted = step.predicted if step.is_captured else plan.predicted
     return replace(plan, schedule_name=CAPTURED_STEP, predicted=predicted)
 
 

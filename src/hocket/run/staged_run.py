@@ -136,7 +136,9 @@ class StagedRun(WorkerRun, ABC):
             self._followers = tuple(f"{name}." for name in beside)
             packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
-            self._driver = Driver(executor, recorder, self._playing)
+            self._driver = Driver(
+                executor, recorder, self._playing, self._forget_changes
+            )
             self._checkpoints = PipelineCheckpoints(
                 self._outline,
                 PlayedLayout(plan, executor, layout),
@@ -278,7 +280,6 @@ class StagedRun(WorkerRun, ABC):
 
     def _described(self, result: StepResult) -> StepResult:
         """Return a result with the layout that played it, and what is frozen."""
-        self._forget_changes()
         self.filling.deliver()
         self._untimed.append((result, self._beside_s))
         self._take_times(num_left=1)  # a device may not have ended this step yet

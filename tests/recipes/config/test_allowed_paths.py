@@ -9,8 +9,8 @@ from typing import Final
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.recipe import DataFunctionSettings
 from hocket.recipes.config.resolve import Resolved, resolve
+from hocket.recipes.config.sections import DataFunctionSettings
 
 TEXT: Final = """\
 [model]

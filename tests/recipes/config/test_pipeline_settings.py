@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.recipe import PipelineSettings
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.config.sections import PipelineSettings
 
 NO_NUMBERS = ("pipeline.num_workers=", "pipeline.num_replicas=")
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.recipe import DataFunctionSettings, SgdSettings
 from hocket.recipes.config.resolve import builtin_names, resolve
+from hocket.recipes.config.sections import DataFunctionSettings, SgdSettings
 
 SMALL: Final = """\
 [model]

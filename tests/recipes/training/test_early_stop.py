@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import DataError
-from hocket.recipes.config.recipe import TrainingSettings
+from hocket.recipes.config.sections import TrainingSettings
 from hocket.recipes.training.saving import EarlyStop
 from hocket.run.data.metrics import EvaluationResult
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from hocket.recipes.config.recipe import (
+from hocket.recipes.config.sections import (
     AdafactorSettings,
     AdamwSettings,
     AnyOptimizer,

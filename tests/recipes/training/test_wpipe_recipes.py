@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from hocket.cli.train import ENTRY
-from hocket.recipes.config.recipe import ModelFunctionSettings, Recipe
+from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
+from hocket.recipes.config.sections import ModelFunctionSettings
 from hocket.recipes.training.run_folder import enter_folder
 from hocket.recipes.training.task import make_task
 from hocket.run.data.loss import TOTAL, named_losses

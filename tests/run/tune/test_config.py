@@ -16,7 +16,7 @@ from torch import nn
 import hocket
 from hocket.errors import ConfigError
 from hocket.options import ScheduleOptions, UpdateOptions
-from hocket.recipes.config.recipe import PipelineSettings, TrainingSettings
+from hocket.recipes.config.sections import PipelineSettings, TrainingSettings
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
@@ -20,6 +19,7 @@ from hocket.options import (
     fixed_cut_faults,
     freezing_faults,
 )
+from hocket.recipes.config.sections import PipelineSettings, Sections
 from hocket.recipes.config.settings import (
     AnyTeacher,
     DistilbertSettings,
@@ -28,11 +28,8 @@ from hocket.recipes.config.settings import (
 )
 from hocket.schedules import make_schedule, options_of
 
-if TYPE_CHECKING:
-    from hocket.recipes.config.recipe import PipelineSettings, Recipe
 
-
-def cross_section_faults(recipe: Recipe) -> Iterator[str]:
+def cross_section_faults(recipe: Sections) -> Iterator[str]:
     """Yield a sentence for each fault, with the numbers of both sections."""
     yield from teacher_faults(recipe)
     has_loss = recipe.task.loss is not None or recipe.teacher is not None
@@ -49,7 +46,7 @@ def cross_section_faults(recipe: Recipe) -> Iterator[str]:
     yield from _freezing_faults(recipe)
 
 
-def _too_small(recipe: Recipe) -> Iterator[str]:
+def _too_small(recipe: Sections) -> Iterator[str]:
     """Check that each microbatch gets a sample."""
     pipeline, batch_size = recipe.pipeline, recipe.training.batch_size
     if batch_size < pipeline.num_replicas * pipeline.num_microbatches:
@@ -60,7 +57,7 @@ def _too_small(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _not_captured(recipe: Recipe) -> Iterator[str]:
+def _not_captured(recipe: Sections) -> Iterator[str]:
     pipeline = recipe.pipeline
     faults = [*captured_step_faults(pipeline, recipe.training)]
     if pipeline.num_workers > 1:
@@ -85,7 +82,7 @@ def _misfits(pipeline: PipelineSettings) -> Iterator[str]:
         )
 
 
-def _freezing_faults(recipe: Recipe) -> Iterator[str]:
+def _freezing_faults(recipe: Sections) -> Iterator[str]:
     """Check what needs layers that freeze, and what does not go together with them."""
     pipeline, freezing = recipe.pipeline, recipe.freeze
     fits_memory = (
@@ -152,7 +149,7 @@ def _order(pipeline: PipelineSettings) -> Schedule:
     return order
 
 
-def teacher_faults(recipe: Recipe) -> Iterator[str]:
+def teacher_faults(recipe: Sections) -> Iterator[str]:
     """Yield a sentence for each fault of a recipe's teacher."""
     if recipe.teacher is not None:
         yield from _model_faults(recipe, recipe.teacher)
@@ -170,7 +167,7 @@ def teacher_faults(recipe: Recipe) -> Iterator[str]:
         yield from _two_view_faults(recipe, recipe.teacher)
 
 
-def _model_faults(recipe: Recipe, teacher: AnyTeacher) -> Iterator[str]:
+def _model_faults(recipe: Sections, teacher: AnyTeacher) -> Iterator[str]:
     """Check that a teacher has a model, and weights where it is frozen."""
     has_model = recipe.teacher_model is not None
     if not teacher.moves and teacher.weights is None and not has_model:
@@ -186,7 +183,7 @@ def _model_faults(recipe: Recipe, teacher: AnyTeacher) -> Iterator[str]:
         )
 
 
-def _two_view_faults(recipe: Recipe, teacher: TwoViewSettings) -> Iterator[str]:
+def _two_view_faults(recipe: Sections, teacher: TwoViewSettings) -> Iterator[str]:
     """Check that there are images for two views, and that the teacher moves."""
     if recipe.data.kind != "function":
         yield (

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ModelError, RecipeError
-from hocket.recipes.config.recipe import ModelFunctionSettings, Recipe, VitSettings
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.sections import ModelFunctionSettings, VitSettings
 from hocket.recipes.config.settings import TwoViewSettings
 from hocket.recipes.data import whole_of
 from hocket.recipes.models.vit import Blocks, Pooling, VisionTransformer

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from hocket.recipes.config.recipe import (
+from hocket.recipes.config.sections import (
     AdafactorSettings,
     AdamwSettings,
     AnyOptimizer,

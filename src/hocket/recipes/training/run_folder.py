@@ -20,8 +20,8 @@ from datetime import datetime
 from pathlib import Path
 
 from hocket.errors import RecipeError
-from hocket.recipes.config.recipe import CheckpointSettings
 from hocket.recipes.config.resolve import Resolved
+from hocket.recipes.config.sections import CheckpointSettings
 from hocket.recipes.run_files import RECIPE_NAME
 from hocket.recipes.training.saving import NEWEST
 from hocket.run.checkpoint.format.durable import FolderLock

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any, Final
 
 from hocket.errors import DataError
-from hocket.recipes.config.recipe import CheckpointSettings, TrainingSettings
+from hocket.recipes.config.sections import CheckpointSettings, TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.records import (
     EvaluationRecord,

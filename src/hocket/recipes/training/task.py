@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hocket.errors import DataError, RecipeError
-from hocket.recipes.config.recipe import (
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.resolve import resolved_in
+from hocket.recipes.config.sections import (
     DataFunctionSettings,
     DataSettings,
     DigitsSettings,
     ModelFunctionSettings,
-    Recipe,
 )
-from hocket.recipes.config.resolve import resolved_in
 from hocket.recipes.config.settings import (
     AnyTeacher,
     ByolSettings,

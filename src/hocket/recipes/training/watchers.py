@@ -26,7 +26,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hocket.core.layout import WorkerLayout
 from hocket.draw.quantity import byte_size
 from hocket.errors import MissingPackageError, RecipeError
-from hocket.recipes.config.recipe import Recipe, RunSettings
+from hocket.recipes.config.recipe import Recipe
+from hocket.recipes.config.sections import RunSettings
 from hocket.recipes.run_files import METRICS_NAME, read_metrics
 from hocket.recipes.training.records import (
     EpochRecord,

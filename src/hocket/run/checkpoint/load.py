@@ -1,8 +1,8 @@
 """Loads a checkpoint on all workers together: the newest that all of them can read.
 
 rank 0   the candidates, newest first
-all      read in the saved layout ─▶ damage on any worker: the next candidate
-                                  └▶ restored by all
+all      read ─▶ damage on any worker: the next candidate
+              └▶ restored by all
 """
 
 from __future__ import annotations
@@ -10,35 +10,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-from torch import Tensor
+from typing import Any, Final, TypeVar
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.format.newest import find, previous
 from hocket.run.checkpoint.format.opened import (
-    OpenedCheckpoint,
     check_pointer,
-    check_tensors,
-    open_checkpoint,
-    read_tensors,
-)
-from hocket.run.checkpoint.restore import (
-    Key,
-    RestorePlan,
-    check_fits,
-    check_states,
-    make_restore_plan,
-    restore,
-    watched_tensors,
 )
 from hocket.run.cluster.store.store_exchange import StoreExchange
-from hocket.run.engine.executor import PlayedLayout
-
-if TYPE_CHECKING:
-    from hocket.run.checkpoint.saved_run import SavedRun
 
 log = logging.getLogger(__name__)
 
@@ -63,30 +43,6 @@ class Loaded:
     step: int
     data: Any
     num_filled: int = 0
-
-
-def load(run: SavedRun, candidates: Candidates, exchange: StoreExchange) -> Loaded:
-    """Load a checkpoint's state; every worker must call this.
-
-    Args:
-        run: gets the state; is played in the saved layout afterwards.
-        candidates: the checkpoints that may be loaded.
-        exchange: exchanges values between the workers.
-
-    Raises:
-        CheckpointError: there is none, it is of another model, or damaged; nothing
-            was changed.
-    """
-    read = partial(_read, run, exchange)
-    path, (needs, tensors) = first_readable(candidates, exchange, read)
-    executor, layout = run.played.executor, run.played.layout
-    restore(needs, tensors, executor, layout, run.world)
-    run.outline.modules.load(needs.opened.extra)
-    saved = needs.opened.manifest.run
-    if run.freezing is not None:
-        watched = watched_tensors(needs, tensors)
-        run.freezing.resume(saved.freezing, run.played, watched)
-    return Loaded(path, saved.step, saved.data, saved.num_filled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,76 +106,6 @@ def first_readable(
         log.warning("%s", found)
     hint = "" if candidates.allow_previous else _HINT
     raise DamagedError(f"{'; '.join(faults)}. Nothing was loaded{hint}")
-
-
-def _read(
-    run: SavedRun, exchange: StoreExchange, path: Path
-) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
-    """Read what this worker needs, in the layout in which it was saved.
-
-    Returns:
-        What was read, and `played` is the layout for it; or the damage if any
-        worker finds some.
-
-    Raises:
-        CheckpointError: it does not fit, on some worker.
-    """
-    if run.freezing is None:
-        return _read_into_layout(run, path, exchange)
-
-    def open_here() -> OpenedCheckpoint:
-        opened = open_checkpoint(path)
-        check_fits(opened, run.outline, run.record())
-        return opened
-
-    opened = read_together(exchange, f"open {path.name}", open_here)
-    if isinstance(opened, str):
-        return opened
-    before, saved = run.played, opened.manifest.run
-    run.go_on_with(run.freezing.enter(saved.freezing, before, saved.step))
-    try:
-        found = _read_into_layout(run, path, exchange)
-    except CheckpointError:
-        _return_to(run, before)
-        raise
-    if isinstance(found, str):
-        _return_to(run, before)
-    return found
-
-
-def _return_to(run: SavedRun, before: PlayedLayout) -> None:
-    after = run.played
-    run.go_on_with(before)
-    if after is not before and run.freezing is not None:
-        run.freezing.leave(before, after)
-
-
-def _read_into_layout(
-    run: SavedRun, path: Path, exchange: StoreExchange
-) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
-    """Read what this worker needs; return the damage if any worker finds some.
-
-    Raises:
-        CheckpointError: it does not fit, on some worker.
-    """
-    played = run.played
-
-    def read() -> tuple[RestorePlan, dict[Key, Tensor]]:
-        needs = make_restore_plan(
-            open_checkpoint(path),
-            run.outline,
-            played.executor,
-            played.plan,
-            played.layout,
-            run.record(),
-        )
-        if exchange.rank == 0:
-            check_tensors(needs.spare)
-        tensors = read_tensors(needs.locations)
-        check_states(needs, tensors, played.executor, played.layout, run.world)
-        return needs, tensors
-
-    return read_together(exchange, f"read {path.name}", read)
 
 
 def read_together(exchange: StoreExchange, name: str, read: Callable[[], T]) -> str | T:

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
 from hocket.run.checkpoint.collect import WorkerShare, collect, describe
 from hocket.run.checkpoint.format.manifest import FreezingRecord, RunRecord
-from hocket.run.checkpoint.load import Candidates, Loaded, load
+from hocket.run.checkpoint.format.opened import (
+    OpenedCheckpoint,
+    check_tensors,
+    open_checkpoint,
+    read_tensors,
+)
+from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
 from hocket.run.checkpoint.manager import CheckpointManager
+from hocket.run.checkpoint.restore import (
+    Key,
+    RestorePlan,
+    check_fits,
+    check_states,
+    make_restore_plan,
+    restore,
+    watched_tensors,
+)
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
@@ -85,8 +103,93 @@ class SavedRun:
         return self.played.executor.store
 
     def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
-        """See `Saved`."""
-        return load(self, candidates, exchange)
+        """See `Saved`; the run is played in the saved layout afterwards.
+
+        Args:
+            candidates: the checkpoints that may be loaded.
+            exchange: exchanges values between the workers.
+
+        Raises:
+            CheckpointError: there is none, it is of another model, or damaged; nothing
+                was changed.
+        """
+        read = partial(self._read, exchange)
+        path, (needs, tensors) = first_readable(candidates, exchange, read)
+        executor, layout = self.played.executor, self.played.layout
+        restore(needs, tensors, executor, layout, self.world)
+        self.outline.modules.load(needs.opened.extra)
+        saved = needs.opened.manifest.run
+        if self.freezing is not None:
+            watched = watched_tensors(needs, tensors)
+            self.freezing.resume(saved.freezing, self.played, watched)
+        return Loaded(path, saved.step, saved.data, saved.num_filled)
+
+    def _read(
+        self, exchange: StoreExchange, path: Path
+    ) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
+        """Read what this worker needs, in the layout in which it was saved.
+
+        Returns:
+            What was read, and `played` is the layout for it; or the damage if any
+            worker finds some.
+
+        Raises:
+            CheckpointError: it does not fit, on some worker.
+        """
+        if self.freezing is None:
+            return self._read_into_layout(path, exchange)
+
+        def open_here() -> OpenedCheckpoint:
+            opened = open_checkpoint(path)
+            check_fits(opened, self.outline, self.record())
+            return opened
+
+        opened = read_together(exchange, f"open {path.name}", open_here)
+        if isinstance(opened, str):
+            return opened
+        before, saved = self.played, opened.manifest.run
+        self.go_on_with(self.freezing.enter(saved.freezing, before, saved.step))
+        try:
+            found = self._read_into_layout(path, exchange)
+        except CheckpointError:
+            self._return_to(before)
+            raise
+        if isinstance(found, str):
+            self._return_to(before)
+        return found
+
+    def _return_to(self, before: PlayedLayout) -> None:
+        after = self.played
+        self.go_on_with(before)
+        if after is not before and self.freezing is not None:
+            self.freezing.leave(before, after)
+
+    def _read_into_layout(
+        self, path: Path, exchange: StoreExchange
+    ) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
+        """Read what this worker needs; return the damage if any worker finds some.
+
+        Raises:
+            CheckpointError: it does not fit, on some worker.
+        """
+        played = self.played
+
+        def read() -> tuple[RestorePlan, dict[Key, Tensor]]:
+            needs = make_restore_plan(
+                open_checkpoint(path),
+                self.outline,
+                played.executor,
+                played.plan,
+                played.layout,
+                self.record(),
+            )
+            if exchange.rank == 0:
+                check_tensors(needs.spare)
+            tensors = read_tensors(needs.locations)
+            check_states(needs, tensors, played.executor, played.layout, self.world)
+            return needs, tensors
+
+        return read_together(exchange, f"read {path.name}", read)
 
     def record(self) -> RunRecord:
         """Return the run's record, without the step and the user's data."""

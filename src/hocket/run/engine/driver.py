@@ -78,6 +78,7 @@ class Driver:
         executor: this worker's.
         recorder: notes each wait.
         guard: is entered around what is played.
+        played: called when a portion was played; steps may still be under way.
 
     Attributes:
         data_waits_s: begin and end of the waits for batches that are not played yet;
@@ -87,6 +88,7 @@ class Driver:
     executor: Executor
     recorder: FlightRecorder
     guard: Guard
+    played: Callable[[], None]
 
     def __post_init__(self) -> None:
         """Begin without a step."""
@@ -247,6 +249,7 @@ class Driver:
             batches = [works[i] for works in begun]
             self._works |= dict(enumerate(batches, self._num_begun))
             records.append(self.executor.play(portion, first, self._works, batches))
+        self.played()
         self._num_begun += num_begun
         segment.keep(records[-1])
         segment.data_waits_s += self.data_waits_s

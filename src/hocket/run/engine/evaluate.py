@@ -44,6 +44,7 @@ from hocket.run.engine.gather import CollectedOutputs, first_replica_buffers
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.stage_table import StageTable
 from hocket.run.engine.plan import Plan
 from hocket.run.stage.runner import StageRunner
 from hocket.schedules import make_schedule
@@ -194,17 +195,24 @@ class Evaluator:
 
     def _player(self, num_microbatches: int) -> Player:
         if num_microbatches not in self._players:
-            self._players[num_microbatches] = Player(
-                self._forward_only(num_microbatches),
-                self.layout.device,
+            plan, device = self._forward_only(num_microbatches), self.layout.device
+            table = StageTable(
+                plan,
+                device,
                 self.executor.runners,
                 {},
                 self._channels,
                 self.recorder,
                 on_output=self._on_output,
-                wiring=self.executor.wiring,
-                on_error=self._on_error,
                 evaluates=True,
+                wiring=self.executor.wiring,
+            )
+            self._players[num_microbatches] = Player(
+                plan,
+                device,
+                table,
+                self.recorder,
+                on_error=self._on_error,
                 prefix="eval ",
             )
         return self._players[num_microbatches]

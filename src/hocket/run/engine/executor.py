@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,6 +22,7 @@ from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
+from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.refusals import InputReads, refuse_hooks
@@ -31,19 +31,6 @@ from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
-
-
-class PortionPlayer(Protocol):
-    """Plays the ops of one worker."""
-
-    def begin(self, batches: NetBatches) -> None:
-        """Begin a batch of each net."""
-
-    def play(self, portion: Portion, first: int, batches: Batches) -> OpTimes:
-        """Play a portion; see `Player.play`."""
-
-    def worked_s(self, portion: Portion, record: OpTimes) -> tuple[float, float]:
-        """Return for how many seconds a lane itself worked, and when it had ended."""
 
 
 @dataclass
@@ -58,7 +45,7 @@ class Executor:
         transport: carries all messages.
         store: the job's store, with a prefix of this pipeline's own.
         device: where the weights are.
-        player: plays the lanes, or the whole step as one graph.
+        player: plays the lanes.
         sync: losses, norms and gates.
         ties: the weights that stages of different delays share.
         wiring: which values go along each flow.
@@ -79,7 +66,7 @@ class Executor:
     transport: Transport
     store: dist.Store
     device: torch.device
-    player: PortionPlayer
+    player: Player
     sync: StepSync
     ties: WorkerTies
     wiring: Wiring

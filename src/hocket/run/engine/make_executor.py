@@ -15,6 +15,7 @@ from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.stage_table import StageTable
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.make_runners import make_runners
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather, LossInput
@@ -159,7 +160,7 @@ def make_executor(
     }
     ends = {last: net for net, last in losses.items() if last in runners}
     sync = maker.make(runners, ends, results, replicas)
-    player = Player(
+    table = StageTable(
         play_plan,
         layout.device,
         runners,
@@ -168,12 +169,19 @@ def make_executor(
         context.recorder,
         sync,
         worker_ties,
-        on_error=on_error,
         lanes=context.lanes,
         wiring=wiring,
         followers=_followers(schedule, by_net, runners),
     )
-    add_batch_losses(player, program, by_net, runners, layout, groups_of)
+    add_batch_losses(table, program, by_net, runners, layout, groups_of)
+    player = Player(
+        play_plan,
+        layout.device,
+        table,
+        context.recorder,
+        on_error=on_error,
+        lanes=context.lanes,
+    )
     return Executor(
         play_plan,
         runners,
@@ -280,17 +288,17 @@ def _followers(
 
 
 def add_batch_losses(
-    player: Player,
+    table: StageTable,
     program: Program,
     nets: Mapping[str, NetSetup],
     runners: Mapping[int, StageRunner],
     layout: Layout,
     groups: _ReductionGroups,
 ) -> None:
-    """Have a player play ops L and G.
+    """Add ops L and G to a table.
 
     Args:
-        player: this worker's.
+        table: this worker's.
         program: the whole.
         nets: by name.
         runners: this device's stages.
@@ -302,11 +310,11 @@ def add_batch_losses(
         if stage in program.gathered_stages:
             group = groups.reduces(stage)
             assert group is not None, "several replicas"
-            own, output = player.maker.own_output(stage), player.maker.gathered(stage)
-            player.stages[stage].gather = Gather(net.name, own, output, group)
+            own, output = table.maker.own_output(stage), table.maker.gathered(stage)
+            table.stages[stage].gather = Gather(net.name, own, output, group)
         if stage in program.loss_stages and net.loss is not None:
             gathers = program.gathers(stage)
-            find = player.maker.gathered_of if gathers else player.maker.output_of
+            find = table.maker.gathered_of if gathers else table.maker.output_of
             forms = (net.output, *net.others.get(stage, ()))
             inputs = []
             for source, form in zip(program.loss_inputs(stage), forms, strict=True):
@@ -315,10 +323,10 @@ def add_batch_losses(
                 trained = program.stages[stage].trainable and facts.trainable
                 way = find(source, stage)
                 inputs.append(LossInput(facts.net, form, way, trained))
-            player.stages[stage].loss = BatchLoss(
+            table.stages[stage].loss = BatchLoss(
                 runner,
                 inputs,
-                player.maker.loss_gradient(stage),
+                table.maker.loss_gradient(stage),
                 layout.replica if gathers else None,
             )
 

@@ -148,7 +148,9 @@ class ProgramRun(WorkerRun):
             self._nets.forget_modules()
             self._stack.callback(self._executor.sync.give_up)
             self._followed = self._nets.followed
-        self._driver = Driver(self._executor, self._recorder, self._playing)
+        self._driver = Driver(
+            self._executor, self._recorder, self._playing, self._forget_changes
+        )
 
     def train(
         self,
@@ -170,9 +172,7 @@ class ProgramRun(WorkerRun):
         drains = drains_after(drain_every)
         if self._executor.plan.overlaps:
             batches = map(kept, batches)
-        for result in self._driver.train(map(self._next, batches), drains):
-            self._forget_changes()
-            yield result
+        yield from self._driver.train(map(self._next, batches), drains)
 
     def step(self, batch: Any) -> StepResult:
         """Train one step on one batch, to its end.
@@ -181,9 +181,7 @@ class ProgramRun(WorkerRun):
             DataError: the batch has fewer samples than microbatches.
             RunError: something went wrong; the run is of no more use.
         """
-        result = self._driver.step(self._next(batch))
-        self._forget_changes()
-        return result
+        return self._driver.step(self._next(batch))
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the weights and buffers of each net, by the uncut models' names.

@@ -12,7 +12,7 @@ after step   on_output(rows, output)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
@@ -25,6 +25,7 @@ import torch
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.gates import gates_of
+from hocket.core.op import Op
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import long_step_s, simulate
 from hocket.core.timelines.timeline import Timeline
@@ -38,6 +39,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import call_arguments, digest, on_device, whole
 from hocket.run.device.memory import memory_bytes
+from hocket.run.engine.lanes.action import Action, Instruction, Playing
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.same_everywhere import refuse_differences
@@ -104,13 +106,15 @@ class _Filling:
         """Count so many plays of the order; every worker does so at the same steps."""
         self._num_begun += num_plays
 
-    def forward(self, index: int) -> None:
-        """Do the forward of a number in this play, where there are samples left.
+    def action(self, index: int) -> Action:
+        """Return what does the forward of a number in each play of the order.
 
-        Raises:
-            DataError: a sample could not be read.
-            WaitError: it did not come in time.
+        It raises DataError where a sample could not be read, and WaitError where it
+        did not come in time.
         """
+        return Action([Instruction("forward", partial(self._forward, index))])
+
+    def _forward(self, index: int, _: Playing) -> None:
         batch, rows = self._batches[index], self._rows(index)
         if batch is not None and self._fill is not None:
             try:
@@ -226,7 +230,7 @@ _MARGIN: Final = 1.1  # forwards and waits vary: a wait is filled to nine tenths
 def make_filling(
     fill: Fill | None,
     plan: Plan,
-    player: object,
+    player: Player,
     world: World,
     layout: Layout,
     most_bytes: int | None,
@@ -249,7 +253,7 @@ def make_filling(
     """
     if fill is None:
         return _Filling(None, (), world.rank, world.device, plan.predicted, 0.0)
-    if not isinstance(player, Player) or not player.takes_others:
+    if not player.takes_others:
         raise ConfigError(
             f"fill: steps of schedule {plan.schedule_name or 'given'!r} overlap, or "
             "are one graph, or have several lanes per device. Take an order that ends "
@@ -281,7 +285,7 @@ def make_filling(
 
     text = decide_on_rank_0(world, decide, "order with forwards of fill")
     order, first = Schedule.parse(text), plan.schedule.program.num_stages
-    lanes = [[*_others(order, first, d)] for d in range(layout.num_devices)]
+    lanes = [_others(order, first, d) for d in range(layout.num_devices)]
     costs = _joined(plan.costs, order, first, forwards)
     filling = _Filling(
         fill,
@@ -293,13 +297,13 @@ def make_filling(
     )
     alone_s = long_step_s(plan.schedule, plan.costs)
     filling.predicted_slowdown = long_step_s(order, costs) / alone_s - 1.0
-    for before, index in reversed(lanes[layout.device]):
-        player.insert(before, f"fill F{index}", partial(filling.forward, index))
+    forwards_here = enumerate(lanes[layout.device])
+    player.play_others(order, {op: filling.action(i) for i, op in forwards_here})
     return filling
 
 
-def _others(order: Schedule, first: int, device: int) -> Iterator[tuple[int, int]]:
-    """Yield each forward of a device: the trained net's ops before it, and its number.
+def _others(order: Schedule, first: int, device: int) -> list[Op]:
+    """Return the forwards of a device, in their order.
 
     Args:
         order: the filled order.
@@ -307,13 +311,7 @@ def _others(order: Schedule, first: int, device: int) -> Iterator[tuple[int, int
         device: the device.
     """
     (lane,) = order.lanes_of(device)
-    num_own = num_others = 0
-    for op in order.lanes[lane].ops:
-        if op.stage < first:
-            num_own += 1
-        else:
-            yield num_own, num_others
-            num_others += 1
+    return [op for op in order.lanes[lane].ops if op.stage >= first]
 
 
 def _joined(

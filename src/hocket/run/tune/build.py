@@ -113,7 +113,10 @@ def build_plan(
             "compile": str(config.compile),
         }
         folder = None if found.teachers else config.profile_dir
-        costs = kept_costs(folder, found.known, depends_on, world, in_place)
+        known = found.known
+        costs = kept_costs(
+            folder, known.profile, known.code, depends_on, world, in_place
+        )
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
     plan = Plan(

@@ -48,6 +48,7 @@ from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.stage_table import StageTable
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.make_runners import make_runners
 from hocket.run.engine.programs.net_setup import NetSetup, modules_of
@@ -146,17 +147,18 @@ def dry_run(
         for runner in runners.values():
             runner.train(mode=runner.training)
         watch = MemoryWatch(schedule, costs, world, device)
+        plan, lanes = plan_to_play(order), context.lanes
+        notes = context.recorder
         player = Player(
-            plan_to_play(order),
+            plan,
             device,
-            runners,
-            {},
-            channels,
-            context.recorder,
+            StageTable(
+                plan, device, runners, {}, channels, notes, lanes=lanes, wiring=wiring
+            ),
+            notes,
             on_error=watch.on_error,
             prefix="dry run ",
-            lanes=context.lanes,
-            wiring=wiring,
+            lanes=lanes,
         )
         batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)

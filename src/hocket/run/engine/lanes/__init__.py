@@ -1,7 +1,8 @@
 """Plays the lanes of one device: ops, inputs and outputs, messages, times.
 
-`play_plan.py` cuts a schedule into portions, `player.py` plays them, `stage_ops.py` has
-the ops of one stage, `ports.py` makes its inputs and outputs, `point_to_point.py` sends
-messages, `step_end.py` plays reductions and updates. Imports `run.weights` and what is
-before it, and `run.engine.sync`. Begin with `play_plan.py`.
+`play_plan.py` cuts a schedule into portions, and `player.py` plays them: what an op
+table says for each op (`action.py`). `stage_table.py` is the table of a device's
+stages: `stage_ops.py` has the ops of one stage, `ports.py` its inputs and outputs,
+`step_end.py` reductions and updates; `point_to_point.py` sends messages. Imports
+`run.weights` and what is before it, and `run.engine.sync`. Begin with `action.py`.
 """

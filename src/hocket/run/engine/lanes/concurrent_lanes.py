@@ -21,10 +21,12 @@ from hocket.core.accesses import accesses
 from hocket.core.dataflow import Value, makes
 from hocket.core.op import STEP_ENDS, Op
 from hocket.core.program import Program
-from hocket.run.data.step_batch import Batches, NetBatches, StepBatch, first_of
+from hocket.run.data.step_batch import Batches, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.device.stopwatch import Seconds, Stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.lanes.action import Action
+from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
 
 # Of each lane of the device: how many of its ops have come before.
@@ -206,6 +208,7 @@ class LaneOp:
         op: its step counts from the portion's first.
         text: what the flight recorder notes.
         action: plays it on a batch of each net.
+        timer: takes its time.
         waits: values of other lanes that it needs.
         records: values of it that other lanes wait for.
         is_step_end: whether it is a reduction or an update.
@@ -213,7 +216,8 @@ class LaneOp:
 
     op: Op
     text: str
-    action: Callable[[NetBatches], None]
+    action: Action
+    timer: OpTimer
     waits: tuple[Value, ...]
     records: tuple[Value, ...]
     is_step_end: bool
@@ -243,18 +247,3 @@ class LaneOps:
         ends_s = end_s[self.computes]
         busy_s = float((ends_s - start_s[self.computes]).sum())
         return busy_s, float(ends_s.max(initial=0.0))
-
-
-class Countdown:
-    """Counts the microbatches of each stage's batches down to the last one."""
-
-    def __init__(self) -> None:
-        self._left: dict[tuple[int, tuple[int, int]], int] = {}
-
-    def is_last(self, stage: int, work: StepBatch) -> bool:
-        """Count one microbatch of a stage's batch; return whether it was the last."""
-        key = stage, work.step.key
-        num_left = self._left.pop(key, len(work.microbatches)) - 1
-        if num_left:
-            self._left[key] = num_left
-        return not num_left

@@ -45,6 +45,11 @@ class Output:
     near: Sequence[Way[dict[Key, Values]]]
     copies: bool
 
+    @property
+    def is_used(self) -> bool:
+        """Whether the results go anywhere."""
+        return bool(self.far or self.near)
+
     def put(
         self, batch: NetBatches, lane: int, microbatch: int, values: Values
     ) -> None:

@@ -1,22 +1,20 @@
-"""The ops of one stage on one microbatch, between its inputs and its outputs."""
+"""What is done for the ops of one stage, between its inputs and its outputs."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import partial
 from operator import itemgetter
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.model.stages.splitter import Remainder
-from hocket.run.data.step_batch import NetBatches
 from hocket.run.device.device import Device, DeviceLane
+from hocket.run.engine.lanes.action import Instruction, Playing
 from hocket.run.engine.lanes.inputs import Input, NearInput, RegroupedInput, Values
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.ports import InputMaker
@@ -29,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class StageOps:
-    """Computes one stage's ops.
+    """Makes the instructions of one stage's ops.
 
     Args:
         number: the stage.
@@ -45,6 +43,7 @@ class StageOps:
         loss: op L; None where the loss is part of F, or there is none.
         gather: op G, where the stage has one.
         makes_loss: whether its forwards make a loss.
+        is_last: whether it is evaluated, and no stage reads its output.
         lock: guards the module and its weights, where several lanes have the stage's
             ops.
     """
@@ -64,31 +63,29 @@ class StageOps:
         self.net = program.stages[number].net
         keeps = program.stages[number].trainable and not evaluates
         self._keeps = keeps
-        self._is_last = evaluates and not program.targets[number]
+        self.is_last = evaluates and not program.targets[number]
         self.makes_loss = runner.loss.function is not None
         self.loss: BatchLoss | None = None
         self.gather: Gather | None = None
-        self._inputs = [
-            maker.input_of(source, number)
+        self._sources = [
+            source
             for source in _in_order(program, number)
             if source not in program.loss_inputs(number)
         ]
+        self._inputs = [maker.input_of(source, number) for source in self._sources]
         self._outputs = maker.output(number, copies=not keeps)
-        self._take_inputs = _taking(self._inputs)
-        targets = program.gradient_targets[number]
-        self._gradient_inputs = [maker.gradient_of(one, number) for one in targets]
+        self._targets = program.gradient_targets[number]
+        self._gradient_inputs = [
+            maker.gradient_of(one, number) for one in self._targets
+        ]
         if keeps and number in program.loss_stages:
             near = maker.loss_gradient(number)
             self._gradient_inputs = [NearInput(near, self.net, None)]
-        self._take_gradients = (
-            _taking(self._gradient_inputs)
-            if len(self._gradient_inputs) < 2
-            else self._sum_of_gradients
-        )
-        self._wanted = [wiring.wanted(number, target) for target in targets]
+        self._wanted = [wiring.wanted(number, target) for target in self._targets]
         self._gradient_outputs = maker.gradient(number)
         self._received_from = _far(self._inputs)
         self._gradients_from = _far(self._gradient_inputs)
+        self._reads_far = bool(self._received_from or self._gradients_from)
         self.lock: AbstractContextManager[object] = nullcontext()
         self._device: Device | None = None
         self._lanes: Mapping[int, DeviceLane] = {}
@@ -108,150 +105,180 @@ class StageOps:
         self._device = device
         self._lanes = dict(zip(numbers, device.lanes, strict=True))
 
-    def timed_alone(self, timer: OpTimer) -> OpTimer:
-        """Return an op's timer; it holds what only one of several lanes may use."""
-        if self._device is None:
-            return timer
-        return replace(timer, run=partial(self._run_alone, timer))
+    def forward(self, *, splits: bool) -> Iterator[Instruction]:
+        """Yield the instructions of F.
 
-    def _run_alone(
+        Args:
+            splits: whether I and W follow, and not B.
+        """
+        yield from _taking(self._inputs, f"output of {_listed(self._sources)}")
+        if splits:
+            yield Instruction("forward, to be split", self._forward_to_split)
+        else:
+            yield Instruction("forward", self._forward)
+        if self._outputs.is_used:
+            yield Instruction("put output", self._put)
+        if not self._keeps:  # no backward will do so
+            yield from _releasing(self._received_from, "output")
+
+    def _forward_to_split(self, one: Playing) -> None:
+        if self._reads_far:
+            key = one.batch[self.net].step.place_of(one.index)
+            self._received[key] = one.received
+        self._forward(one, splits=True)
+
+    def _forward(self, one: Playing, *, splits: bool = False) -> None:
+        work, index = one.batch[self.net], one.index
+        step = work.step
+        one.made = self._compute(
+            one.timer,
+            self._runner.forward,
+            step.number,
+            step.first + index,
+            work.microbatches[index],
+            one.received,
+            work.weight(index) if self.makes_loss else 1.0,
+            splits=splits,
+        )
+
+    def evaluate(self) -> Iterator[Instruction]:
+        """Yield the instructions of F without a backward.
+
+        A stage whose output no stage reads leaves the model's output, and those of
+        other nets that the loss reads.
+        """
+        yield from _taking(self._inputs, f"output of {_listed(self._sources)}")
+        yield Instruction("evaluate", self._evaluate)
+        if not self.is_last and self._outputs.is_used:
+            yield Instruction("put output", self._put)
+        yield from _releasing(self._received_from, "output")
+
+    def _evaluate(self, one: Playing) -> None:
+        microbatch = one.batch[self.net].microbatches[one.index]
+        one.timer.start()
+        values = self._runner.evaluate(microbatch, one.received)
+        one.timer.end()
+        if self.is_last:
+            one.made = values, self._runner.others_of(microbatch, one.received)
+        else:
+            one.made = tuple(pytree.tree_leaves(values))
+
+    def backward(self) -> Iterator[Instruction]:
+        """Yield the instructions of B."""
+        yield from self._taking_gradients()
+        yield Instruction("backward", self._backward)
+        yield from _releasing(self._gradients_from, "gradient")
+        yield from self._putting_gradients()
+        yield from _releasing(self._received_from, "output")
+
+    def _backward(self, one: Playing) -> None:
+        step = one.batch[self.net].step
+        one.made = self._compute(
+            one.timer,
+            self._runner.backward,
+            step.number,
+            step.first + one.index,
+            one.received,
+        )
+
+    def input_gradients(self) -> Iterator[Instruction]:
+        """Yield the instructions of I; inputs that W does not read are released."""
+        yield from self._taking_gradients()
+        yield Instruction("input gradients", self._input_gradients)
+        yield from self._putting_gradients()
+        if self._reads_far:
+            yield Instruction("release what W does not read", self._release_unread)
+
+    def _input_gradients(self, one: Playing) -> None:
+        step = one.batch[self.net].step
+        one.made, remainder = self._compute(
+            one.timer,
+            self._runner.input_gradients,
+            step.number,
+            step.first + one.index,
+            one.received,
+        )
+        self._waiting[step.place_of(one.index)] = remainder, []
+
+    def _release_unread(self, one: Playing) -> None:
+        key = one.batch[self.net].step.place_of(one.index)
+        remainder, held = self._waiting[key]
+        for inputs, tensors in (
+            (self._gradients_from, one.received),
+            (self._received_from, self._received.pop(key)),
+        ):
+            if inputs and remainder.holds(tensors):
+                held += inputs
+            else:
+                for each in inputs:
+                    each.release(one.batch, one.index)
+
+    def weight_gradients(self) -> Iterator[Instruction]:
+        """Yield the instructions of W."""
+        yield Instruction("weight gradients", self._weight_gradients)
+
+    def _weight_gradients(self, one: Playing) -> None:
+        key = one.batch[self.net].step.place_of(one.index)
+        remainder, held = self._waiting.pop(key)
+        one.received, one.made = (), None  # of I, where both are one op
+        one.timer.start()
+        remainder.finish()
+        one.timer.end()
+        for each in held:
+            each.release(one.batch, one.index)
+
+    def _compute(
         self,
         timer: OpTimer,
         compute: Callable[_P, _T],
         *args: _P.args,
         **kwargs: _P.kwargs,
     ) -> _T:
+        """Compute an op; holds what only one of several lanes may use."""
         device = self._device
-        assert device is not None
+        result: _T
+        if device is None:
+            result = timer.run(compute, *args, **kwargs)
+            return result
         with self.lock:
             # The runner seeds the generator, which all lanes of a device share.
             draws = self._runner.module.random_layers
             lane = self._lanes[timer.lane]
             with device.fork_rng(lane, 0) if draws else nullcontext():
-                result: _T = timer.run(compute, *args, **kwargs)
+                result = timer.run(compute, *args, **kwargs)
             if self._runner.versions is not None:  # an update may drop old weights
                 lane.keep_alive(self._runner.versions.in_place)
             return result
 
-    def forward(
-        self, index: int, timer: OpTimer, batch: NetBatches, *, splits: bool
-    ) -> None:
-        """Play F.
+    def _put(self, one: Playing) -> None:
+        self._outputs.put(one.batch, one.timer.lane, one.index, one.made)
 
-        Args:
-            index: the microbatch's number in the schedule.
-            timer: takes the op's time.
-            batch: the batch of each net.
-            splits: whether I and W follow, and not B.
-        """
-        work = batch[self.net]
-        step = work.step
-        received = self._take_inputs(batch, index)
-        if splits:
-            self._received[step.place_of(index)] = received
-        values = timer.run(
-            self._runner.forward,
-            step.number,
-            step.first + index,
-            work.microbatches[index],
-            received,
-            work.weight(index) if self.makes_loss else 1.0,
-            splits=splits,
-        )
-        self._outputs.put(batch, timer.lane, index, values)
-        if not self._keeps:
-            for one in self._received_from:  # no backward will do so
-                one.release(batch, index)
-
-    def evaluate(
-        self, index: int, timer: OpTimer, batch: NetBatches
-    ) -> tuple[object, Sequence[Any]] | None:
-        """Play F without a backward.
-
-        Returns:
-            From a stage whose output no stage reads: the model's output, and those of
-            other nets that the loss reads; None from others.
-        """
-        received = self._take_inputs(batch, index)
-        microbatch = batch[self.net].microbatches[index]
-        timer.start()
-        values = self._runner.evaluate(microbatch, received)
-        timer.end()
-        others: Sequence[Any] = ()
-        if self._is_last:
-            others = self._runner.others_of(microbatch, received)
+    def _taking_gradients(self) -> Iterator[Instruction]:
+        text = f"gradient of {_listed(self._targets)}"
+        if len(self._gradient_inputs) < 2:
+            yield from _taking(self._gradient_inputs, text)
         else:
-            sent = tuple(pytree.tree_leaves(values))
-            self._outputs.put(batch, timer.lane, index, sent)
-        for one in self._received_from:
-            one.release(batch, index)
-        return (values, others) if self._is_last else None
+            yield Instruction(f"take and add up {text}", self._take_sum_of_gradients)
 
-    def backward(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
-        """Play B."""
-        step = batch[self.net].step
-        grads = self._take_gradients(batch, index)
-        values = timer.run(
-            self._runner.backward, step.number, step.first + index, grads
-        )
-        for one in self._gradients_from:
-            one.release(batch, index)
-        self._put_gradients(batch, index, timer, values)
-        for one in self._received_from:
-            one.release(batch, index)
-
-    def split_backward(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
-        """Play B of a microbatch whose backward is split in another step."""
-        self.input_gradients(index, timer, batch)
-        self.weight_gradients(index, timer, batch)
-
-    def input_gradients(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
-        """Play I; inputs that W does not read are released at once."""
-        step = batch[self.net].step
-        grads = self._take_gradients(batch, index)
-        values, remainder = timer.run(
-            self._runner.input_gradients, step.number, step.first + index, grads
-        )
-        self._put_gradients(batch, index, timer, values)
-        key = step.place_of(index)
-        held: list[Input] = []
-        for inputs, tensors in (
-            (self._gradients_from, grads),
-            (self._received_from, self._received.pop(key)),
-        ):
-            if inputs and remainder.holds(tensors):
-                held += inputs
-            else:
-                for one in inputs:
-                    one.release(batch, index)
-        self._waiting[key] = remainder, held
-
-    def weight_gradients(self, index: int, timer: OpTimer, batch: NetBatches) -> None:
-        """Play W."""
-        key = batch[self.net].step.place_of(index)
-        remainder, held = self._waiting.pop(key)
-        timer.start()
-        remainder.finish()
-        timer.end()
-        for one in held:
-            one.release(batch, index)
-
-    def _sum_of_gradients(self, batch: NetBatches, index: int) -> Values:
-        """Return the gradients of the stage's outputs, added up over their readers."""
+    def _take_sum_of_gradients(self, one: Playing) -> None:
+        """Take the gradients of the stage's outputs, added up over their readers."""
         sums: dict[int, Tensor] = {}
-        for one, wanted in zip(self._gradient_inputs, self._wanted, strict=True):
-            values = one.take(batch, index)
+        for source, wanted in zip(self._gradient_inputs, self._wanted, strict=True):
+            values = source.take(one.batch, one.index)
             places = range(len(values)) if wanted is None else wanted
             for place, value in zip(places, values, strict=True):
                 sums[place] = sums[place] + value if place in sums else value
-        return tuple(value for _, value in sorted(sums.items(), key=itemgetter(0)))
+        one.received = tuple(x for _, x in sorted(sums.items(), key=itemgetter(0)))
 
-    def _put_gradients(
-        self, batch: NetBatches, index: int, timer: OpTimer, values: Values
-    ) -> None:
+    def _putting_gradients(self) -> Iterator[Instruction]:
+        if self.loss is not None or self._gradient_outputs.is_used:
+            yield Instruction("put gradient", self._put_gradients)
+
+    def _put_gradients(self, one: Playing) -> None:
+        values: Values = one.made
         if self.loss is not None:
-            values = (*values, *self.loss.gradients_of_others(batch, index))
-        self._gradient_outputs.put(batch, timer.lane, index, values)
+            values = (*values, *self.loss.gradients_of_others(one.batch, one.index))
+        self._gradient_outputs.put(one.batch, one.timer.lane, one.index, values)
 
 
 def _in_order(program: Program, number: int) -> list[int]:
@@ -267,12 +294,32 @@ def _far(inputs: Sequence[Input]) -> list[Input]:
     return [one for one in inputs if not isinstance(one, NearInput | RegroupedInput)]
 
 
-def _taking(inputs: Sequence[Input]) -> Callable[[NetBatches, int], Values]:
-    """Return what takes a microbatch's values from all inputs, in their order."""
-    if not inputs:
-        return lambda batch, index: ()
-    if len(inputs) == 1:
-        return inputs[0].take
-    return lambda batch, index: tuple(
-        value for one in inputs for value in one.take(batch, index)
-    )
+def _listed(stages: Sequence[int]) -> str:
+    return ", ".join(map(str, stages)) or "the loss"
+
+
+def _taking(inputs: Sequence[Input], text: str) -> Iterator[Instruction]:
+    """Yield what takes a microbatch's values from all inputs, in their order."""
+
+    def take_all(one: Playing) -> None:
+        one.received = tuple(
+            value for x in inputs for value in x.take(one.batch, one.index)
+        )
+
+    def take_only(one: Playing) -> None:
+        one.received = first.take(one.batch, one.index)
+
+    if inputs:
+        first, *others = inputs
+        yield Instruction(f"take {text}", take_all if others else take_only)
+
+
+def _releasing(inputs: Sequence[Input], what: str) -> Iterator[Instruction]:
+    """Yield what releases the memory of a microbatch's values."""
+
+    def release(one: Playing) -> None:
+        for x in inputs:
+            x.release(one.batch, one.index)
+
+    if inputs:
+        yield Instruction(f"release {what}", release)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from hocket.run.data.step_batch import NetBatches, StepBatch
+from hocket.run.data.step_batch import StepBatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
+from hocket.run.engine.lanes.action import Instruction, Playing
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.sync.step_sync import NoSync
@@ -29,7 +30,7 @@ from hocket.run.weights.updater import Updater
 
 @dataclass(eq=False)
 class StepEnd:
-    """Plays ops R and U of one device.
+    """Makes the instructions of ops R and U of one device.
 
     Args:
         runners: this device's stages.
@@ -61,11 +62,6 @@ class StepEnd:
         # What waits for an update of an earlier step, by stage.
         self._postponed: dict[int, deque[tuple[int, Callable[[], None]]]] = {}
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether reductions went on after the last portion."""
-        return bool(self._late)
-
     def end_backwards(self, ops: StageOps, work: StepBatch) -> None:
         """Called after the last op of a batch that adds to a stage's gradients.
 
@@ -81,16 +77,19 @@ class StepEnd:
                 versions.complete(work.step.number)
         self._when_next(stage, work, partial(self._complete, stage, work))
 
-    def reduce(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
-        """Play R: begin the sum of a stage's gradients over replicas."""
-        stage, work = ops.number, batch[ops.net]
+    def reduce(self, ops: StageOps) -> Iterator[Instruction]:
+        """Yield the instructions of R: begin the sum of gradients over replicas."""
+        yield Instruction("begin to reduce", partial(self._reduce, ops))
+
+    def _reduce(self, ops: StageOps, one: Playing) -> None:
+        stage, work = ops.number, one.batch[ops.net]
 
         def start() -> None:
             reducer = self.updaters[stage].reducer
             assert reducer is not None
-            timer.start()
+            one.timer.start()
             reducer.start()
-            self._timers[stage] = timer
+            self._timers[stage] = one.timer
             self.reducing[stage] = work
 
         self._when_next(stage, work, start)
@@ -133,24 +132,30 @@ class StepEnd:
             elif stage in self._late:
                 self._late.pop(stage).late_end()
 
-    def end_record(self) -> None:
+    def end_record(self) -> bool:
         """End the times of reductions that go on after a portion, for the time being.
 
         They are corrected when the next portion ends (`late_end`).
+
+        Returns:
+            Whether any goes on.
         """
         self._late, self._timers = self._timers, {}
         for timer in self._late.values():
             timer.end()
+        return bool(self._late)
 
-    def update(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
-        """Play U, after the decision of the stage's gate.
+    def update(self, ops: StageOps) -> Iterator[Instruction]:
+        """Yield the instructions of U, after the decision of the stage's gate.
 
-        Raises:
-            NonFiniteError: a gradient is not finite.
-            WaitError: another worker did not come to the gate.
+        They raise NonFiniteError where a gradient is not finite, and WaitError where
+        another worker did not come to the gate.
         """
-        stage, work = ops.number, batch[ops.net]
-        updater = self.updaters[stage]
+        yield Instruction("judge gradients", partial(self._judge, ops))
+        yield Instruction("update", partial(self._update, ops))
+
+    def _judge(self, ops: StageOps, one: Playing) -> None:
+        stage, work = ops.number, one.batch[ops.net]
         if self.sync.posts_early:
             self._take(lambda reducer: True)
         decision = self.sync.before_update(stage, work, self.finish)
@@ -158,16 +163,24 @@ class StepEnd:
         skips = not decision.updates
         for follower in self.followers.values():
             follower.before_update_of(stage, work.step.number, skips=skips)
+        updater = self.updaters[stage]
         update = partial(updater.update, decision.is_bad)
-        self._change(ops, timer, updater.forget if skips else update)
-        self.ties.after_update(stage)
-        for act in self._due(stage, work.step.number + 1):
+        one.made = updater.forget if skips else update
+
+    def _update(self, ops: StageOps, one: Playing) -> None:
+        self._change(ops, one.timer, one.made)
+        self.ties.after_update(ops.number)
+        for act in self._due(ops.number, one.batch[ops.net].step.number + 1):
             act()
 
-    def follow(self, ops: StageOps, timer: OpTimer, batch: NetBatches) -> None:
-        """Play U of a stage whose weights follow those of another one."""
-        follower, step = self.followers[ops.number], batch[ops.net].step.number
-        self._change(ops, timer, partial(follower.update, step))
+    def follow(self, ops: StageOps) -> Iterator[Instruction]:
+        """Yield the instructions of U of a stage whose weights follow another's."""
+        yield Instruction("follow", partial(self._follow, ops))
+
+    def _follow(self, ops: StageOps, one: Playing) -> None:
+        step = one.batch[ops.net].step.number
+        update = partial(self.followers[ops.number].update, step)
+        self._change(ops, one.timer, update)
 
     def _change(
         self, ops: StageOps, timer: OpTimer, change: Callable[[], None]

@@ -21,8 +21,8 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.join import joined
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.step_batch import NetBatches
+from hocket.run.engine.lanes.action import Playing
 from hocket.run.engine.lanes.inputs import Input, Key, Values
-from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.outputs import Output
 from hocket.run.stage.loss_checks.step_loss_check import refuse_changes, versions_of
 from hocket.run.stage.net_output import NetOutput
@@ -67,7 +67,7 @@ class BatchLoss:
         # Of other nets' outputs, by step and microbatch: one row for each input.
         self._gradients: dict[Key, Values] = {}
 
-    def play(self, batch: NetBatches, timer: OpTimer) -> None:
+    def play(self, one: Playing) -> None:
         """Compute the loss and its gradients.
 
         Raises:
@@ -75,11 +75,12 @@ class BatchLoss:
                 changes its targets in place.
             NonFiniteError: the loss is not finite.
         """
-        taken = [self._take(one, batch) for one in self.inputs]
-        timer.start()
+        batch = one.batch
+        taken = [self._take(source, batch) for source in self.inputs]
+        one.timer.start()
         leaves = [
-            [_as_leaf(x, one.wants_grad) for x in values]
-            for one, values in zip(self.inputs, taken, strict=True)
+            [_as_leaf(x, source.wants_grad) for x in values]
+            for source, values in zip(self.inputs, taken, strict=True)
         ]
         if (versions := self.runner.versions) is not None:
             versions.put(batch[self.inputs[0].net].step.number)
@@ -93,9 +94,9 @@ class BatchLoss:
                 for values in leaves
             ]
             self._keep(batch, grads)
-        timer.end()
-        for one in self.inputs:
-            self._release(one, batch)
+        one.timer.end()
+        for source in self.inputs:
+            self._release(source, batch)
 
     def _gradients_of(
         self, total: Tensor, outputs: Sequence[Tensor], batch: NetBatches
@@ -213,12 +214,12 @@ class Gather:
         self._output = output
         self._group = group
 
-    def play(self, batch: NetBatches, timer: OpTimer) -> None:
+    def play(self, one: Playing) -> None:
         """Gather the outputs of all microbatches, in the order of samples."""
-        work = batch[self._net]
+        work = one.batch[self._net]
         count = len(work.microbatches)
-        parts = [self._own.take(batch, m) for m in range(count)]
-        timer.start()
+        parts = [self._own.take(one.batch, m) for m in range(count)]
+        one.timer.start()
         rows = [
             sum(part.num_samples for part in work.everywhere[begin : begin + count])
             for begin in range(0, len(work.everywhere), count)
@@ -227,8 +228,8 @@ class Gather:
             self._gathered(torch.cat(column), rows)
             for column in zip(*parts, strict=True)
         )
-        timer.end()
-        self._output.put(batch, timer.lane, 0, gathered)
+        one.timer.end()
+        self._output.put(one.batch, one.timer.lane, 0, gathered)
 
     def _gathered(self, own: Tensor, rows: Sequence[int]) -> Tensor:
         """Gather one leaf; all replicas send equally many rows."""

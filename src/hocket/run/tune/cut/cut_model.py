@@ -102,7 +102,9 @@ def cut_and_measure(
         "transport": type(context.transport).__name__,
         "freezes": str(config.freeze is not None),
     }
-    costs = kept_costs(config.profile_dir, known, depends_on, world, measure)
+    costs = kept_costs(
+        config.profile_dir, known.profile, known.code, depends_on, world, measure
+    )
     return CutModel(known, tuple(boundaries), modules, costs)
 
 
@@ -129,7 +131,14 @@ def messages_of(
         return measure_messages(context.world, context.transport).costs()
 
     depends_on = {"transport": type(context.transport).__name__}
-    costs = kept_costs(config.profile_dir, known, depends_on, context.world, measure)
+    costs = kept_costs(
+        config.profile_dir,
+        known.profile,
+        known.code,
+        depends_on,
+        context.world,
+        measure,
+    )
     return MessageCosts(costs.link, costs.handling)
 
 

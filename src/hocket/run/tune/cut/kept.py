@@ -17,18 +17,15 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from hocket.core.costs import Costs
 from hocket.core.formats.costs_json import from_json, to_json
 from hocket.errors import HocketError
 from hocket.model.guards.code_text import code_text
-from hocket.model.profile.profile import key_of, write_whole
+from hocket.model.profile.profile import Profile, key_of, write_whole
 from hocket.run.cluster.world import World
 from hocket.run.engine.plan import short_hash
-
-if TYPE_CHECKING:
-    from hocket.run.tune.cut.profiled_model import ProfiledModel
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +91,8 @@ def _kept_text(path: Path, read: Callable[[str, str], object]) -> str | None:
 
 def kept_costs(
     folder: str | Path | None,
-    known: ProfiledModel,
+    profile: Profile,
+    code: tuple[object, ...],
     depends_on: Mapping[str, str],
     world: World,
     measure: Callable[[], Costs],
@@ -103,20 +101,19 @@ def kept_costs(
 
     Args:
         folder: rank 0's folder of kept files; None always measures.
-        known: what the costs rest on.
+        profile: what the costs rest on.
+        code: the functions and modules of the user's that they depend on.
         depends_on: all else that they depend on.
         world: all workers.
         measure: measures on all workers, and returns the same on each.
     """
-    profile = known.profile
     if profile.slowness:  # devices of several kinds: not kept
         return measure()
     document = json.dumps(profile.to_json(), sort_keys=True)
-    code = "" if folder is None or world.rank else code_digest(known.code)
-    conditions = {**depends_on, "profile": short_hash(document), "code": code}
-    path = (
-        Path(folder) / f"costs-{key_of(conditions)}.json" if folder and code else None
-    )
+    written = "" if folder is None or world.rank else code_digest(code)
+    conditions = {**depends_on, "profile": short_hash(document), "code": written}
+    name = f"costs-{key_of(conditions)}.json"
+    path = Path(folder) / name if folder and written else None
     return kept_or_measured(path, "costs", world, _read_costs, to_json, measure)
 
 
