@@ -16,6 +16,7 @@ from hocket.cli.shared.options import (
     Sizes,
     UniformCosts,
     load_schedule,
+    option,
     with_options,
 )
 from hocket.cli.shared.output import aligned, write_output
@@ -32,21 +33,16 @@ def search_command(
     sizes: Sizes,
     costs: UniformCosts,
     memory_bytes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Of each device; no limit by default."),
+        int | None, option("N", "Of each device; no limit by default.", least=0)
     ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Never split a backward into I and W.")
     ] = False,
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="Seconds to search for.")
+        float, option("S", "Seconds to search for.", least=0.0)
     ] = 60.0,
-    threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of the solver.")
-    ] = 2,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the order.")
-    ] = None,
+    threads: Annotated[int, option("N", "Of the solver.", least=1)] = 2,
+    out: Annotated[Path | None, option("FILE", "Write the order.", "--out")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for the best order of a schedule's work, and prove how good it is.
