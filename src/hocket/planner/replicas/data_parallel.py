@@ -50,7 +50,7 @@ from hocket.planner.replicas.buckets import (
     BucketSearch,
     choose_buckets,
 )
-from hocket.planner.stages import activation_bytes, group_layers
+from hocket.planner.stages import add_layers, group_layers
 
 
 def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
@@ -318,7 +318,7 @@ class _Plain:
         """Return one microbatch's activations and the operators' workspace."""
         work = max(group.backward_work_bytes for group in self.groups)
         if not self._candidate.recomputes:
-            return activation_bytes(self._layers) + work
+            return add_layers(self._layers, None).activation_bytes + work
         begins = (0, *self._boundaries)
         inputs = sum(self._layers[begin].received_bytes for begin in begins)
         return inputs + max(group.activation_bytes for group in self.groups) + work
