@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 
 from hocket.core.costs import Costs, Link, StageCost
-from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
@@ -353,12 +352,8 @@ def _as_if_whole(costs: Costs) -> Costs:
 
 def _bubble(program: Program, costs: tuple[StageCost, ...], step_s: float) -> float:
     """Return the timeline's bubble, from the devices' work alone."""
-    busy_s = sum(
-        program.num_microbatches_of(stage)
-        * (cost.forward_s + cost.seconds(Kind.BACKWARD))
-        + cost.update_s
-        for stage, cost in enumerate(costs)
-    )
+    counts = map(program.num_microbatches_of, range(program.num_stages))
+    busy_s = sum(cost.step_s(m) for cost, m in zip(costs, counts, strict=True))
     return max(0.0, 1.0 - busy_s / (program.num_devices * step_s))
 
 

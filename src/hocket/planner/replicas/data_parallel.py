@@ -113,11 +113,7 @@ def _reversed_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
 def least_s(predictor: Predictor, candidate: Candidate) -> float:
     """Return the seconds that a device computes in a step."""
     stages = _stages_of(predictor, candidate, ())
-    return sum(
-        candidate.num_microbatches * (x.forward_s + x.seconds(Kind.BACKWARD))
-        + x.update_s
-        for x in stages
-    )
+    return sum(stage.step_s(candidate.num_microbatches) for stage in stages)
 
 
 def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
