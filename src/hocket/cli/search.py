@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ from hocket.cli.shared.output import aligned, write_output
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds, short
+from hocket.draw.summary import peak_activations
 from hocket.planner.search.optimum import search
 from hocket.planner.search.result import SearchProgress, SearchResult, gap
 
@@ -103,8 +104,8 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
         "makespan_s": timeline.makespan_s,
         "gap": gap(timeline.makespan_s, bound_s),
         "bubble_fraction": timeline.bubble_fraction,
-        "peak_activations": _highest(timeline, timeline.peak_activations),
-        "peak_bytes": _highest(timeline, timeline.peak_bytes),
+        "peak_activations": max(peak_activations(timeline)),
+        "peak_bytes": timeline.most_bytes,
     }
 
 
@@ -119,7 +120,7 @@ def _report(
                 seconds(timeline.makespan_s),
                 percent(gap(timeline.makespan_s, found.bound_s)),
                 percent(timeline.bubble_fraction),
-                short(_highest(timeline, timeline.peak_activations)),
+                short(max(peak_activations(timeline))),
             )
         )
     bound = ("bound", seconds(found.bound_s), "", "", "")
@@ -134,8 +135,3 @@ def _report(
         )
     yield ""
     yield str(found.schedule)
-
-
-def _highest(timeline: Timeline, peak: Callable[[int], float]) -> float:
-    """Return the largest peak of any device."""
-    return max(map(peak, range(timeline.schedule.program.num_devices)))
