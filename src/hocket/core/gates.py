@@ -73,11 +73,11 @@ def flushes(schedule: Schedule) -> bool:
 
 def _in_sequence(schedule: Schedule) -> bool:
     """Return whether no lane begins a step of the trained stages before it ends one."""
-    for lane in schedule.lanes:
-        steps = [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
-        if steps != sorted(steps):
-            return False
-    return True
+    steps = (
+        [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
+        for lane in schedule.lanes
+    )
+    return all(of_lane == sorted(of_lane) for of_lane in steps)
 
 
 def _has_one_step(schedule: Schedule) -> bool:
