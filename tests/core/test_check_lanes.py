@@ -41,7 +41,7 @@ def test_the_proof_agrees_with_every_order_tried_one_by_one(orders: EveryOrder) 
     used = find_accesses(work.columns, schedule.program)
     before = HappensBefore(work.columns, work.needs, order)
 
-    found = list(conflicts(schedule, work.columns, used, before, order))
+    found = list(conflicts(work.columns, used, before, order))
     versions, gradients = count_alive(schedule.program, work.columns, used, before)
 
     stages = range(schedule.program.num_stages)

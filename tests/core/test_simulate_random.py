@@ -69,7 +69,9 @@ def test_both_clocks_give_the_same_times(
         if not early_updates(schedule, gates):
             work = prepare(schedule, third, gates)
             assert is_decided_by_lanes(work)
-            assert play_in_order(work) == play_events(work, third)
+            first, second = play_in_order(work), play_events(work, third)
+            assert all(map(np.array_equal, first.times, second.times))
+            assert first.reduced_s == second.reduced_s
 
 
 @many

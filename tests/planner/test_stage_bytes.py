@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.planner.stages import (
-    activation_bytes,
-    backward_work_bytes,
-    input_grad_work_bytes,
-    weight_grad_held_bytes,
-    weight_grad_work_bytes,
-)
+from hocket.planner.stages import add_layers
 from hocket.planner.work import HeldBytes, LayerCost
 
 
@@ -36,8 +30,8 @@ def layer(weight_grad_work_bytes: int = 7) -> LayerCost:
 def test_what_is_kept_and_held() -> None:
     """The stage's input is a message, and counted as such."""
     layers = [layer()] * 3
-    assert activation_bytes(layers) == 20
-    assert weight_grad_held_bytes(layers) == 50
+    assert add_layers(layers, None).activation_bytes == 20
+    assert add_layers(layers, None).weight_grad_held_bytes == 50
 
 
 def test_the_most_on_the_way_back() -> None:
@@ -47,14 +41,16 @@ def test_the_most_on_the_way_back() -> None:
     that the layer behind it has made.
     """
     layers = [layer()] * 3
-    assert backward_work_bytes(layers) == 17
+    assert add_layers(layers, None).backward_work_bytes == 17
     # the last: 10; the middle: 20 - 10 held more, 10 + 10; the first: 20 more, 10 + 10
-    assert input_grad_work_bytes(layers) == 40
+    assert add_layers(layers, None).input_grad_work_bytes == 40
 
 
 def test_the_most_in_w() -> None:
     """The last layer's work; when it is another's turn, that one has given back."""
-    assert weight_grad_work_bytes([layer()] * 3) == 7
+    assert add_layers([layer()] * 3, None).weight_grad_work_bytes == 7
     wide = layer(weight_grad_work_bytes=30)
-    assert weight_grad_work_bytes([layer(), wide, layer()]) == 10
-    assert weight_grad_work_bytes([layer(weight_grad_work_bytes=0)]) == 0
+    assert add_layers([layer(), wide, layer()], None).weight_grad_work_bytes == 10
+    assert (
+        add_layers([layer(weight_grad_work_bytes=0)], None).weight_grad_work_bytes == 0
+    )

@@ -11,6 +11,7 @@ from hocket.cli.shared.options import (
     ScheduleArgument,
     Sizes,
     load_schedule,
+    option,
     with_options,
 )
 from hocket.cli.shared.output import sentence
@@ -27,11 +28,11 @@ def check_command(
     sizes: Sizes,
     num_buffers: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            "Receive buffers per flow that it must get along with.",
             "--buffers",
-            metavar="N",
-            min=1,
-            help="Receive buffers per flow that it must get along with.",
+            least=1,
         ),
     ] = None,
 ) -> None:

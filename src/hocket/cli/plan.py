@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from hocket.cli.shared.options import option
 from hocket.cli.shared.output import write_output
 from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 from hocket.errors import PlanError
@@ -41,72 +42,56 @@ def plan_command(
         ),
     ],
     devices: Annotated[
-        int | None,
-        typer.Option("--devices", "-d", metavar="N", min=1, help="All of them."),
+        int | None, option("N", "All of them.", "--devices", "-d", least=1)
     ] = None,
     layout: Annotated[
         str | None,
-        typer.Option(
-            metavar="DxR",
-            help="Only pipelines of so many devices, in so many replicas: 4x2.",
-        ),
+        option("DxR", "Only pipelines of so many devices, in so many replicas: 4x2."),
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Their kind, such as v100-32g; by default the model is measured here.",
+        option(
+            "NAME",
+            "Their kind, such as v100-32g; by default the model is measured here.",
         ),
     ] = None,
     links: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Between devices of a node, such as nvlink2 or pcie; by default the "
+        option(
+            "NAME",
+            "Between devices of a node, such as nvlink2 or pcie; by default the "
             "fastest that they have.",
         ),
     ] = None,
-    nodes: Annotated[
-        int, typer.Option(metavar="N", min=1, help="That the devices are in, evenly.")
-    ] = 1,
+    nodes: Annotated[int, option("N", "That the devices are in, evenly.", least=1)] = 1,
     network: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Between nodes, by default 100gb."),
+        str | None, option("NAME", "Between nodes, by default 100gb.")
     ] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Samples per step; the recipe's else."),
+        int | None, option("N", "Samples per step; the recipe's else.", least=1)
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="float32, tf32, bfloat16 or float16; by default the recipe's.",
-        ),
+        option("NAME", "float32, tf32, bfloat16 or float16; by default the recipe's."),
     ] = None,
     memory_gib: Annotated[
         float | None,
-        typer.Option(
-            "--memory-gib", metavar="X", min=0.0, help="Of each device, for the model."
-        ),
+        option("X", "Of each device, for the model.", "--memory-gib", least=0.0),
     ] = None,
     hardware_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="TOML: more devices and links, or changed."),
+        Path | None, option("FILE", "TOML: more devices and links, or changed.")
     ] = None,
     max_delay: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Allow orders that never flush, with weights up to N updates old.",
+        option(
+            "N",
+            "Allow orders that never flush, with weights up to N updates old.",
+            least=0,
         ),
     ] = 0,
     settings: SetOption = None,
     allow_outside: OutsideOption = False,
-    rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of the table, at most.")
-    ] = 12,
+    rows: Annotated[int, option("N", "Of the table, at most.", least=1)] = 12,
     exhaustive: Annotated[
         bool,
         typer.Option(
@@ -118,14 +103,11 @@ def plan_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print all outcomes as JSON.")
     ] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page with pictures.")
-    ] = None,
+    html: Annotated[Path | None, option("FILE", "Write a page with pictures.")] = None,
     costs_out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the costs of the best pipeline, for hocket simulate --costs.",
+        option(
+            "FILE", "Write the costs of the best pipeline, for hocket simulate --costs."
         ),
     ] = None,
 ) -> None:

@@ -23,7 +23,7 @@ from hocket.cli.train import (
 from hocket.draw.quantity import byte_size, percent, seconds
 
 if TYPE_CHECKING:
-    from hocket.model.profile.profile import LayerProfile, Profile
+    from hocket.model.profile.profile import Profile
 
 ENTRY: Final = "hocket.recipes.training.train:profile"
 
@@ -78,29 +78,22 @@ def report(result: dict[str, Any]) -> Iterator[str]:
     yield f"the profile {verb} in {result['path']}"
 
 
+# The columns after a layer's stage: what stands above, and which of its numbers.
+_NUMBERS: Final = (
+    ("forward", seconds, "forward_s"),
+    ("±", seconds, "forward_spread_s"),
+    ("input grad", seconds, "input_grad_s"),
+    ("weight grad", seconds, "weight_grad_s"),
+    ("±", seconds, "backward_spread_s"),
+    ("activations", byte_size, "activation_bytes"),
+    ("received", byte_size, "received_bytes"),
+)
+
+
 def layer_rows(profile: Profile, stages: list[int]) -> Iterator[tuple[str, ...]]:
     """Return one row per layer; a stage's first layer is marked with its number."""
-    yield (
-        "layer",
-        "stage",
-        "forward",
-        "±",
-        "input grad",
-        "weight grad",
-        "±",
-        "activations",
-        "received",
-    )
+    yield ("layer", "stage", *(head for head, _, _ in _NUMBERS))
     for number, layer in enumerate(profile.layers):
         stage = str(stages.index(number)) if number in stages else ""
-        yield (layer.name, stage, *_numbers(layer))
-
-
-def _numbers(layer: LayerProfile) -> Iterator[str]:
-    yield seconds(layer.forward_s)
-    yield seconds(layer.forward_spread_s)
-    yield seconds(layer.input_grad_s)
-    yield seconds(layer.weight_grad_s)
-    yield seconds(layer.backward_spread_s)
-    yield byte_size(layer.activation_bytes)
-    yield byte_size(layer.received_bytes)
+        numbers = (text(getattr(layer, name)) for _, text, name in _NUMBERS)
+        yield (layer.name, stage, *numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +16,14 @@ from hocket.cli.shared.options import (
     Sizes,
     UniformCosts,
     load_schedule,
+    option,
     with_options,
 )
 from hocket.cli.shared.output import aligned, write_output
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds, short
+from hocket.draw.summary import peak_activations
 from hocket.planner.search.optimum import search
 from hocket.planner.search.result import SearchProgress, SearchResult, gap
 
@@ -32,21 +34,16 @@ def search_command(
     sizes: Sizes,
     costs: UniformCosts,
     memory_bytes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Of each device; no limit by default."),
+        int | None, option("N", "Of each device; no limit by default.", least=0)
     ] = None,
     whole: Annotated[
         bool, typer.Option("--whole", help="Never split a backward into I and W.")
     ] = False,
     time_limit: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="Seconds to search for.")
+        float, option("S", "Seconds to search for.", least=0.0)
     ] = 60.0,
-    threads: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Of the solver.")
-    ] = 2,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the order.")
-    ] = None,
+    threads: Annotated[int, option("N", "Of the solver.", least=1)] = 2,
+    out: Annotated[Path | None, option("FILE", "Write the order.", "--out")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search for the best order of a schedule's work, and prove how good it is.
@@ -107,8 +104,8 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
         "makespan_s": timeline.makespan_s,
         "gap": gap(timeline.makespan_s, bound_s),
         "bubble_fraction": timeline.bubble_fraction,
-        "peak_activations": _highest(timeline, timeline.peak_activations),
-        "peak_bytes": _highest(timeline, timeline.peak_bytes),
+        "peak_activations": max(peak_activations(timeline)),
+        "peak_bytes": timeline.most_bytes,
     }
 
 
@@ -123,7 +120,7 @@ def _report(
                 seconds(timeline.makespan_s),
                 percent(gap(timeline.makespan_s, found.bound_s)),
                 percent(timeline.bubble_fraction),
-                short(_highest(timeline, timeline.peak_activations)),
+                short(max(peak_activations(timeline))),
             )
         )
     bound = ("bound", seconds(found.bound_s), "", "", "")
@@ -138,8 +135,3 @@ def _report(
         )
     yield ""
     yield str(found.schedule)
-
-
-def _highest(timeline: Timeline, peak: Callable[[int], float]) -> float:
-    """Return the largest peak of any device."""
-    return max(map(peak, range(timeline.schedule.program.num_devices)))

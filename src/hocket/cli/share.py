@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hocket import env
+from hocket.cli.shared.options import option
 from hocket.cli.shared.output import write_output
 from hocket.cli.train import SetOption, read_recipe
 from hocket.errors import ConfigError
@@ -30,18 +31,13 @@ def share_command(
         typer.Argument(metavar="RECIPE...", help="Built-in recipes, or TOML files."),
     ],
     memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="The most that all hold, such as 20GiB."),
+        str | None, option("SIZE", "The most that all hold, such as 20GiB.")
     ] = None,
     mode: Annotated[
         str, typer.Option(help="turns, lag, budget, tick-tock, free or auto.")
     ] = "auto",
-    weights: Annotated[
-        str, typer.Option(metavar="W,W", help="Shares of the device's time.")
-    ] = "",
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Steps of each.")
-    ] = None,
+    weights: Annotated[str, option("W,W", "Shares of the device's time.")] = "",
+    max_steps: Annotated[int | None, option("N", "Steps of each.", least=1)] = None,
     settings: SetOption = None,
     run_dir: Annotated[
         Path | None,
@@ -49,9 +45,8 @@ def share_command(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="auto",
-            help="Go on from the newest checkpoints in --run-dir, if there are some.",
+        option(
+            "auto", "Go on from the newest checkpoints in --run-dir, if there are some."
         ),
     ] = None,
     device: Annotated[
@@ -61,8 +56,7 @@ def share_command(
         bool, typer.Option("--processes", help="Run each in a process of its own.")
     ] = False,
     page: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write an HTML page with lanes and memory."),
+        Path | None, option("FILE", "Write an HTML page with lanes and memory.")
     ] = None,
 ) -> None:
     """Train several recipes on one device at the same time.

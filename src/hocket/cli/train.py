@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from hocket import env
+from hocket.cli.shared.options import option
 from hocket.errors import ConfigError
 from hocket.recipes.config.resolve import SET_ORIGIN, Resolved, resolve
 
@@ -20,18 +21,15 @@ RecipeArgument = Annotated[
     str, typer.Argument(metavar="NAME|FILE", help="A built-in recipe, or a TOML file.")
 ]
 SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Replace a value of the recipe."),
+    list[str] | None, option("KEY=VALUE", "Replace a value of the recipe.", "--set")
 ]
 WorkersOption = Annotated[
-    int | None,
-    typer.Option(help="Processes; more than GPUs share them.", metavar="N"),
+    int | None, option("N", "Processes; more than GPUs share them.")
 ]
 LayoutOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="DxR",
-        help="Devices per pipeline x replicas, such as 4x2; replaces both numbers.",
+    option(
+        "DxR", "Devices per pipeline x replicas, such as 4x2; replaces both numbers."
     ),
 ]
 OutsideOption = Annotated[
@@ -54,19 +52,19 @@ def train_command(
     layout: LayoutOption = None,
     resume: Annotated[
         str | None,
-        typer.Option(
-            metavar="auto|PATH",
-            help="Go on from the newest checkpoint in --run-dir, if there is one; or "
+        option(
+            "auto|PATH",
+            "Go on from the newest checkpoint in --run-dir, if there is one; or "
             "from a checkpoint, or a run's folder, which must be there.",
         ),
     ] = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            help="How often the workers are started again after a failure, to go on "
+        option(
+            "N",
+            "How often the workers are started again after a failure, to go on "
             "from the last checkpoint.",
-            metavar="N",
+            least=0,
         ),
     ] = None,
     allow_outside: OutsideOption = False,

@@ -53,7 +53,7 @@ from hocket.core.checker.happens_before import (
 )
 from hocket.core.checker.links import Links, check_queues
 from hocket.core.costs import Costs
-from hocket.core.op import COLLECTIVES, Kind, Op
+from hocket.core.op import COLLECTIVES, Op
 from hocket.core.plans.lane_plan import plan_lanes
 from hocket.core.plans.message_order import ops_together, plan_queues
 from hocket.core.plans.portions import Plans, plan_portions
@@ -120,7 +120,7 @@ def check(
         [
             *message_order_faults(schedule),
             *collective_faults(work, before, played.order),
-            *conflicts(schedule, work.columns, accesses, before, played.order),
+            *conflicts(work.columns, accesses, before, played.order),
         ],
     )
     if links is Links.ONE_QUEUE:
@@ -172,11 +172,7 @@ def _picture(
 
 
 def conflicts(
-    schedule: Schedule,
-    columns: Columns,
-    accesses: Accesses,
-    before: HappensBefore,
-    order: Sequence[int],
+    columns: Columns, accesses: Accesses, before: HappensBefore, order: Sequence[int]
 ) -> Iterator[Fault]:
     """Name the first conflict of each resource, stage and pair of lanes.
 
@@ -185,8 +181,7 @@ def conflicts(
     have no conflicts: their versions are counted (see `alive`).
 
     Args:
-        schedule: complete, and free of deadlock.
-        columns: its ops.
+        columns: the ops of a schedule that is complete and free of deadlock.
         accesses: what they read and change.
         before: the paths of events between them.
         order: all rows, in one order in which they may start.
@@ -204,7 +199,7 @@ def conflicts(
         key = resource, stage, frozenset((lane, next_lane))
         if key not in found:
             found.add(key)
-            yield _fault(schedule, columns, (first, second), access)
+            yield _fault(columns, (first, second), access)
 
 
 def _shared_by_lanes(accesses: Accesses, columns: Columns) -> Accesses:
@@ -232,20 +227,14 @@ def _in_order(accesses: Accesses, order: Sequence[int]) -> Accesses:
     return accesses.taken(np.lexsort(keys))
 
 
-def _fault(
-    schedule: Schedule, columns: Columns, rows: tuple[int, int], access: Access
-) -> Fault:
-    first, second = (columns.describe(row, schedule) for row in rows)
+def _fault(columns: Columns, rows: tuple[int, int], access: Access) -> Fault:
+    first, second = map(columns.describe, rows)
     return (
         f"{first} and {second} both change {access} and no path of events orders them: "
         "put both in one lane, or let one need, directly or through other ops, a value "
         "that the other makes",
-        columns.op(rows[1], schedule),
+        columns.op(rows[1]),
     )
-
-
-# What makes two devices' ops one collective: the kind, the stages and the step.
-_Call = tuple[Kind, tuple[int, ...], int]
 
 
 def collective_faults(
@@ -277,20 +266,25 @@ def _lane_faults(
     """Find the first two collectives of a device that no path of events orders."""
     for first, second in pairwise(posts):
         if not before.before(first, second):
-            a, b = (work.columns.describe(r, work.schedule) for r in (first, second))
+            a, b = map(work.columns.describe, (first, second))
             yield (
                 f"device {device} may post {a} and {b} in either order, but "
                 "its replicas or copies must post them in the same one: put both in "
                 "one lane",
-                _op(work, second),
+                work.columns.op(second),
             )
             return
 
 
 def _device_faults(work: Work, of_device: dict[int, list[int]]) -> Iterator[Fault]:
     """Find the first collectives that two devices post in different orders."""
+    copies_of = work.schedule.program.copies_of
+    # What makes two devices' ops one collective: the kind, the stages and the step.
     calls = {
-        device: {_call(_op(work, row), work): _op(work, row) for row in posts}
+        device: {
+            (op.kind, copies_of[op.stage], op.step): op
+            for op in map(work.columns.op, posts)
+        }
         for device, posts in sorted(of_device.items())
     }
     for (one, ops), (other, others) in combinations(calls.items(), 2):
@@ -305,14 +299,6 @@ def _device_faults(work: Work, of_device: dict[int, list[int]]) -> Iterator[Faul
                     ops[a],
                 )
                 break
-
-
-def _call(op: Op, work: Work) -> _Call:
-    return op.kind, work.schedule.program.copies_of[op.stage], op.step
-
-
-def _op(work: Work, row: int) -> Op:
-    return work.columns.op(row, work.schedule)
 
 
 # Play a schedule without a clock, under the strictest rule for messages.

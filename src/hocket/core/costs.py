@@ -116,6 +116,11 @@ class StageCost:
             case _:
                 assert_never(kind)
 
+    def step_s(self, num_microbatches: int) -> float:
+        """Return the seconds of F, B and U of a step."""
+        each_s = self.forward_s + self.seconds(Kind.BACKWARD)
+        return num_microbatches * each_s + self.update_s
+
     def _apart_s(self, part_s: float) -> float:
         """Return what a part of B takes as an op of its own."""
         if not self.split_s:

@@ -33,7 +33,7 @@ def gates_of(schedule: Schedule, *, clips: bool) -> Gates:
         clips: whether gradients are clipped by the norm of their gate.
     """
     program = schedule.program
-    trained = _trained(program)
+    trained = program.trained_stages
     if flushes(schedule):
         return (trained,)
     if not clips:
@@ -61,7 +61,7 @@ def flushes(schedule: Schedule) -> bool:
     program = schedule.program
     if not schedule.body and program.num_steps == 1:
         return True
-    trained = _trained(program)
+    trained = program.trained_stages
     if any(program.stages[number].delay for number in trained):
         return False
     if not _in_sequence(schedule):
@@ -73,11 +73,11 @@ def flushes(schedule: Schedule) -> bool:
 
 def _in_sequence(schedule: Schedule) -> bool:
     """Return whether no lane begins a step of the trained stages before it ends one."""
-    for lane in schedule.lanes:
-        steps = [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
-        if steps != sorted(steps):
-            return False
-    return True
+    steps = (
+        [op.step for op in lane.ops if _work_of(op, schedule) == _TRAINED]
+        for lane in schedule.lanes
+    )
+    return all(of_lane == sorted(of_lane) for of_lane in steps)
 
 
 def _has_one_step(schedule: Schedule) -> bool:
@@ -104,10 +104,6 @@ def _work_of(op: Op, schedule: Schedule) -> str:
     stage = schedule.program.stages[op.stage]
     is_trained = stage.trainable or op.kind is Kind.UPDATE
     return _TRAINED if is_trained else stage.net
-
-
-def _trained(program: Program) -> tuple[int, ...]:
-    return tuple(n for n, stage in enumerate(program.stages) if stage.trainable)
 
 
 def stage_gates(gates: Gates) -> dict[int, tuple[int, ...]]:

@@ -168,6 +168,11 @@ class Program:
         return 1 + max(stage.device for stage in self.stages)
 
     @cached_property
+    def trained_stages(self) -> tuple[int, ...]:
+        """The numbers of the stages that are trainable."""
+        return tuple(n for n, stage in enumerate(self.stages) if stage.trainable)
+
+    @cached_property
     def _nets(self) -> dict[str, Net]:
         return {net.name: net for net in self.nets}
 

@@ -172,7 +172,18 @@ class Schedule(Drawn):
 
     def __str__(self) -> str:
         """The picture, which `parse` reads."""
-        return to_text(self)
+        lines = [] if _follows_from_lanes(self) else _header(self.program)
+        if self.num_repeats > 1:
+            lines.append(f"repeats {self.num_repeats}")
+        width = max((len(lane.label) for lane in self.lanes), default=0)
+        for i, lane in enumerate(self.lanes):
+            words = [str(op) for op in lane.ops]
+            if self.body:
+                begin, end = self.body[i]
+                words[end:end] = [":|"]
+                words[begin:begin] = ["|:"]
+            lines.append(f"{lane.label:<{width}}  {' '.join(words)}".rstrip())
+        return "\n".join(lines)
 
     @classmethod
     def parse(cls, text: str, *, path: str = "<text>") -> Schedule:
@@ -181,7 +192,17 @@ class Schedule(Drawn):
         Raises:
             ParseError: with the path, the line and what was expected there.
         """
-        return from_text(text, path=path)
+        draft = _Draft()
+        for number, line in enumerate(text.splitlines(), start=1):
+            words = line.split("#", 1)[0].split()
+            if not words:
+                continue
+            try:
+                draft.read(words)
+            except HocketError as error:
+                raise ParseError(f"{path}, line {number}: {error}") from None
+            draft.lines.setdefault(_subject(words[0]), []).append(number)
+        return draft.schedule(path)
 
     def to_csv(self, path: str | Path) -> None:
         """Write the order as PyTorch's CSV, one row per device, for its runtime to run.
@@ -235,41 +256,6 @@ _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 _T = TypeVar("_T")
 _PAIR: Final = re.compile(r"([a-z]+)=(\S+)")
 _FLOW: Final = re.compile(r"(\d{1,9})>(\d{1,9})", re.ASCII)
-
-
-def to_text(schedule: Schedule) -> str:
-    """Write a schedule as text that `from_text` reads back to an equal one."""
-    lines = [] if _follows_from_lanes(schedule) else _header(schedule.program)
-    if schedule.num_repeats > 1:
-        lines.append(f"repeats {schedule.num_repeats}")
-    width = max((len(lane.label) for lane in schedule.lanes), default=0)
-    for i, lane in enumerate(schedule.lanes):
-        words = [str(op) for op in lane.ops]
-        if schedule.body:
-            begin, end = schedule.body[i]
-            words[end:end] = [":|"]
-            words[begin:begin] = ["|:"]
-        lines.append(f"{lane.label:<{width}}  {' '.join(words)}".rstrip())
-    return "\n".join(lines)
-
-
-def from_text(text: str, *, path: str = "<text>") -> Schedule:
-    """Read a schedule; `path` is named in errors.
-
-    Raises:
-        ParseError: with the path, the line and what was expected there.
-    """
-    draft = _Draft()
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split("#", 1)[0].split()
-        if not words:
-            continue
-        try:
-            draft.read(words)
-        except HocketError as error:
-            raise ParseError(f"{path}, line {number}: {error}") from None
-        draft.lines.setdefault(_subject(words[0]), []).append(number)
-    return draft.schedule(path)
 
 
 def _subject(word: str) -> str:

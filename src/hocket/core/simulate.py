@@ -74,14 +74,8 @@ def simulate(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Timeline:
     """
     work = prepare(schedule, costs, gates)
     decided = is_decided_by_lanes(work)
-    played = play_in_order(work) if decided else play_events(work, costs)
-    times = Times(
-        np.array(played.start_s),
-        np.array(played.end_s),
-        np.array(played.sent_s),
-        np.array(played.arrived_s),
-    )
-    return _timeline(work, costs, times, played.reduced_s, Origin.SIMULATED)
+    clock = play_in_order(work) if decided else play_events(work, costs)
+    return _timeline(work, costs, clock.times, clock.reduced_s, Origin.SIMULATED)
 
 
 def long_step_s(schedule: Schedule, costs: Costs) -> float:

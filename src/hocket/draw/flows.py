@@ -30,8 +30,11 @@ def flows(timeline: Timeline) -> Iterator[Flow]:
     schedule = timeline.schedule
     sent: dict[tuple[Value, int], int] = {}
     makers: list[OpPosition] = []
-    for row, (place, from_device, to_device) in enumerate(_sent(timeline)):
-        makers.append(place)
+    traffic = timeline.traffic
+    columns = traffic.lane, traffic.position, traffic.from_device, traffic.to_device
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    for row, (*place, from_device, to_device) in enumerate(rows):
+        makers.append((place[0], place[1]))
         if from_device != to_device:
             op = schedule.lanes[place[0]].ops[place[1]]
             # A send makes nothing: what it needs is what it carries.
@@ -45,12 +48,3 @@ def flows(timeline: Timeline) -> Iterator[Flow]:
                 found = sent.get((value, lane.device))
                 if found is not None:
                     yield Flow(found, makers[found], (i, j))
-
-
-def _sent(timeline: Timeline) -> Iterator[tuple[OpPosition, int, int]]:
-    """Yield the maker's place and the two devices of each transfer."""
-    traffic = timeline.traffic
-    places = zip(traffic.lane.tolist(), traffic.position.tolist(), strict=True)
-    ends = zip(traffic.from_device.tolist(), traffic.to_device.tolist(), strict=True)
-    for place, (from_device, to_device) in zip(places, ends, strict=True):
-        yield place, from_device, to_device

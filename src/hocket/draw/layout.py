@@ -105,8 +105,8 @@ def as_panels(timelines: Timeline | Sequence[Titled]) -> list[Titled]:
 
 
 def _axis(panels: Sequence[Titled], style: Style) -> Axis:
-    labels = [label for _, timeline in panels for label in lane_labels(timeline)]
-    left = MARGIN + 10 + 7 * max(map(len, labels), default=0)
+    lanes = (lane for _, timeline in panels for lane in timeline.schedule.lanes)
+    left = MARGIN + 10 + 7 * max((len(lane.label) for lane in lanes), default=0)
     right = style.width - MARGIN - 50
     if right - left < 100:
         raise PlanError(
@@ -212,11 +212,6 @@ _GAP = 3.0  # between two lanes
 _TEXT = 10.5
 
 
-def lane_labels(timeline: Timeline) -> tuple[str, ...]:
-    """Return the label of each lane."""
-    return tuple(lane.label for lane in timeline.schedule.lanes)
-
-
 def lane_shapes(
     timeline: Timeline, axis: Axis, top: float, height: float
 ) -> Iterator[Shape]:
@@ -230,7 +225,12 @@ def lane_shapes(
             fill = AreaFill(span.op.kind, tones[span.op.stage])
             number = span.op.stage if names_stages else span.op.microbatch
             text = "" if number is None else str(number)
-            yield from _op(span, text, fill, _place(timeline, axis, span), y, height)
+            begin_s, end_s = (
+                span.start_s - timeline.begin_s,
+                span.end_s - timeline.begin_s,
+            )
+            place = axis.x(begin_s), axis.x(end_s)
+            yield from _op(span, text, fill, place, y, height)
 
 
 def _names_stages(program: Program) -> bool:
@@ -265,21 +265,16 @@ def span_text(span: Span) -> str:
     )
 
 
-def _place(timeline: Timeline, axis: Axis, span: Span) -> tuple[float, float]:
-    begin_s = timeline.begin_s
-    return axis.x(span.start_s - begin_s), axis.x(span.end_s - begin_s)
-
-
 def _tracks(
     timeline: Timeline, axis: Axis, top: float, height: float
 ) -> Iterator[Shape]:
     end = axis.x(timeline.makespan_s)
     right = axis.right + 50
     ends = step_ends(timeline)
-    for i, label in enumerate(lane_labels(timeline)):
+    for i, lane in enumerate(timeline.schedule.lanes):
         y = top + i * (height + _GAP)
         middle = y + height / 2 + 4
-        yield Text(axis.left - 8, middle, label, 11.5, Role.INK, Anchor.END)
+        yield Text(axis.left - 8, middle, lane.label, 11.5, Role.INK, Anchor.END)
         yield Box(axis.left, y, end - axis.left, height, Role.TRACK)
         bubble = percent(timeline.lane_bubble_fraction(i))
         yield Text(right, middle, bubble, _TEXT, Role.MUTED, Anchor.END)

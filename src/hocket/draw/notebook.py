@@ -18,10 +18,8 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.idle import idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html.content import Table
-from hocket.draw.html.data import surface_variables
 from hocket.draw.html.page import template
 from hocket.draw.layout import Style, lay_out
-from hocket.draw.palette import Theme
 from hocket.draw.svg import svg_of
 from hocket.draw.text import to_text
 from hocket.draw.where import idle_line
@@ -67,8 +65,6 @@ def html_card(
     return template("card.html").render(
         parts,
         scope=scope,
-        light=surface_variables(Theme.LIGHT),
-        dark=surface_variables(Theme.DARK),
         svg=svg,
         lanes=lanes,
         idle=idle,

@@ -116,14 +116,7 @@ class Frozen:
             begins = greedy_boundaries(self.sizes, num_stages, self.num_frozen)
             return (self.num_frozen, *begins) if self.num_frozen else begins
         active = self.layers[self.num_frozen :]
-        seconds = [layer.forward_s + layer.backward_s for layer in active]
-        if seconds:
-            seconds[0] += self.prefix_s
-        messages = [
-            self.beside.link.occupied_s(x.received_bytes + x.received_grad_bytes)
-            for x in active[1:]
-        ]
-        cut = Balancer(seconds, messages).cut(num_stages)
+        cut = Balancer.of(active, self.beside.link, self.prefix_s).cut(num_stages)
         begins = tuple(self.num_frozen + place for place in cut)
         return (self.num_frozen, *begins) if self.num_frozen else begins
 

@@ -53,7 +53,9 @@ def delay_weight_gradients(
     fast-forwarding); Qi et al., arXiv:2401.10241.
     """
     refuse_messages(schedule)
-    prompt = _prompt(split_backward(schedule))
+    # The order in which no W waits, if it is on the lane of its I.
+    lanes = map(_prompt_lane, split_backward(schedule).lanes)
+    prompt = Schedule(schedule.program, tuple(lanes))
     tried = [simulate(order, costs) for order in dict.fromkeys((schedule, prompt))]
     limit = inf if memory_bytes is None else memory_bytes
     tried += _filled(prompt, costs, limit)
@@ -66,12 +68,6 @@ def delay_weight_gradients(
             "an order that holds fewer microbatches needs less",
         )
     return min(fitting, key=lambda timeline: timeline.makespan_s).schedule
-
-
-def _prompt(schedule: Schedule) -> Schedule:
-    """Return the order in which no W waits, if it is on the lane of its I."""
-    lanes = tuple(map(_prompt_lane, schedule.lanes))
-    return Schedule(schedule.program, lanes)
 
 
 def _prompt_lane(lane: Lane) -> Lane:
@@ -102,17 +98,12 @@ def _filled(prompt: Schedule, costs: Costs, limit: float) -> Iterator[Timeline]:
             if max(missing) <= 0:
                 yield timeline
                 break
-            budgets = _lowered(budgets, filled.peak_bytes, missing)
-
-
-def _lowered(
-    budgets: Sequence[float], peaks: Sequence[float], missing: Sequence[float]
-) -> list[float]:
-    """Lower the budgets of the devices that hold too much."""
-    return [
-        min(budget, peak - more) if more > 0 else budget
-        for budget, peak, more in zip(budgets, peaks, missing, strict=True)
-    ]
+            budgets = [  # lower ones for devices that hold too much
+                min(budget, peak - more) if more > 0 else budget
+                for budget, peak, more in zip(
+                    budgets, filled.peak_bytes, missing, strict=True
+                )
+            ]
 
 
 def too_little_memory(

@@ -148,8 +148,8 @@ def _moves(net: str, program: Program) -> bool:
 
 def _gates(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> Gates:
     """Return the stages whose updates wait for each other's gradients."""
-    trained = [n for n, stage in enumerate(program.stages) if stage.trainable]
     own = gates_of(schedule, clips=False)
+    trained = program.trained_stages
     if any(program.stages[n].delay for n in trained) or early_updates(schedule, own):
         return ()
     kept = [n for n, stage in enumerate(program.stages) if stage.net not in nets]

@@ -17,7 +17,7 @@ The result is exact: dynamic programming covers all cuts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 from typing import Final, NamedTuple
@@ -54,10 +54,20 @@ class Balancer:
         self._cuts: dict[tuple[float, ...], tuple[int, ...]] = {}
 
     @classmethod
-    def of(cls, layers: Sequence[LayerCost], link: Link) -> Balancer:
-        """Cut these layers, with messages over this link between any two stages."""
+    def of(
+        cls, layers: Sequence[LayerCost], link: Link, before_s: float = 0.0
+    ) -> Balancer:
+        """Cut these layers, with messages over this link between any two stages.
+
+        Args:
+            layers: the layers.
+            link: the link between any two devices.
+            before_s: seconds of other work on the first stage's device.
+        """
+        layer_s = [layer.forward_s + layer.backward_s for layer in layers]
+        layer_s[:1] = [seconds + before_s for seconds in layer_s[:1]]
         return cls(
-            [layer.forward_s + layer.backward_s for layer in layers],
+            layer_s,
             [
                 link.occupied_s(layer.received_bytes + layer.received_grad_bytes)
                 for layer in layers[1:]
@@ -96,11 +106,7 @@ class Balancer:
         """Return the least time of the slowest stage."""
         num_stages = len(slowness)
         if {*slowness} != {1.0}:
-            slowest_s = self._stage_s[0] * slowness[0]
-            for factor in slowness[1:]:
-                both = np.maximum(slowest_s[:, None], self._stage_s * factor)
-                slowest_s = both.min(axis=0)
-            return float(slowest_s[-1])
+            return _least_slowest(self._stage_s * factor for factor in slowness)
         while len(self._slowest_s) <= num_stages:
             before = self._slowest_s[-1][:, None]
             self._slowest_s.append(np.maximum(before, self._stage_s).min(axis=0))
@@ -110,19 +116,41 @@ class Balancer:
         """Return, of the cuts that are equally good, the one with the least squares."""
         slowest_s = self._slowest(slowness)
         squares = {x: self._squares(x, slowest_s) for x in {*slowness}}
-        best: Floats = squares[slowness[0]][0]
-        came_from: list[Ints] = []
-        for factor in slowness[1:]:
-            joined = best[:, None] + squares[factor]
-            came_from.append(joined.argmin(axis=0))
-            best = joined.min(axis=0)
-        return traced(came_from, self.num_layers)
+        return _least_sum([squares[factor] for factor in slowness])
 
     def _squares(self, factor: float, slowest_s: float) -> Floats:
         """Return the squares of stages' seconds on a device, `inf` for longer ones."""
         stage_s = self._stage_s * factor
         with np.errstate(over="ignore"):
             return np.where(stage_s <= slowest_s, stage_s * stage_s, inf)
+
+
+def _least_slowest(devices: Iterable[Floats]) -> float:
+    """Return the least time of the slowest device, over all cuts.
+
+    Args:
+        devices: the seconds of each device's stage, by where it begins and ends.
+    """
+    first, *others = devices
+    slowest_s = first[0]
+    for device_s in others:
+        slowest_s = np.maximum(slowest_s[:, None], device_s).min(axis=0)
+    return float(slowest_s[-1])
+
+
+def _least_sum(devices: Sequence[Floats]) -> tuple[int, ...]:
+    """Return where stages begin in the cut with the least sum over all devices.
+
+    Args:
+        devices: a number for each device's stage, by where it begins and ends.
+    """
+    best: Floats = devices[0][0]
+    came_from: list[Ints] = []
+    for device in devices[1:]:
+        joined = best[:, None] + device
+        came_from.append(joined.argmin(axis=0))
+        best = joined.min(axis=0)
+    return traced(came_from, best.size - 1)
 
 
 def traced(came_from: Sequence[Ints], end: int) -> tuple[int, ...]:
@@ -249,18 +277,8 @@ def cut_teacher(
     is_stage = places[:, None] <= places[None, :]
     stage_s = until[None, :] - until[:, None]
     devices = [np.where(is_stage, own_s + stage_s, np.inf) for own_s in student_s]
-    slowest = devices[0][0]
-    for device_s in devices[1:]:
-        slowest = np.maximum(slowest[:, None], device_s).min(axis=0)
-    limit_s = float(slowest[-1]) * _SLACK
-    best: Floats | None = None
-    came_from: list[Ints] = []
-    for device_s in devices:
-        square = np.where(device_s <= limit_s, device_s, np.inf) ** 2
-        joined = square[:1] if best is None else best[:, None] + square
-        came_from.append(joined.argmin(axis=0))
-        best = joined.min(axis=0)
-    return traced(came_from[1:], len(teacher_s))
+    limit_s = _least_slowest(devices) * _SLACK
+    return _least_sum([np.where(x <= limit_s, x, np.inf) ** 2 for x in devices])
 
 
 def _sums(layer_s: Sequence[float], boundaries: Sequence[int]) -> tuple[float, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from hocket.planner.search.result import gap
@@ -81,13 +81,7 @@ class MemorySplit:
     @property
     def total_bytes(self) -> int:
         """The sum of all kinds."""
-        return (
-            self.weight_bytes
-            + self.gradient_bytes
-            + self.optimizer_bytes
-            + self.activation_bytes
-            + self.version_bytes
-        )
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,11 +112,12 @@ class Cluster:
         Replicas run in lockstep: one represents all.
         """
         pairs = [(d, (d + 1) % num_devices) for d in range(num_devices)]
+        firsts = range(0, num_replicas * num_devices, num_devices)
         crossing = {
             (a, b): [
-                self._node(replica * num_devices + a)
-                for replica in range(num_replicas)
-                if self._is_crossing(replica * num_devices, a, b)
+                self._node(first + a)
+                for first in firsts
+                if self._node(first + a) != self._node(first + b)
             ]
             for a, b in pairs
         }
@@ -142,9 +143,6 @@ class Cluster:
 
     def _node(self, rank: int) -> int:
         return rank // self.devices_per_node
-
-    def _is_crossing(self, first: int, a: int, b: int) -> bool:
-        return self._node(first + a) != self._node(first + b)
 
     def _between(self, num_sharing: int) -> Link:
         assert self.network is not None  # several nodes have one

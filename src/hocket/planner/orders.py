@@ -189,9 +189,7 @@ class StageSums:
         if placement.delay:  # the pipeline is full: only work and reductions count
             least_s = self.work_s(placement, num_microbatches)
             return max(least_s, float(rings_s.max()))
-        num_devices = int(of.max()) + 1
-        first = np.full(num_devices, of.size)
-        np.minimum.at(first, of, np.arange(of.size))
+        first = _least(np.arange(of.size, dtype=float), of).astype(np.int64)
         hops_s = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first] * hop_s
         fill_s = _before(self._forward_s)[first] + hops_s
         drain_s = _before(self._backward_s)[first] + hops_s

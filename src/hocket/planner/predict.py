@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 
 from hocket.core.costs import Costs, Link, StageCost
-from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
@@ -265,12 +264,9 @@ class Predictor:
         """Return the costs of its stages and links."""
         num_replicas = candidate.num_replicas
         stages = self._sums_of(candidate).costs
-        reduce_link = self._ring(candidate)
-        if self.cluster.shares_cores:
-            stages = tuple(
-                reduced_alone(cost, reduce_link, num_replicas) for cost in stages
-            )
-            reduce_link = Link()
+        stages, reduce_link = with_reductions(
+            stages, self.cluster, self._ring(candidate), num_replicas
+        )
         return replace(
             self._in_place(candidate),
             stages=stages,
@@ -339,10 +335,22 @@ class Predictor:
         return found
 
 
-def reduced_alone(cost: StageCost, link: Link, num_replicas: int) -> StageCost:
-    """Return a stage's cost if its lane does nothing else during reductions."""
-    ring_s = link.ring_s(cost.gradient_bytes, num_replicas)
-    return replace(cost, update_s=cost.update_s + ring_s)
+def with_reductions(
+    costs: tuple[StageCost, ...], cluster: Cluster, link: Link, num_replicas: int
+) -> tuple[tuple[StageCost, ...], Link]:
+    """Return stages' costs, and the link of their reductions.
+
+    Where devices share cores, a lane does nothing else during a reduction: it is a part
+    of the update, and the link takes no time.
+    """
+    if not cluster.shares_cores:
+        return costs, link
+    rings_s = [link.ring_s(cost.gradient_bytes, num_replicas) for cost in costs]
+    alone = (
+        replace(cost, update_s=cost.update_s + ring_s)
+        for cost, ring_s in zip(costs, rings_s, strict=True)
+    )
+    return tuple(alone), Link()
 
 
 def _as_if_whole(costs: Costs) -> Costs:
@@ -353,12 +361,8 @@ def _as_if_whole(costs: Costs) -> Costs:
 
 def _bubble(program: Program, costs: tuple[StageCost, ...], step_s: float) -> float:
     """Return the timeline's bubble, from the devices' work alone."""
-    busy_s = sum(
-        program.num_microbatches_of(stage)
-        * (cost.forward_s + cost.seconds(Kind.BACKWARD))
-        + cost.update_s
-        for stage, cost in enumerate(costs)
-    )
+    counts = map(program.num_microbatches_of, range(program.num_stages))
+    busy_s = sum(cost.step_s(m) for cost, m in zip(costs, counts, strict=True))
     return max(0.0, 1.0 - busy_s / (program.num_devices * step_s))
 
 

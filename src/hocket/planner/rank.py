@@ -19,7 +19,6 @@ from hocket.core.timelines.idle import Cause, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
-    DATA_PARALLEL,
     DDP,
     FSDP,
     ONE_DEVICE,
@@ -31,7 +30,7 @@ from hocket.planner.candidate import (
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
 from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import NUM_ROWS, joined
+from hocket.planner.ranking.ranking import NUM_ROWS, PLAIN, joined
 from hocket.planner.ranking.report import Ranking
 from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
@@ -119,15 +118,12 @@ def order(outcome: Outcome) -> tuple[float | Candidate, ...]:
     return (
         0,
         -float(f"{outcome.samples_per_s:.{_DIGITS}g}"),
-        _SIMPLICITY.get(candidate.schedule, len(_SIMPLICITY)),
+        PLAIN.get(candidate.schedule, len(PLAIN)),
         candidate.num_devices,
         candidate.recomputes,
         outcome.peak_bytes,
         candidate,
     )
-
-
-_SIMPLICITY: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 
 @dataclass(frozen=True, slots=True)

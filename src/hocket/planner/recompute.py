@@ -48,7 +48,7 @@ def recomputing(
         case "none":
             return with_recompute(costs, program, ())
         case "all":
-            return with_recompute(costs, program, _trained(schedule))
+            return with_recompute(costs, program, program.trained_stages)
         case "auto":
             if memory_bytes is None or memory_bytes <= 0:
                 raise PlanError(
@@ -73,7 +73,7 @@ def stages_to_recompute(
     Raises:
         FitError: a device needs more even where all its stages recompute.
     """
-    trained = _trained(schedule)
+    trained = schedule.program.trained_stages
     peaks = _peaks(schedule, costs, ())
     if max(peaks) <= memory_bytes:
         return frozenset()
@@ -144,7 +144,7 @@ def _one_by_one(
 
 def _check_fits(schedule: Schedule, costs: Costs, memory_bytes: int) -> None:
     """Raise FitError if a device needs more where all stages recompute."""
-    least = with_recompute(costs, schedule.program, _trained(schedule))
+    least = with_recompute(costs, schedule.program, schedule.program.trained_stages)
     timeline = simulate(schedule, least)
     parts = peak_parts(timeline, least)
     sizes = [part.total_bytes for part in parts]
@@ -171,8 +171,3 @@ def _peaks(schedule: Schedule, costs: Costs, stages: Collection[int]) -> list[fl
     """Return each device's peak, in bytes."""
     timeline = simulate(schedule, with_recompute(costs, schedule.program, stages))
     return [curve.peak for curve in timeline.memory]
-
-
-def _trained(schedule: Schedule) -> frozenset[int]:
-    stages = enumerate(schedule.program.stages)
-    return frozenset(number for number, stage in stages if stage.trainable)

@@ -94,61 +94,44 @@ def add_layers(layers: Sequence[LayerCost], following: LayerCost | None) -> Stag
         layers: the stage's layers.
         following: the next stage's first layer; None for the last stage.
     """
+    # What the first layer received is a message, and counted as such.
+    held = [layer.held for layer in layers]
+    kept_bytes = _with_inputs(
+        [layer.activation_bytes for layer in layers],
+        [layer.kept_input_bytes for layer in layers],
+    )
+    held_bytes = _with_inputs(
+        [x.weight_grad_held_bytes for x in held], [x.held_input_bytes for x in held]
+    )
+    inside = [layer.received_bytes + layer.forward_work_bytes for layer in layers[1:]]
+    # In W, the layers behind have released what they held.
+    freed_bytes = accumulate(reversed(held_bytes), initial=0)
+    last_first = zip(reversed(held), freed_bytes, strict=False)
     return StageCost(
         forward_s=sum(layer.forward_s for layer in layers),
         input_grad_s=sum(layer.input_grad_s for layer in layers),
         weight_grad_s=sum(layer.weight_grad_s for layer in layers),
         output_bytes=0 if following is None else following.received_bytes,
         input_grad_bytes=layers[0].received_grad_bytes,
-        activation_bytes=activation_bytes(layers),
-        weight_grad_held_bytes=weight_grad_held_bytes(layers),
-        forward_work_bytes=forward_work_bytes(layers),
-        backward_work_bytes=backward_work_bytes(layers),
-        input_grad_work_bytes=input_grad_work_bytes(layers),
-        weight_grad_work_bytes=weight_grad_work_bytes(layers),
+        activation_bytes=sum(kept_bytes),
+        weight_grad_held_bytes=sum(held_bytes),
+        forward_work_bytes=max(layers[0].forward_work_bytes, *inside, 0),
+        backward_work_bytes=_most_beyond(
+            layers,
+            [layer.backward_work_bytes for layer in layers],
+            [-kept for kept in kept_bytes],
+        ),
+        # Later layers hold the inputs of their W.
+        input_grad_work_bytes=_most_beyond(
+            layers,
+            [x.input_grad_work_bytes for x in held],
+            [x - kept for x, kept in zip(held_bytes, kept_bytes, strict=True)],
+        ),
+        weight_grad_work_bytes=max(
+            0, *(x.weight_grad_work_bytes - freed for x, freed in last_first)
+        ),
         split_s=max(0.0, sum(layer.split_s for layer in layers)),
     )
-
-
-def activation_bytes(layers: Sequence[LayerCost]) -> int:
-    """Return what layers keep, beside what the first one received."""
-    return sum(_kept_bytes(layers))
-
-
-def forward_work_bytes(layers: Sequence[LayerCost]) -> int:
-    """Return the most that any layer's forward allocates, with its input."""
-    first, *others = layers
-    inside = [layer.received_bytes + layer.forward_work_bytes for layer in others]
-    return max(first.forward_work_bytes, *inside, 0)
-
-
-def backward_work_bytes(layers: Sequence[LayerCost]) -> int:
-    """Return the most that any layer's backward allocates.
-
-    The layers behind it have released what they kept. All but the last layer's output
-    gradient is the stage's own.
-    """
-    work = [layer.backward_work_bytes for layer in layers]
-    return _most_beyond(layers, work, [-kept for kept in _kept_bytes(layers)])
-
-
-def weight_grad_held_bytes(layers: Sequence[LayerCost]) -> int:
-    """Return what layers hold from I until W, beside what the first one received."""
-    return sum(_held_bytes(layers))
-
-
-def input_grad_work_bytes(layers: Sequence[LayerCost]) -> int:
-    """Return the most that any layer's I allocates; later layers hold W's inputs."""
-    work = [layer.input_grad_work_bytes for layer in layers]
-    pairs = zip(_held_bytes(layers), _kept_bytes(layers), strict=True)
-    return _most_beyond(layers, work, [held - kept for held, kept in pairs])
-
-
-def weight_grad_work_bytes(layers: Sequence[LayerCost]) -> int:
-    """Return the most that any layer's W allocates."""
-    behind = accumulate(reversed(_held_bytes(layers)), initial=0)
-    work = [layer.weight_grad_work_bytes for layer in reversed(layers)]
-    return max(0, *(own - freed for own, freed in zip(work, behind, strict=False)))
 
 
 def _most_beyond(
@@ -166,16 +149,9 @@ def _most_beyond(
     return max(0, *(sum(parts) for parts in zip(behind, grads, work, strict=True)))
 
 
-def _kept_bytes(layers: Sequence[LayerCost]) -> list[int]:
-    """Return what each layer keeps, without what the first one received."""
-    inputs = [0, *(layer.kept_input_bytes for layer in layers[1:])]
-    return [x.activation_bytes + i for x, i in zip(layers, inputs, strict=True)]
-
-
-def _held_bytes(layers: Sequence[LayerCost]) -> list[int]:
-    """Return what each layer holds for W, without what the first one received."""
-    inputs = [0, *(layer.held_input_bytes for layer in layers[1:])]
-    return [x.weight_grad_held_bytes + i for x, i in zip(layers, inputs, strict=True)]
+def _with_inputs(own: Sequence[int], inputs: Sequence[int]) -> list[int]:
+    """Return the bytes of each layer and of its input, but for the first one's."""
+    return [a + b for a, b in zip(own, (0, *inputs[1:]), strict=True)]
 
 
 # Trial runs of cuts, and what they predict for other cuts.
@@ -300,13 +276,9 @@ def nearest(
 
 def as_measured(cost: StageCost, played: StageCost) -> StageCost:
     """Return a stage's cost with the seconds of the same stage in the trial."""
-    return replace(
-        cost,
-        forward_s=played.forward_s,
-        input_grad_s=played.input_grad_s,
-        weight_grad_s=played.weight_grad_s,
-        update_s=played.update_s,
-    )
+    names = ("forward_s", "input_grad_s", "weight_grad_s", "update_s")
+    seconds: dict[str, Any] = {name: getattr(played, name) for name in names}
+    return replace(cost, **seconds)
 
 
 def _sums(stages: Iterable[StageCost]) -> tuple[float, float, float]:

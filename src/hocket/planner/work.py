@@ -89,26 +89,11 @@ class LayerCost:
     split_s: float = 0.0
 
     @property
-    def weight_grad_held_bytes(self) -> int:
-        """What it made that is held from I until W."""
-        split = self.split
-        return split.weight_grad_held_bytes if split else self.activation_bytes
-
-    @property
-    def held_input_bytes(self) -> int:
-        """What it received that is held from I until W."""
-        return self.split.held_input_bytes if self.split else self.kept_input_bytes
-
-    @property
-    def input_grad_work_bytes(self) -> int:
-        """The most that I allocates at once."""
-        split = self.split
-        return split.input_grad_work_bytes if split else self.backward_work_bytes
-
-    @property
-    def weight_grad_work_bytes(self) -> int:
-        """The most that W allocates at once; 0 if unknown."""
-        return self.split.weight_grad_work_bytes if self.split else 0
+    def held(self) -> HeldBytes:
+        """Its memory with a split backward; all that the forward kept, if unknown."""
+        return self.split or HeldBytes(
+            self.activation_bytes, self.kept_input_bytes, self.backward_work_bytes
+        )
 
     @property
     def backward_s(self) -> float:
@@ -194,20 +179,23 @@ class MeasuredCosts:
         return tuple(self._layer(a, b, num_samples) for a, b in pairs)
 
     def _layer(self, a: LayerCost, b: LayerCost, num_samples: int) -> LayerCost:
+        def pair(name: str) -> tuple[float, float]:
+            first, second = (x.held if name in _HELD else x for x in (a, b))
+            return float(getattr(first, name)), float(getattr(second, name))
+
         def seconds(name: str) -> float:
-            pair = (float(getattr(a, name)), float(getattr(b, name)))
-            line = Affine.through(self.sizes, pair)
+            values = pair(name)
+            line = Affine.through(self.sizes, values)
             # Noise may tilt the line; a smaller microbatch never takes longer than a
             # larger one that was measured, nor less than its share.
             value = line.fixed + line.per_sample * num_samples
             shares = [
-                x * num_samples / n for x, n in zip(pair, self.sizes, strict=True)
+                x * num_samples / n for x, n in zip(values, self.sizes, strict=True)
             ]
             return max(value, min(shares))
 
         def num_bytes(name: str) -> int:
-            pair = (float(getattr(a, name)), float(getattr(b, name)))
-            return Affine.through(self.sizes, pair).at(num_samples)
+            return Affine.through(self.sizes, pair(name)).at(num_samples)
 
         numbers: dict[str, Any] = {name: seconds(name) for name in _SECONDS}
         numbers |= {name: num_bytes(name) for name in _BYTES}

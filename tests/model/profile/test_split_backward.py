@@ -104,9 +104,12 @@ def test_held_bytes_by_hand() -> None:
 
     first, second = measured(capture(model, (x,)), x, targets).layers
 
-    assert (first.weight_grad_held_bytes, first.held_input_bytes) == (5 * 8 * 4, 0)
-    assert second.weight_grad_held_bytes == 5 * 3 * 4
-    assert second.held_input_bytes == 5 * 8 * 4
+    assert (first.held.weight_grad_held_bytes, first.held.held_input_bytes) == (
+        5 * 8 * 4,
+        0,
+    )
+    assert second.held.weight_grad_held_bytes == 5 * 3 * 4
+    assert second.held.held_input_bytes == 5 * 8 * 4
 
 
 def test_nothing_waits_where_all_weights_come_with_i() -> None:
@@ -117,7 +120,9 @@ def test_nothing_waits_where_all_weights_come_with_i() -> None:
 
     layers = measured(capture(model, (x,)), x, torch.randn(64, 512)).layers
 
-    assert {x.weight_grad_held_bytes + x.held_input_bytes for x in layers} == {0}
+    assert {
+        x.held.weight_grad_held_bytes + x.held.held_input_bytes for x in layers
+    } == {0}
     assert all(x.weight_grad_s < 0.3 * x.input_grad_s for x in layers)
 
 

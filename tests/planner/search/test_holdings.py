@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, StageCost
 from hocket.core.program import Program
 from hocket.core.simulate import simulate
+from hocket.core.simulator.memory import always_bytes
 from hocket.core.timelines.timeline import Timeline
-from hocket.planner.search.model import Holding, Instant, always_bytes, holdings
+from hocket.planner.search.model import Holding, Instant, holdings
 from hocket.planner.search.optimum import schedule_at
 from hocket.planner.search.problem import Problem
 from tests.strategies import chains
@@ -62,7 +63,7 @@ def peaks(
     held: list[list[Holding]] = [[] for _ in range(problem.program.num_devices)]
     for holding in holdings(problem, costs, counts_queues=counts_queues):
         held[holding.device].append(holding)
-    always = always_bytes(problem.program, costs)
+    always = always_bytes(problem.program, costs.of(problem.program))
     return [
         always[device]
         + max(

@@ -60,9 +60,16 @@ ScheduleArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print all numbers as JSON.")]
 
 
-def _option(metavar: str, help_: str, *names: str) -> Any:
-    """Return an option; its name is the field's where none is given."""
-    return typer.Option(*names, metavar=metavar, help=help_)
+def option(metavar: str, help_: str, *names: str, least: float | None = None) -> Any:
+    """Return an option that takes a value.
+
+    Args:
+        metavar: what stands for the value in the help.
+        help_: what the option is for.
+        names: on the command line; the parameter's name where none is given.
+        least: the smallest number that it takes.
+    """
+    return typer.Option(*names, metavar=metavar, min=least, help=help_)
 
 
 def _finite(seconds: float) -> float:
@@ -83,7 +90,7 @@ class WhatIf:
 
     costs_from: Annotated[
         Path | None,
-        _option(
+        option(
             "RUN|FILE",
             "The costs that a run has left in its folder, or such a file; instead of "
             "equal devices.",
@@ -92,20 +99,20 @@ class WhatIf:
     ] = None
     slow: Annotated[
         list[str] | None,
-        _option(
+        option(
             "rank=D:X", "What if device D took X times as long? Such as rank=1:1.2."
         ),
     ] = None
     link: Annotated[
         list[str] | None,
-        _option(
+        option(
             "A-B:SPEED",
             "What if this link had another bandwidth? Such as 0-1:10Gb/s.",
         ),
     ] = None
     jitter: Annotated[
         float | None,
-        _option(
+        option(
             "X",
             "What if ops took longer or shorter by chance? Their standard deviation "
             "over their mean, such as 0.05.",
@@ -169,24 +176,24 @@ class Sizes:
     """The options that set a schedule's size; None for those not given."""
 
     devices: Annotated[
-        int | None, _option("N", "Devices of one replica.", "--devices", "-d")
+        int | None, option("N", "Devices of one replica.", "--devices", "-d")
     ] = None
     microbatches: Annotated[
-        int | None, _option("N", "Microbatches per step.", "--microbatches", "-m")
+        int | None, option("N", "Microbatches per step.", "--microbatches", "-m")
     ] = None
     steps: Annotated[
         int | None,
-        _option(
+        option(
             "N",
             "Steps, by default 1; of a file, as many as it has. Orders without a flush "
             "are full from 4 on.",
         ),
     ] = None
     stages_per_device: Annotated[
-        int | None, _option("N", "By default as the schedule is used.")
+        int | None, option("N", "By default as the schedule is used.")
     ] = None
     replicas: Annotated[
-        int | None, _option("N", "Copies of the pipeline, by default 1.")
+        int | None, option("N", "Copies of the pipeline, by default 1.")
     ] = None
 
 
@@ -204,16 +211,13 @@ class UniformCosts:
         float, _seconds("Seconds of a device's update, in all its stages.")
     ] = 0.0
     message: Annotated[float, _seconds("Seconds of a message between devices.")] = 0.0
-    message_bytes: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Size of each message.")
-    ] = 0
+    message_bytes: Annotated[int, option("N", "Size of each message.", least=0)] = 0
     activation_bytes: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Activation bytes of one microbatch on a device; 0 counts "
-            "microbatches.",
+        option(
+            "N",
+            "Activation bytes of one microbatch on a device; 0 counts microbatches.",
+            least=0,
         ),
     ] = 0
 
@@ -243,7 +247,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     def called(**given: Any) -> None:
         for name, group in made.items():
             options = inspect.signature(group).parameters
-            given[name] = group(**{option: given.pop(option) for option in options})
+            given[name] = group(**{field: given.pop(field) for field in options})
         command(**given)
 
     shown = list(_expanded(command))
@@ -291,9 +295,9 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
         raise PlanError(_unknown(source, sorted(SCHEDULES)))
     for name in ("devices", "microbatches", "stages_per_device", "replicas"):
         if getattr(sizes, name) is not None:
-            option = "--" + name.replace("_", "-")
+            flag = "--" + name.replace("_", "-")
             raise typer.BadParameter(
-                f"{option} is for schedules by name: {source} is a file"
+                f"{flag} is for schedules by name: {source} is a file"
             )
     schedule = read_schedule(path)
     return schedule if sizes.steps is None else schedule.with_num_steps(sizes.steps)

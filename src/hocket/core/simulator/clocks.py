@@ -15,8 +15,11 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from hocket.core.costs import Costs
 from hocket.core.op import MESSAGES, RECEIVES
+from hocket.core.simulator.memory import Times
 from hocket.core.simulator.messages import NO_OP, UNREAD, Messages
 from hocket.core.simulator.work import Work, to_list
 from hocket.core.walk import Walk
@@ -35,8 +38,8 @@ def is_decided_by_lanes(work: Work) -> bool:
     )
 
 
-def play_in_order(work: Work) -> Played:
-    """Return when everything happens, if `is_decided_by_lanes`.
+def play_in_order(work: Work) -> Clock:
+    """Return the clock when everything has happened, if `is_decided_by_lanes`.
 
     Raises:
         DeadlockError: no lane can move.
@@ -63,13 +66,7 @@ def play_in_order(work: Work) -> Played:
             walk.come(num_ops + message)
         free_s[lane] = time
     refuse_stuck(work, walk.heads, item_s)
-    return Played(
-        clock.start_s,
-        item_s[:num_ops],
-        clock.sent_s,
-        item_s[num_ops:-1],
-        clock.reduced_s,
-    )
+    return clock
 
 
 def _starts(clock: Clock, free_s: list[float]) -> Callable[[int], int | None]:
@@ -112,25 +109,6 @@ def _senders_are_alone(messages: Messages) -> bool:
 NOT_YET: Final = -1.0  # no time is negative
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """When everything happened.
-
-    Args:
-        start_s: when its lane started each op.
-        end_s: when each op had ended.
-        sent_s: when each message began to occupy its link.
-        arrived_s: when each message was usable.
-        reduced_s: when each reduction began, by row (it may have waited for another).
-    """
-
-    start_s: list[float]
-    end_s: list[float]
-    sent_s: list[float]
-    arrived_s: list[float]
-    reduced_s: dict[int, float]
-
-
 class Clock:
     """What both clocks keep: when ops start, items come and links are free."""
 
@@ -139,7 +117,9 @@ class Clock:
         self.work = work
         self.start_s = [0.0] * work.columns.num_ops
         self.item_s = [NOT_YET] * work.num_items
-        self.sent_s = [0.0] * messages.num_messages
+        self.sent_s = [0.0] * messages.num_messages  # begins to occupy its link
+        self.arrived_s = [0.0] * messages.num_messages
+        # when each reduction began, by row: it may have waited for another
         self.reduced_s: dict[int, float] = {}
         self.link = messages.link.tolist()
         self.occupied_s = to_list(messages.occupied_s)
@@ -157,7 +137,14 @@ class Clock:
         link: int = self.link[message]
         self.sent_s[message] = sent_s = max(time, self.link_free_s[link])
         self.link_free_s[link] = free_s = sent_s + self.occupied_s[message]
-        return free_s + self.latency_s[message]
+        self.arrived_s[message] = arrived_s = free_s + self.latency_s[message]
+        return arrived_s
+
+    @property
+    def times(self) -> Times:
+        """When ops started and ended, messages were sent and had arrived."""
+        end_s = self.item_s[: self.work.columns.num_ops]
+        return Times(*map(np.array, (self.start_s, end_s, self.sent_s, self.arrived_s)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +209,7 @@ _BEGINS: Final = 1
 _IS_SENT: Final = 2
 
 
-def play_events(work: Work, costs: Costs) -> Played:
+def play_events(work: Work, costs: Costs) -> Clock:
     """Return when everything happens, in any schedule.
 
     Raises:
@@ -232,13 +219,7 @@ def play_events(work: Work, costs: Costs) -> Played:
     clock.run()
     rows = {lane.number: lane.op for lane in clock.lanes if lane.op < lane.stop}
     refuse_stuck(work, rows, clock.item_s)
-    return Played(
-        clock.start_s,
-        clock.item_s[: work.columns.num_ops],
-        clock.sent_s,
-        clock.arrived_s,
-        clock.reduced_s,
-    )
+    return clock
 
 
 @dataclass(slots=True, eq=False)
@@ -292,7 +273,6 @@ class _Clock(Clock):
         num_posts = 2 if messages.is_explicit else 1
         self.posts_missing = [num_posts] * messages.num_messages
         self.ready_s = [0.0] * messages.num_messages
-        self.arrived_s = [0.0] * messages.num_messages
         self.sender = messages.sender.tolist()
         self.receiver = messages.receiver.tolist()
         self.arrival = messages.arrival.tolist()
@@ -383,7 +363,7 @@ class _Clock(Clock):
 
     def _send(self, message: int, time: float) -> None:
         """Send a message as soon as those before it have left the link."""
-        self.arrived_s[message] = arrived_s = self.send(message, time)
+        arrived_s = self.send(message, time)
         if self.receiver[message] != NO_OP:
             self.item_s[self.sender[message]] = arrived_s
             self.item_s[self.receiver[message]] = arrived_s

@@ -28,6 +28,7 @@ class Columns:
     """Every op of a schedule, lane after lane; op `i` is row `i` of each column.
 
     Args:
+        schedule: the schedule.
         kind: the op's place in `KINDS`.
         stage: as in the op.
         microbatch: 0 where the op has none.
@@ -38,6 +39,7 @@ class Columns:
         first: the first row of each lane and, at the end, the number of ops.
     """
 
+    schedule: Schedule
     kind: Ints
     stage: Ints
     microbatch: Ints
@@ -57,15 +59,15 @@ class Columns:
         table = np.array([kind in kinds for kind in KINDS])
         return table[self.kind]
 
-    def describe(self, row: int, schedule: Schedule) -> str:
+    def describe(self, row: int) -> str:
         """Name an op and where it is, as errors do."""
-        label = schedule.lanes[int(self.lane[row])].label
-        return f"{self.op(row, schedule)} on lane {label}"
+        label = self.schedule.lanes[int(self.lane[row])].label
+        return f"{self.op(row)} on lane {label}"
 
-    def op(self, row: int, schedule: Schedule) -> Op:
+    def op(self, row: int) -> Op:
         """Return the op in a row."""
         lane = int(self.lane[row])
-        return schedule.lanes[lane].ops[row - self.first[lane]]
+        return self.schedule.lanes[lane].ops[row - self.first[lane]]
 
     @classmethod
     def of(cls, schedule: Schedule) -> Columns:
@@ -79,7 +81,7 @@ class Columns:
         microbatch = np.where(read.microbatch == NONE, 0, read.microbatch)
         peer = np.where(read.peer == NONE, -1, read.peer)
         columns = replace(read, microbatch=microbatch, peer=peer)
-        faults = tuple(_faults(columns, schedule))
+        faults = tuple(_faults(columns))
         if faults:
             raise ScheduleError(faults)
         return columns
@@ -102,6 +104,7 @@ class Columns:
         lane = np.repeat(np.arange(len(sizes)), sizes)
         devices = np.array([facts.device for facts in schedule.lanes], np.int64)
         return cls(
+            schedule,
             column(lambda op: CODES[op.kind]),
             column(attrgetter("stage")),
             column(attrgetter("microbatch")),
@@ -113,9 +116,9 @@ class Columns:
         )
 
 
-def _faults(columns: Columns, schedule: Schedule) -> Iterator[str]:
+def _faults(columns: Columns) -> Iterator[str]:
     """Find the first op out of the program's numbers, and the first misplaced one."""
-    program = schedule.program
+    program = columns.schedule.program
     stages = range(program.num_stages)
     num_microbatches = np.array([program.num_microbatches_of(s) for s in stages])
     home = np.array([stage.device for stage in program.stages])
@@ -135,7 +138,7 @@ def _faults(columns: Columns, schedule: Schedule) -> Iterator[str]:
         (misplaced, "is not on the device of its stage"),
     ):
         for row in np.flatnonzero(wrong)[:1].tolist():
-            yield f"{columns.describe(row, schedule)} {what}{HINT}"
+            yield f"{columns.describe(row)} {what}{HINT}"
 
 
 # Apply the rules of dataflow to every op of a schedule at once.

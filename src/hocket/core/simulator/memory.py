@@ -82,24 +82,7 @@ def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, 
         *_gathered(work, stage_costs, times),
         *_received(work, times, released_s),
     )
-    return _curves(changes, _always(program, stage_costs))
-
-
-def activation_curves(
-    work: Work, costs: Costs, times: Times
-) -> tuple[MemoryCurve, ...]:
-    """Return those bytes that forwards left, and those that ops hold at work."""
-    program, stage_costs = work.schedule.program, costs.of(work.schedule.program)
-    lasting = _activations(work, stage_costs, times)
-    changes = [*lasting, *_work(work, stage_costs, times)]
-    return _curves(changes, [0.0] * program.num_devices)
-
-
-def gradient_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, ...]:
-    """Return those bytes that the weights' gradients take."""
-    program = work.schedule.program
-    changes = tuple(_gradients(work, costs, times))
-    return _curves(changes, [0.0] * program.num_devices)
+    return _curves(changes, always_bytes(program, stage_costs))
 
 
 def _curves(
@@ -116,14 +99,13 @@ def _curves(
     )
 
 
-def _always(program: Program, costs: Sequence[StageCost]) -> list[float]:
-    """Return the bytes that each device holds all the time."""
-    num_bytes = [0.0] * program.num_devices
+def always_bytes(program: Program, costs: Sequence[StageCost]) -> tuple[int, ...]:
+    """Return what each device always holds: weights and optimizer state."""
+    num_bytes = [0] * program.num_devices
     for stage, cost in zip(program.stages, costs, strict=True):
         num_bytes[stage.device] += cost.weight_bytes
-        if stage.trainable:
-            num_bytes[stage.device] += cost.optimizer_bytes
-    return num_bytes
+        num_bytes[stage.device] += cost.optimizer_bytes * stage.trainable
+    return tuple(num_bytes)
 
 
 def _released_s(work: Work, costs: Sequence[StageCost], times: Times) -> Floats:
@@ -351,8 +333,10 @@ def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
     work = prepare(timeline.schedule, costs)
     start_s, end_s = map(np.concatenate, (timeline.start_s, timeline.end_s))
     times = Times(start_s, end_s, _NO_TIMES, _NO_TIMES)
-    activations = activation_curves(work, costs, times)
-    gradients = gradient_curves(work, costs, times)
+    none = [0] * program.num_devices
+    lasting = _activations(work, stage_costs, times)
+    activations = _curves([*lasting, *_work(work, stage_costs, times)], none)
+    gradients = _curves(tuple(_gradients(work, costs, times)), none)
     parts = []
     for device, own in enumerate(program.stages_on):
         peak = timeline.peak_bytes(device)

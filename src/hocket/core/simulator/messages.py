@@ -11,7 +11,6 @@ from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import Fact
 from hocket.core.op import MESSAGES, RECEIVES, SENDS, Kind
 from hocket.core.program import Program
-from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import FACTS, HINT, Columns, ValueNumbers
 from hocket.core.simulator.needs import Needs
 from hocket.core.timelines.arrays import Floats, Ints
@@ -66,22 +65,20 @@ class Messages:
         return bool((self.receiver != NO_OP).any())
 
 
-def find_messages(
-    schedule: Schedule, columns: Columns, needs: Needs, costs: Costs
-) -> Messages:
+def find_messages(columns: Columns, needs: Needs, costs: Costs) -> Messages:
     """Return the messages of a schedule, and what they cost.
 
     Raises:
         ScheduleError: a SEND without its RECV, or the other way round.
     """
-    program, arrivals = schedule.program, needs.arrivals
+    program, arrivals = columns.schedule.program, needs.arrivals
     if not columns.is_any(MESSAGES).any():
         receiver = np.full(arrivals.maker.size, NO_OP)
         ends = arrivals.maker, receiver, np.arange(receiver.size)
         return _with_costs(
             program, costs, ends, arrivals.maker, arrivals.value, arrivals.device
         )
-    sends, receives = _matched(schedule, columns)
+    sends, receives = _matched(columns)
     need = np.searchsorted(needs.row, sends)  # a SEND needs one value: what it sends
     value, to_device = needs.value[need], columns.device[receives]
     arrival = _places(
@@ -92,9 +89,9 @@ def find_messages(
     return _with_costs(program, costs, ends, needs.maker[need], value, to_device)
 
 
-def _matched(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints]:
+def _matched(columns: Columns) -> tuple[Ints, Ints]:
     """Return the rows of all SENDs, ascending, and of the RECV of each."""
-    numbers = ValueNumbers.of(schedule.program)
+    numbers = ValueNumbers.of(columns.schedule.program)
     is_send = columns.is_any(SENDS)
     is_forward = columns.is_any(frozenset({Kind.SEND_FORWARD, Kind.RECEIVE_FORWARD}))
     source = np.where(is_send, columns.stage, columns.peer)
@@ -102,7 +99,7 @@ def _matched(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints]:
     key = numbers.number(
         is_forward.astype(np.int64), source, columns.step, columns.microbatch
     )
-    key = key * schedule.program.num_stages + target
+    key = key * numbers.num_stages + target
     sends = np.flatnonzero(is_send)
     receives = np.flatnonzero(columns.is_any(RECEIVES))
     receive_of = _places(key[sends], key[receives])
@@ -112,7 +109,7 @@ def _matched(schedule: Schedule, columns: Columns) -> tuple[Ints, Ints]:
         *receives[send_of == _NOWHERE].tolist(),
     ]
     for row in lonely[:1]:
-        what = columns.describe(row, schedule)
+        what = columns.describe(row)
         raise ScheduleError((f"{what} has nothing at its other end{HINT}",))
     return sends, receives[receive_of]
 

@@ -63,7 +63,7 @@ class Work:
         begin, end = np.searchsorted(self.needs.row, [row, row + 1])
         items = _items(self.columns, self.needs)[begin:end]
         if item not in items:
-            maker_op = self.columns.op(item, self.schedule)
+            maker_op = self.columns.op(item)
             return f"waits for {maker_op}, whose gradient is judged with its own"
         number = int(self.needs.value[begin + np.flatnonzero(items == item)[0]])
         value = ValueNumbers.of(program).value(number)
@@ -84,7 +84,7 @@ def prepare(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Work:
     """
     columns = Columns.of(schedule)
     needs = Needs.of(columns, schedule.program)
-    messages = find_messages(schedule, columns, needs, costs)
+    messages = find_messages(columns, needs, costs)
     waits = _is_wait(columns, needs)
     rows, items = needs.row[waits], _items(columns, needs)[waits]
     if gates:
@@ -102,7 +102,7 @@ def prepare(schedule: Schedule, costs: Costs, gates: Gates = ()) -> Work:
         needs=needs,
         messages=messages,
         num_items=num_items,
-        seconds=to_list(_seconds(schedule, columns, costs)),
+        seconds=to_list(_seconds(columns, costs)),
         is_collective=columns.is_any(COLLECTIVES).tolist(),
         wait_from=_offsets(rows, columns.num_ops),
         wait_item=items.tolist(),
@@ -158,8 +158,8 @@ def _handling_s(
     return spent_s
 
 
-def _seconds(schedule: Schedule, columns: Columns, costs: Costs) -> Floats:
-    program = schedule.program
+def _seconds(columns: Columns, costs: Costs) -> Floats:
+    program = columns.schedule.program
     table = np.zeros((len(KINDS), program.num_stages))
     for stage, cost in enumerate(costs.of(program)):
         for code, kind in enumerate(KINDS):

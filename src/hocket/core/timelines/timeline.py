@@ -198,7 +198,22 @@ class Timeline(Drawn):
 
     def to_json(self) -> str:
         """Write the timeline as text that `from_json` reads."""
-        return to_json(self)
+        traffic = self.traffic
+        document = {
+            "hocket_timeline": VERSION,
+            "origin": self.origin.value,
+            "schedule": str(self.schedule),
+            "start_s": [column.tolist() for column in self.start_s],
+            "end_s": [column.tolist() for column in self.end_s],
+            "traffic": {key: getattr(traffic, key).tolist() for key in _TRAFFIC_KEYS},
+            "memory": [
+                {"time_s": curve.time_s.tolist(), "amount": curve.amount.tolist()}
+                for curve in self.memory
+            ],
+        }
+        if self.data_waits:
+            document[_DATA_WAITS] = [astuple(wait) for wait in self.data_waits]
+        return json.dumps(document, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, *, path: str = "<json>") -> Timeline:
@@ -207,7 +222,11 @@ class Timeline(Drawn):
         Raises:
             ParseError: with the path, and what is wrong where.
         """
-        return from_json(text, path=path)
+        try:
+            document = read_json(text)
+        except ValueError as error:
+            raise ParseError(f"{path}: not JSON: {error}") from None
+        return _Reader(path).timeline(document)
 
     @property
     def _whole(self) -> Window:
@@ -289,39 +308,6 @@ _KEYS: Final = (
 )
 _DATA_WAITS: Final = "data_waits"
 _TRAFFIC_KEYS: Final = tuple(column.name for column in fields(Traffic))
-
-
-def to_json(timeline: Timeline) -> str:
-    """Write a timeline as text that `from_json` reads back to an equal one."""
-    traffic = timeline.traffic
-    document = {
-        "hocket_timeline": VERSION,
-        "origin": timeline.origin.value,
-        "schedule": str(timeline.schedule),
-        "start_s": [column.tolist() for column in timeline.start_s],
-        "end_s": [column.tolist() for column in timeline.end_s],
-        "traffic": {key: getattr(traffic, key).tolist() for key in _TRAFFIC_KEYS},
-        "memory": [
-            {"time_s": curve.time_s.tolist(), "amount": curve.amount.tolist()}
-            for curve in timeline.memory
-        ],
-    }
-    if timeline.data_waits:
-        document[_DATA_WAITS] = [astuple(wait) for wait in timeline.data_waits]
-    return json.dumps(document, allow_nan=False)
-
-
-def from_json(text: str, *, path: str = "<json>") -> Timeline:
-    """Read a timeline; `path` is named in errors.
-
-    Raises:
-        ParseError: with the path, and the line or the entry.
-    """
-    try:
-        document = read_json(text)
-    except ValueError as error:
-        raise ParseError(f"{path}: not JSON: {error}") from None
-    return _Reader(path).timeline(document)
 
 
 @dataclass(frozen=True, slots=True)

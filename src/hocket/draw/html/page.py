@@ -251,8 +251,6 @@ def _page(title: str, summary: str, **parts: object) -> str:
         {"idle": None, "each": None, "advice": (), "meanings": {}, **empty, **parts},
         title=title,
         summary=summary,
-        light=surface_variables(Theme.LIGHT),
-        dark=surface_variables(Theme.DARK),
         style=_asset("style.css"),
     )
 
@@ -274,10 +272,14 @@ def _asset(name: str, package: str = __package__) -> str:
 
 @cache
 def template(name: str, package: str = __package__) -> Template:
-    """Return a template of HTML or SVG, which escapes what is filled in."""
+    """Return a template of HTML or SVG, which escapes what is filled in.
+
+    `light` and `dark` are the variables of a theme's colours, as CSS.
+    """
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.globals |= {x.value: surface_variables(x) for x in Theme}
     return environment.from_string(_asset(name, package))

@@ -34,7 +34,7 @@ def stage_costs(
                     [p for p in module.parameters() if p.requires_grad]
                 ),
                 replay_bytes=_replay_bytes(module),
-                holds_input=own[0].held_input_bytes > 0,
+                holds_input=own[0].held.held_input_bytes > 0,
             )
         )
     return tuple(stages)

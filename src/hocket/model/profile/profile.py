@@ -106,7 +106,11 @@ class Profile:
             "format": FORMAT,
             "conditions": self.conditions,
             "layers": [
-                {name: getattr(layer, name) for name in _KEPT} for layer in self.layers
+                {
+                    name: getattr(layer.held if name in _HELD else layer, name)
+                    for name in _KEPT
+                }
+                for layer in self.layers
             ],
         }
 

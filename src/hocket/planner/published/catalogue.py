@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -89,8 +89,17 @@ class CountedLayer:
 
     def ops(self) -> LayerOps:
         """Return the operators for `CountedCosts`."""
-        forward = [*self._forward()]
-        back = [*self._input_grad()]
+        other = _FLOAT * self.other_floats
+        forward = [_product(p) for p in self.products for _ in range(p.num_times)]
+        forward.append(_Op(0.0, 0.0, other))
+        back = [
+            _product(p)
+            for p in self.products
+            # of a factor that is no weights, the gradient, too
+            for _ in range(p.num_times * (1 if p.has_weights else 2))
+        ]
+        back.append(_Op(0.0, 0.0, 2 * other))
+        weight_grads = [_all_times(p) for p in self.products if p.has_weights]
         num_bytes = _FLOAT * self.weights
         received = Affine(0.0, _FLOAT * self.received_floats)
         states = self.num_states * num_bytes
@@ -99,35 +108,13 @@ class CountedLayer:
             self.name,
             _ops(forward),
             _ops(back),
-            _ops([*back, *self._weight_grad()]),
+            _ops([*back, *weight_grads]),
             activation_bytes=Affine(0.0, _FLOAT * self.kept_floats),
             kept_input_bytes=_NOTHING,
             received_bytes=received,
             received_grad_bytes=received,
             weights=(weights,),
         )
-
-    def _forward(self) -> Iterator[_Op]:
-        for product in self.products:
-            for _ in range(product.num_times):
-                yield _product(product)
-        yield _Op(0.0, 0.0, _FLOAT * self.other_floats)
-
-    def _input_grad(self) -> Iterator[_Op]:
-        for product in self.products:
-            for _ in range(product.num_times):
-                yield _product(product)
-                if not product.has_weights:  # the gradient of the other factor, too
-                    yield _product(product)
-        yield _Op(0.0, 0.0, 2 * _FLOAT * self.other_floats)
-
-    def _weight_grad(self) -> Iterator[_Op]:
-        """Return the operators of all times at once: nothing waits."""
-        for product in self.products:
-            if product.has_weights:
-                op = _product(product)
-                times = product.num_times
-                yield _Op(times * op.flops, op.fixed_bytes, times * op.sample_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +133,12 @@ def _product(product: Product) -> _Op:
     if product.has_weights:
         return _Op(2.0 * rows * inner * columns, second, moved)
     return _Op(2.0 * rows * inner * columns, 0.0, moved + second)
+
+
+def _all_times(product: Product) -> _Op:
+    """Return one operator for the weights' gradient of all times: nothing waits."""
+    op, times = _product(product), product.num_times
+    return _Op(times * op.flops, op.fixed_bytes, times * op.sample_bytes)
 
 
 def _ops(ops: list[_Op]) -> Ops:

@@ -26,12 +26,12 @@ class Column:
     """
 
     head: str
-    cell: Callable[[Outcome, RankedOutcomes], str]
-    place: int
+    cell: Callable[[Outcome], str]
+    place: int = 0
 
-    def width(self, outcomes: Iterable[Outcome], ranking: RankedOutcomes) -> int:
+    def width(self, outcomes: Iterable[Outcome]) -> int:
         """Return the characters that its texts need."""
-        texts = [*self.head.split("\n"), *(self.cell(x, ranking) for x in outcomes)]
+        texts = [*self.head.split("\n"), *map(self.cell, outcomes)]
         return max(map(len, texts))
 
 
@@ -39,22 +39,27 @@ def columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
     """Return all columns after the name, as they stand in the table."""
     unit = unit_of(ranking)
 
+    def microbatches(outcome: Outcome) -> str:
+        candidate = outcome.candidate
+        size = candidate.samples_of_microbatch(ranking.batch_size)
+        return f"{candidate.num_microbatches} of {size}"
+
     def kind(name: str, place: int, *parts: str) -> Column:
-        def cell(outcome: Outcome, _: RankedOutcomes) -> str:
+        def cell(outcome: Outcome) -> str:
             return unit.number(sum(getattr(outcome.fullest, part) for part in parts))
 
         return Column(name, cell, place)
 
     return (
         Column("layout", _layout, 1),
-        Column("stages", lambda x, _: str(x.candidate.num_stages), 3),
-        Column("micro-\nbatches", _microbatches, 2),
-        Column("samples\nper s", lambda x, _: short(x.samples_per_s), 0),
-        Column("bubble", lambda x, _: percent(x.bubble_fraction), 4),
-        Column("limited\nby", lambda x, ranking: ranking.limit_of(x), 5),
-        Column(f"peak\n{unit.name}", lambda x, _: unit.number(x.peak_bytes), 6),
-        Column("gap", lambda x, _: percent(x.gap), 7),
-        Column("messages", lambda x, _: byte_size(x.message_bytes), 8),
+        Column("stages", lambda x: str(x.candidate.num_stages), 3),
+        Column("micro-\nbatches", microbatches, 2),
+        Column("samples\nper s", lambda x: short(x.samples_per_s), 0),
+        Column("bubble", lambda x: percent(x.bubble_fraction), 4),
+        Column("limited\nby", ranking.limit_of, 5),
+        Column(f"peak\n{unit.name}", lambda x: unit.number(x.peak_bytes), 6),
+        Column("gap", lambda x: percent(x.gap), 7),
+        Column("messages", lambda x: byte_size(x.message_bytes), 8),
         kind("weights", 9, "weight_bytes", "version_bytes"),
         kind("gradients", 10, "gradient_bytes"),
         kind("optimizer", 11, "optimizer_bytes"),
@@ -65,7 +70,6 @@ def columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
 def fitting(
     columns: Sequence[Column],
     outcomes: Sequence[Outcome],
-    ranking: RankedOutcomes,
     width: int,
 ) -> tuple[Column, ...]:
     """Return the columns that fit beside the name, in their order.
@@ -73,13 +77,12 @@ def fitting(
     Args:
         columns: all columns.
         outcomes: the rows.
-        ranking: the ranking of the rows.
         width: the characters of a line.
     """
     left = width - NAME_WIDTH - 2
     kept = set()
     for column in sorted(columns, key=lambda column: column.place):
-        left -= GAP + column.width(outcomes, ranking)
+        left -= GAP + column.width(outcomes)
         if left < 0:
             break
         kept.add(column.head)
@@ -99,40 +102,27 @@ def unit_of(ranking: RankedOutcomes) -> Unit:
     return byte_unit(ranking.outcomes[0].peak_bytes)
 
 
-def stale_columns(ranking: RankedOutcomes) -> tuple[str, ...]:
-    """Return the column names for orders with stale weights."""
-    unit = unit_of(ranking).name
+def stale_columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
+    """Return the columns for orders with stale weights; bytes: the fullest device's."""
+    unit = unit_of(ranking)
     return (
-        "delay",
-        "versions of each stage",
-        f"newest {unit}",
-        f"older {unit}",
-        "copies",
+        Column("delay", lambda x: str(x.delay)),
+        Column("versions of each stage", lambda x: _runs(x.num_versions)),
+        Column(f"newest {unit.name}", lambda x: unit.number(x.fullest.weight_bytes)),
+        Column(f"older {unit.name}", lambda x: unit.number(x.fullest.version_bytes)),
+        Column("copies", _copies),
     )
 
 
-def stale_cells(outcome: Outcome, ranking: RankedOutcomes) -> tuple[str, ...]:
-    """Return a text per name of `stale_columns`, for the fullest device."""
-    split, unit = outcome.fullest, unit_of(ranking)
-    copies = 1 + split.version_bytes / split.weight_bytes if split.weight_bytes else 1
-    return (
-        str(outcome.delay),
-        _runs(outcome.num_versions),
-        unit.number(split.weight_bytes),
-        unit.number(split.version_bytes),
-        f"{copies:.2f}",
-    )
+def _copies(outcome: Outcome) -> str:
+    """Format how many copies of its weights the fullest device holds."""
+    newest, older = outcome.fullest.weight_bytes, outcome.fullest.version_bytes
+    return f"{1 + older / newest if newest else 1:.2f}"
 
 
-def _layout(outcome: Outcome, _: RankedOutcomes) -> str:
+def _layout(outcome: Outcome) -> str:
     candidate = outcome.candidate
     return f"{candidate.num_devices}x{candidate.num_replicas}"
-
-
-def _microbatches(outcome: Outcome, ranking: RankedOutcomes) -> str:
-    candidate = outcome.candidate
-    size = candidate.samples_of_microbatch(ranking.batch_size)
-    return f"{candidate.num_microbatches} of {size}"
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

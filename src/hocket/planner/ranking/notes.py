@@ -117,5 +117,4 @@ def chimera_step(predictor: Predictor, like: Candidate) -> tuple[float, int]:
     timeline = simulate(
         schedule, replace(costs, stages=costs.stages * 2, reduce_link=link)
     )
-    peaks = map(timeline.peak_bytes, range(like.num_devices))
-    return timeline.makespan_s, round(max(peaks))
+    return timeline.makespan_s, round(timeline.most_bytes)

@@ -20,7 +20,7 @@ _NUMBERS: Final = (  # of an outcome, as JSON has them
     *("missing_bytes", "peak_bytes", "message_bytes", "reduce_bytes", "delay"),
 )
 _AS_FAST: Final = 0.01
-_PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
+PLAIN: Final = {name: place for place, name in enumerate(DATA_PARALLEL)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,19 +131,16 @@ class RankedOutcomes:
 
     def limit_of(self, outcome: Outcome) -> str:
         """Return what limits an outcome: `memory`, `work`, or why devices are idle."""
-        if not outcome.fits or self._twin(outcome) in self._too_large_candidates:
+        candidate = outcome.candidate
+        # A candidate that recomputes: the same without, which needs more memory.
+        twin = replace(candidate, recomputes=False) if candidate.recomputes else None
+        if not outcome.fits or twin in self._too_large_candidates:
             return "memory"
-        return self.limits.get(outcome.candidate, "")
+        return self.limits.get(candidate, "")
 
     @cached_property
     def _too_large_candidates(self) -> frozenset[Candidate]:
         return frozenset(outcome.candidate for outcome in self.too_large)
-
-    @staticmethod
-    def _twin(outcome: Outcome) -> Candidate | None:
-        """Return the candidate that does not recompute, of one that does."""
-        candidate = outcome.candidate
-        return replace(candidate, recomputes=False) if candidate.recomputes else None
 
     def closest(self, num_rows: int) -> Iterator[Outcome]:
         """Return, of what does not fit, the one per shape that misses least.
@@ -222,7 +219,7 @@ class RankedOutcomes:
 def _complexity(outcome: Outcome) -> tuple[float, ...]:
     candidate = outcome.candidate
     return (
-        _PLAIN.get(candidate.schedule, len(_PLAIN)),
+        PLAIN.get(candidate.schedule, len(PLAIN)),
         candidate.num_stages,
         candidate.recomputes,
         outcome.peak_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
@@ -15,10 +15,10 @@ from hocket.draw.quantity import byte_size, percent, short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
 from hocket.planner.ranking.columns import (
+    Column,
     columns,
     fitting,
     name_of,
-    stale_cells,
     stale_columns,
 )
 from hocket.planner.ranking.ranking import RankedOutcomes, Row, joined
@@ -87,7 +87,9 @@ def to_html(ranking: RankedOutcomes) -> str:
         ),
         tables=(
             _memory_table(best),
-            _table(f"The best {len(every)} that fit", every, ranking, is_open=False),
+            _table(
+                f"The best {len(every)} that fit", every, columns(ranking), best, False
+            ),
             *_stale_tables(ranking),
         ),
         meanings=_MEANINGS,
@@ -115,27 +117,26 @@ def to_card(ranking: RankedOutcomes) -> str:
 
 def _best_table(ranking: RankedOutcomes, width: int | None = None) -> Table:
     """Return the table of the best and its rivals, with the rule of the choice."""
+    rows, shown = ranking.rows(), columns(ranking)
+    if width is not None:
+        shown = fitting(shown, [row[0] for row in rows], width)
     note = "\n".join((RULE, *advice(ranking)))
-    return replace(_table(_TITLE, ranking.rows(), ranking, width=width), note=note)
+    return replace(_table(_TITLE, rows, shown, ranking.best), note=note)
 
 
 def _table(
     title: str,
-    rows: Sequence[Row],
-    ranking: RankedOutcomes,
-    *,
+    rows: Iterable[Row],
+    shown: Sequence[Column],
+    best: Outcome | None = None,
     is_open: bool = True,
-    width: int | None = None,
 ) -> Table:
-    """Return rows with all columns, or with those that fit; the choice is marked."""
-    shown = columns(ranking)
-    if width is not None:
-        shown = fitting(shown, [row[0] for row in rows], ranking, width)
+    """Return rows with these columns after their names; the best one is marked."""
     heads = (column.head.replace("-\n", "").replace("\n", " ") for column in shown)
     texts = tuple(
         (
-            ("> " if ranking.best in row else "") + name_of(row),
-            *(column.cell(row[0], ranking) or "–" for column in shown),
+            ("> " if best in row else "") + name_of(row),
+            *(column.cell(row[0]) or "–" for column in shown),
         )
         for row in rows
     )
@@ -144,20 +145,20 @@ def _table(
 
 def _stale_tables(ranking: RankedOutcomes) -> Iterator[Table]:
     """Return the table of flush-free orders, if there are any."""
-    behind = [x for x in islice(ranking.fitting, _MOST_ROWS) if x.delay]
-    shown = columns(ranking)[:3]
-    heads = (column.head.replace("-\n", "") for column in shown)
-    rows = tuple(
-        (
-            name_of((outcome,)),
-            *(column.cell(outcome, ranking) for column in shown),
-            *stale_cells(outcome, ranking),
-        )
-        for outcome in behind
-    )
-    if rows:
-        names = ("schedule", *heads, *stale_columns(ranking))
-        yield Table("Of these, the ones with old weights (*)", names, rows)
+    behind = [(x,) for x in islice(ranking.fitting, _MOST_ROWS) if x.delay]
+    shown = (*columns(ranking)[:3], *stale_columns(ranking))
+    if behind:
+        yield _table("Of these, the ones with old weights (*)", behind, shown)
+
+
+_MEMORY: Final = {  # the columns of a device's memory, in bytes
+    "weights": "weight_bytes",
+    "older versions": "version_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer": "optimizer_bytes",
+    "activations": "activation_bytes",
+    "together": "total_bytes",
+}
 
 
 def _memory_table(best: Outcome) -> Table:
@@ -165,29 +166,13 @@ def _memory_table(best: Outcome) -> Table:
     rows = tuple(
         (
             f"d{device}",
-            byte_size(split.weight_bytes),
-            byte_size(split.version_bytes),
-            byte_size(split.gradient_bytes),
-            byte_size(split.optimizer_bytes),
-            byte_size(split.activation_bytes),
-            byte_size(split.total_bytes),
+            *(byte_size(getattr(split, name)) for name in _MEMORY.values()),
             percent(split.total_bytes / best.budget_bytes),
         )
         for device, split in enumerate(best.memory)
     )
-    names = (
-        "device",
-        "weights",
-        "older versions",
-        "gradients",
-        "optimizer",
-        "activations",
-        "together",
-        "of the memory",
-    )
-    return Table(
-        f"Memory of the best, at {short(best.samples_per_s)} samples/s", names, rows
-    )
+    title = f"Memory of the best, at {short(best.samples_per_s)} samples/s"
+    return Table(title, ("device", *_MEMORY, "of the memory"), rows)
 
 
 # A ranking as the command shows it: text, JSON and a page.

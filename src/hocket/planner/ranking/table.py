@@ -17,7 +17,6 @@ from hocket.planner.ranking.columns import (
     columns,
     fitting,
     name_of,
-    stale_cells,
     stale_columns,
     unit_of,
 )
@@ -178,18 +177,19 @@ def _new_table(names: Iterable[str], *, name_width: int | None = None) -> Table:
 
 def _table(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Table:
     outcomes = [row[0] for row in rows]
-    kept = fitting(columns(ranking), outcomes, ranking, width)
-    taken = sum(GAP + column.width(outcomes, ranking) for column in kept)
+    kept = fitting(columns(ranking), outcomes, width)
+    taken = sum(GAP + column.width(outcomes) for column in kept)
     names = [name_of(row) for row in rows]
     name_width = min(max(map(len, names)), max(NAME_WIDTH, width - taken - 2))
     heads = (column.head for column in kept)
     table = _new_table(("  schedule", *heads), name_width=name_width + 2)
     for row, name in zip(rows, names, strict=True):
         is_best = ranking.best in row
-        cells = (column.cell(row[0], ranking) for column in kept)
         mark = "> " if is_best else "  "
         text = mark + "\n  ".join(_wrapped(name, name_width))
-        table.add_row(text, *cells, style="bold green" if is_best else None)
+        table.add_row(
+            text, *_cells(row[0], kept), style="bold green" if is_best else None
+        )
     return table
 
 
@@ -205,39 +205,38 @@ def _wrapped(name: str, width: int) -> list[str]:
     return lines
 
 
-def _cells(
-    outcome: Outcome, ranking: RankedOutcomes, shown: Sequence[Column]
-) -> list[str]:
-    return [column.cell(outcome, ranking) for column in shown]
+def _cells(outcome: Outcome, shown: Sequence[Column]) -> list[str]:
+    return [column.cell(outcome) for column in shown]
 
 
 def _stale_table(outcomes: list[Outcome], ranking: RankedOutcomes, width: int) -> Table:
-    """Return the table of flush-free orders: their delays and memory."""
-    shown = columns(ranking)[: 3 if width >= _WIDE else 1]
-    names = [column.head.replace("-\n", "") for column in shown]
-    heads = [name.replace(" of each", "\nof each") for name in stale_columns(ranking)]
-    table = _new_table(("* old weights", *names, *heads), name_width=NAME_WIDTH)
+    """Return the table of weight versions of flush-free orders."""
+    own = columns(ranking)[: 3 if width >= _WIDE else 1]
+    shown = (*own, *stale_columns(ranking))
+    heads = (column.head.replace("-\n", "") for column in shown)
+    names = (head.replace(" of each", "\nof each") for head in heads)
+    table = _new_table(("* old weights", *names), name_width=NAME_WIDTH)
     for outcome in outcomes:
-        cells = (*_cells(outcome, ranking, shown), *stale_cells(outcome, ranking))
-        table.add_row(outcome.candidate.schedule, *cells)
+        table.add_row(outcome.candidate.schedule, *_cells(outcome, shown))
     return table
 
 
 def _misfit_table(misfits: list[Outcome], ranking: RankedOutcomes) -> Table:
-    unit, shown = unit_of(ranking), columns(ranking)[:3]
-    heads = [column.head for column in shown]
-    table = _new_table(
-        ("does not fit", *heads, f"missing\n{unit.name}", f"peak\n{unit.name}")
+    unit = unit_of(ranking)
+    shown = (
+        *columns(ranking)[:3],
+        Column(f"missing\n{unit.name}", lambda x: unit.number(x.missing_bytes)),
+        Column(f"peak\n{unit.name}", lambda x: unit.number(x.peak_bytes)),
     )
+    table = _new_table(("does not fit", *(column.head for column in shown)))
     for outcome in misfits:
-        sizes = map(unit.number, (outcome.missing_bytes, outcome.peak_bytes))
-        table.add_row(name_of((outcome,)), *_cells(outcome, ranking, shown), *sizes)
+        table.add_row(name_of((outcome,)), *_cells(outcome, shown))
     return table
 
 
 def _brief(outcome: Outcome, ranking: RankedOutcomes) -> str:
     """Name an outcome as its row does: `zb-h1 4x2, 8 of 4, 512 samples/s`."""
-    layout, _, microbatches, speed, *_ = _cells(outcome, ranking, columns(ranking))
+    layout, _, microbatches, speed, *_ = _cells(outcome, columns(ranking))
     name = f"{outcome.candidate.schedule} {layout}, {microbatches}"
     return f"{name}{_bucket_sentence(outcome)}, {speed} samples/s"
 

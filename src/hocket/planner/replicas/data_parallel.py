@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.simulate import simulate
@@ -43,14 +43,14 @@ from hocket.planner.candidate import (
     MemorySplit,
     Outcome,
 )
-from hocket.planner.predict import Predictor, reduced_alone
+from hocket.planner.predict import Predictor, with_reductions
 from hocket.planner.replicas.buckets import (
     PLANNED_SIZES,
     BucketChoice,
     BucketSearch,
     choose_buckets,
 )
-from hocket.planner.stages import activation_bytes, group_layers
+from hocket.planner.stages import add_layers, group_layers
 
 
 def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
@@ -113,11 +113,7 @@ def _reversed_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
 def least_s(predictor: Predictor, candidate: Candidate) -> float:
     """Return the seconds that a device computes in a step."""
     stages = _stages_of(predictor, candidate, ())
-    return sum(
-        candidate.num_microbatches * (x.forward_s + x.seconds(Kind.BACKWARD))
-        + x.update_s
-        for x in stages
-    )
+    return sum(stage.step_s(candidate.num_microbatches) for stage in stages)
 
 
 def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
@@ -127,14 +123,12 @@ def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
     @cache
     def stages(boundaries: tuple[int, ...]) -> tuple[StageCost, ...]:
         found = _stages_of(predictor, candidate, boundaries)
-        if not cluster.shares_cores:
-            return found
-        return tuple(reduced_alone(stage, link, num) for stage in found)
+        return with_reductions(found, cluster, link, num)[0]
 
     search = BucketSearch(
         predictor.layers(candidate.samples_of_microbatch(predictor.batch_size)),
         stages,
-        Costs((), reduce_link=Link() if cluster.shares_cores else link),
+        Costs((), reduce_link=with_reductions((), cluster, link, num)[1]),
         num,
         candidate.num_microbatches,
         cluster.memory_bytes,
@@ -184,7 +178,7 @@ class _Plain:
         )
         self._schedule = repeat_step(program, lambda _: _order(program))
         self._link = cluster.reduce_link(1, num)
-        self._shares_cores = cluster.shares_cores
+        self._cluster = cluster
         # What DDP adds to a step, if it was measured on as many devices.
         self._ddp_s = predictor.trials.ddp_s if num == cluster.num_devices else None
 
@@ -214,16 +208,13 @@ class _Plain:
             )
         if name == DDP and self._ddp_s is not None:
             # What DDP adds is divided among the groups by their gradients.
-            added_s = [self._ddp_s * self._share(group) for group in groups]
-            costs = [
-                replace(group, update_s=group.update_s + more_s)
-                for group, more_s in zip(groups, added_s, strict=True)
-            ]
-            return simulate(self._schedule, Costs(tuple(costs)))
-        if self._shares_cores:
-            alone = [reduced_alone(group, self._link, num) for group in groups]
-            return simulate(self._schedule, Costs(tuple(alone)))
-        return simulate(self._schedule, Costs(groups, reduce_link=self._link))
+            added = (
+                replace(x, update_s=x.update_s + self._ddp_s * self._share(x))
+                for x in groups
+            )
+            return simulate(self._schedule, Costs(tuple(added)))
+        groups, link = with_reductions(groups, self._cluster, self._link, num)
+        return simulate(self._schedule, Costs(groups, reduce_link=link))
 
     def update_s(self, group: StageCost) -> float:
         """Return the update's seconds; each device updates its shard."""
@@ -266,13 +257,13 @@ class _Plain:
             start_s[i] = max(free_s, ready_s)
             end_s[i] = free_s = start_s[i] + groups[op.stage].seconds(op.kind)
             if following.stage != op.stage:  # else its weights are here already
-                requested_s = end_s[i] if self._shares_cores else start_s[i]
+                requested_s = end_s[i] if self._cluster.shares_cores else start_s[i]
                 ring_s = max(ring_s, requested_s) + gather_s[following.stage]
                 ready_s = ring_s
             if op.kind is Kind.BACKWARD:
                 ring_s = max(ring_s, end_s[i]) + scatter_s[op.stage]
                 scattered_s[op.stage] = ring_s
-                if self._shares_cores:
+                if self._cluster.shares_cores:
                     free_s = ring_s
         for i, op in enumerate(ops):
             if op.kind is Kind.REDUCE:
@@ -318,7 +309,7 @@ class _Plain:
         """Return one microbatch's activations and the operators' workspace."""
         work = max(group.backward_work_bytes for group in self.groups)
         if not self._candidate.recomputes:
-            return activation_bytes(self._layers) + work
+            return add_layers(self._layers, None).activation_bytes + work
         begins = (0, *self._boundaries)
         inputs = sum(self._layers[begin].received_bytes for begin in begins)
         return inputs + max(group.activation_bytes for group in self.groups) + work

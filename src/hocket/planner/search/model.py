@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import BACKWARDS, Kind, Op
-from hocket.core.program import Program
 from hocket.core.simulator.needs import LOCAL
 from hocket.errors import MissingPackageError
 from hocket.planner.search.problem import Paths, Problem, StartLag, TimedTask
@@ -252,15 +251,6 @@ class Holding(NamedTuple):
     begin: Instant | None
     end: Instant
     num_bytes: int
-
-
-def always_bytes(program: Program, costs: Costs) -> tuple[int, ...]:
-    """Return what each device always holds: weights and optimizer state."""
-    num_bytes = [0] * program.num_devices
-    for stage, cost in zip(program.stages, costs.of(program), strict=True):
-        num_bytes[stage.device] += cost.weight_bytes
-        num_bytes[stage.device] += cost.optimizer_bytes * stage.trainable
-    return tuple(num_bytes)
 
 
 def holdings(

@@ -22,6 +22,7 @@ from hocket.core.op import (
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
+from hocket.core.simulator.memory import always_bytes
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError, PlanError
 from hocket.passes.delay_weight_gradients import delay_weight_gradients
@@ -29,7 +30,6 @@ from hocket.passes.split_backward import split_backward as split
 from hocket.planner.search.model import (
     Holding,
     SolverQuery,
-    always_bytes,
     ask,
     holdings,
     require_ortools,
@@ -236,7 +236,7 @@ class _Search:
         seeks_memory: bool = False,
     ) -> SolverQuery:
         problem, count = self.problem, self._count
-        always = always_bytes(problem.program, self.costs)
+        always = always_bytes(problem.program, self.costs.of(problem.program))
         rooms = None if limit is None else [limit - size for size in always]
         waits = [*problem.waits, *problem.microbatch_waits()]
         if rooms is not None:
