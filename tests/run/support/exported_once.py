@@ -32,6 +32,7 @@ _KNOWN: Final = (
     "transformers.activations",
     "transformers.models.",
     "transformers.pytorch_utils",
+    "tests.conformance.script",
     "tests.run.support.emulated_teachers",
     "tests.run.support.freezing_workers",
     "tests.run.support.small_models",
