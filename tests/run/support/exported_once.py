@@ -89,4 +89,4 @@ def _form_of_example(example: Example) -> Hashable:
 
 
 def _form(x: Tensor) -> Any:
-    return x.dtype, x.shape, x.requires_grad
+    return x.dtype, x.shape, x.requires_grad, x.device
