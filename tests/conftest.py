@@ -15,6 +15,8 @@ import pytest
 from tests import lost_processes, reference_loop
 
 GOLDEN: Final = Path(__file__).parent / "golden"
+FEW_COLLECTIONS: Final = 8  # of all objects, until the next freeze
+_NUM_COLLECTIONS: Final = [0]  # at the last freeze
 
 # In CI the same examples each time. Nowhere a deadline: a slow machine is not a bug.
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
@@ -83,6 +85,16 @@ def pytest_collection_finish() -> None:
     Each pipeline has Python collect garbage, which would take a third of a second.
     """
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)  # once the test's fixtures are gone
+def pytest_runtest_teardown() -> None:
+    """Keep it from what tests have imported and cached, too: most objects of all."""
+    num = gc.get_stats()[-1]["collections"]
+    if num >= _NUM_COLLECTIONS[-1] + FEW_COLLECTIONS:
+        gc.collect()
+        gc.freeze()
+        _NUM_COLLECTIONS[:] = [num + 1]
 
 
 def module_fixtures(item: pytest.Item) -> list[str]:

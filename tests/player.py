@@ -31,10 +31,11 @@ def times_of(schedule: Schedule, share: StageCost, message_s: float = 0.0) -> Ti
     program = schedule.program
     times: Times = {}
     made_s: dict[Value, float] = {}
+    free_s = [0.0 for _ in schedule.lanes]
     left = [list(lane.ops) for lane in schedule.lanes]
     while any(left):
         moved = False
-        for lane, ops in zip(schedule.lanes, left, strict=True):
+        for number, (lane, ops) in enumerate(zip(schedule.lanes, left, strict=True)):
             op = ops[0] if ops else None
             if op is None or not _is_ready(op, schedule, made_s):
                 continue
@@ -43,11 +44,11 @@ def times_of(schedule: Schedule, share: StageCost, message_s: float = 0.0) -> Ti
                 for need in needs(op, program)
                 if not is_given(need)
             ]
-            done_s = [times[other][1] for other in lane.ops if other in times]
-            start_s = max([0.0, *arrivals_s, *done_s])
+            start_s = max([free_s[number], *arrivals_s])
             num_stages = len(program.stages_on[lane.device])
             end_s = start_s + seconds_of(op, share) / num_stages
             times[ops.pop(0)] = start_s, end_s
+            free_s[number] = end_s
             made_s.update(dict.fromkeys(makes(op, program), end_s))
             moved = True
         assert moved, f"no lane can move; left are {left}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -174,13 +175,18 @@ class Case:
     @property
     def has_sequential(self) -> bool:
         """Whether there are two forms of the model."""
-        return type(self.make().net) is nn.Sequential
+        return _makes_sequential(self.make)
 
     def verdict(self, way: str) -> Verdict:
         """What a way to run it must give."""
         if way.startswith("seq") and not self.has_sequential:
             return unsuited("the model is no Sequential")
         return self.verdicts.get(way, EQUAL)
+
+
+@cache
+def _makes_sequential(make: Callable[[], Script]) -> bool:
+    return type(make().net) is nn.Sequential
 
 
 def case(

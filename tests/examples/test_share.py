@@ -118,7 +118,7 @@ def test_pictures_with_boxes_are_read_and_learnt(tmp_path: Path) -> None:
     assert scenes[1][1]["labels"].tolist() == [0]
     assert scenes[1][0].shape == (3, 64, 32)
     for amp, chunk in ((False, 2), (True, 1)):
-        make = partial(retinanet.make, str(path), str(tmp_path), 96, 2, amp, chunk)
+        make = partial(retinanet.make, str(path), str(tmp_path), 32, 2, amp, chunk)
         first, second = train_alone(make, 2, seed=0)
         assert 0 < second < first
 

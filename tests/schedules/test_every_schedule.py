@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from hocket.core.check import check
 from hocket.core.checker.links import Links
-from hocket.core.costs import Costs, StageCost
+from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import due_ops
 from hocket.core.op import Kind, Op
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
@@ -85,9 +86,17 @@ def test_takes_more_than_a_few_sizes(name: str) -> None:
 @every_schedule
 @few
 @given(data=st.data())
-def test_does_every_op_exactly_once(name: str, data: st.DataObject) -> None:
-    """A doubled or forgotten gradient is a wrong model, not a slow one."""
-    schedule = made(name, data.draw(shapes(name)))
+def test_is_complete_and_what_was_asked_for(name: str, data: st.DataObject) -> None:
+    """It has all ops, can be played with what it claims, and its text says it all.
+
+    A doubled or forgotten gradient is a wrong model, not a slow one. No lane waits for
+    ever, with rendezvous sends and so many buffers, or fewer; nor over NCCL, where a
+    posted receive may hold up all that its device was given later.
+    """
+    shape = data.draw(shapes(name))
+    schedule = made(name, shape)
+
+    _check_shape(schedule.program, shape)
     found = Counter(op for lane in schedule.lanes for op in lane.ops)
     assert set(found.values()) == {1}
     halves = [{replace(op, kind=k) for op in found if op.kind is k} for k in HALVES]
@@ -97,14 +106,16 @@ def test_does_every_op_exactly_once(name: str, data: st.DataObject) -> None:
         due_ops(schedule.program)
     )
 
+    assert check(schedule).num_buffers == SCHEDULES[name].num_buffers(shape)
+    check(schedule, links=Links.ONE_QUEUE)
 
-@every_schedule
-@few
-@given(data=st.data())
-def test_is_what_was_asked_for(name: str, data: st.DataObject) -> None:
+    assert Schedule.parse(str(schedule)) == schedule
+    full = add_messages(schedule)
+    assert Schedule.parse(str(full)) == full
+
+
+def _check_shape(program: Program, shape: Shape) -> None:
     """No number of the shape is lost on the way; microbatches are the trained nets'."""
-    shape = data.draw(shapes(name))
-    program = made(name, shape).program
     trained = {stage.net for stage in program.stages if stage.trainable}
     nets = [net for net in program.nets if net.name in trained or not trained]
     assert program.num_devices == shape.num_devices
@@ -112,27 +123,6 @@ def test_is_what_was_asked_for(name: str, data: st.DataObject) -> None:
     assert sum(net.num_microbatches for net in nets) == shape.num_microbatches
     assert program.num_steps == shape.num_steps
     assert program.num_replicas == shape.num_replicas
-
-
-@every_schedule
-@few
-@given(data=st.data())
-def test_passes_the_check_with_the_buffers_it_claims(
-    name: str, data: st.DataObject
-) -> None:
-    """No lane waits for ever, with rendezvous sends and so many buffers, or fewer."""
-    shape = data.draw(shapes(name))
-    assert check(made(name, shape)).num_buffers == SCHEDULES[name].num_buffers(shape)
-
-
-@every_schedule
-@few
-@given(data=st.data())
-def test_messages_have_an_order_for_one_queue_per_device(
-    name: str, data: st.DataObject
-) -> None:
-    """NCCL: a posted receive may hold up all that its device was given later."""
-    check(made(name, data.draw(shapes(name))), links=Links.ONE_QUEUE)
 
 
 @every_schedule
@@ -176,45 +166,29 @@ def test_bubble_is_what_it_claims(
 @every_schedule
 @few
 @given(data=st.data(), share=shares(), message_s=st.sampled_from([0.0, 0.25, 1.5]))
-def test_simulator_agrees_with_the_plainest_player(
+def test_times_and_peaks_are_what_they_must_be(
     name: str, data: st.DataObject, share: StageCost, message_s: float
 ) -> None:
-    """Two programs that share nothing but `dataflow` give each op the same time."""
-    schedule = made(name, data.draw(shapes(name)))
-    expected = times_of(schedule, share, message_s)
-    costs = replace(
-        Costs.uniform(message_s=message_s), stages=(share,), is_device_share=True
-    )
-    spans = simulate(schedule, costs).spans
-    works = {Kind.FORWARD, Kind.BACKWARD, *HALVES, Kind.UPDATE}
-    for span in spans:
-        if span.op.kind in works:
-            assert (span.start_s, span.end_s) == pytest.approx(expected[span.op])
+    """Activations as the schedule's file has them; times as the plainest player's.
 
-
-@every_schedule
-@few
-@given(data=st.data(), share=shares())
-def test_peak_activations_are_what_it_claims(
-    name: str, data: st.DataObject, share: StageCost
-) -> None:
-    """The formula of the schedule's file, on every device."""
+    Simulator and player share nothing but `dataflow`.
+    """
     shape = data.draw(shapes(name))
-    timeline = simulate(made(name, shape), Costs((share,), is_device_share=True))
+    schedule = made(name, shape)
+    costs = Costs((share,), is_device_share=True)
+    timeline = simulate(schedule, costs)
     for device in range(shape.num_devices):
         claim = SCHEDULES[name].peak_activations(shape, device)
         assert timeline.peak_activations(device) == pytest.approx(claim)
 
-
-@every_schedule
-@few
-@given(data=st.data())
-def test_prints_and_parses(name: str, data: st.DataObject) -> None:
-    """The text is the whole truth, with messages and without."""
-    schedule = made(name, data.draw(shapes(name)))
-    assert Schedule.parse(str(schedule)) == schedule
-    full = add_messages(schedule)
-    assert Schedule.parse(str(full)) == full
+    expected = times_of(schedule, share, message_s)
+    if message_s:
+        slower = replace(costs, link=Link(latency_s=message_s))
+        timeline = simulate(schedule, slower)
+    works = {Kind.FORWARD, Kind.BACKWARD, *HALVES, Kind.UPDATE}
+    for span in timeline.spans:
+        if span.op.kind in works:
+            assert (span.start_s, span.end_s) == pytest.approx(expected[span.op])
 
 
 @every_schedule

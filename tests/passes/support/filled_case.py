@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from hocket.core.costs import Costs
 from hocket.core.program import Program
@@ -32,8 +33,7 @@ class Case:
 
     def filled(self, num_steps: int) -> Schedule:
         """The filled order for as many steps."""
-        program = replace(self.program, num_steps=num_steps)
-        return fill_with(self.base, program, costs=self.costs)
+        return _filled(self, num_steps)
 
     def makespan_s(self, num_steps: int) -> float:
         """How long the filled order takes for as many steps."""
@@ -54,3 +54,9 @@ class Case:
             sum(self.costs.stages[op.stage].seconds(op.kind) for op in lane.ops) / 8
             for lane in order.lanes
         )
+
+
+@lru_cache(maxsize=8)  # the tests of a case ask for some orders again
+def _filled(case: Case, num_steps: int) -> Schedule:
+    program = replace(case.program, num_steps=num_steps)
+    return fill_with(case.base, program, costs=case.costs)

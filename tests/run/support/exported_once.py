@@ -32,6 +32,8 @@ _KNOWN: Final = (
     "transformers.activations",
     "transformers.models.",
     "transformers.pytorch_utils",
+    "tests.conformance.script",
+    "tests.run.stage.split.test_parameters",
     "tests.run.support.emulated_teachers",
     "tests.run.support.freezing_workers",
     "tests.run.support.small_models",
@@ -88,4 +90,5 @@ def _form_of_example(example: Example) -> Hashable:
 
 
 def _form(x: Tensor) -> Any:
-    return x.dtype, x.shape, x.requires_grad
+    hooks = bool(x._backward_hooks), bool(x._post_accumulate_grad_hooks)
+    return x.dtype, x.shape, x.requires_grad, x.device, hooks

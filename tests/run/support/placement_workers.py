@@ -6,6 +6,7 @@ on the host, the batch on the device and the other net on the host; `-` is no su
 
 from __future__ import annotations
 
+import gc
 import itertools
 import tempfile
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from hocket.sharing.running import share as share_module
 from hocket.sharing.waves import waves as waves_module
 from tests.run.support.cached_workers import Rows, always_pays, make_chain
 from tests.run.support.comparison import difference
+from tests.run.support.exported_once import export_once
 from tests.run.support.freezing_workers import OneMore, measure_briefly
 from tests.run.support.short_measurements import measure_shortly
 from tests.run.support.stand_in_device import register
@@ -337,9 +339,11 @@ def run_cells(*asked: str) -> dict[str, float | str]:
     """Run cells on the device and once on the CPU; the differences, or the errors."""
     device = register()
     torch.set_num_threads(1)
+    gc.freeze()  # the collector skips what is imported
     measure_briefly()
     patch = pytest.MonkeyPatch()
     measure_shortly(patch)
+    export_once(patch)  # of a place
     there = replace(join_world(device="cpu"), device=device)
     here = replace(there, device=torch.device("cpu"))
     patch.setattr(compile_step, "open_device", lanes_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -319,5 +320,6 @@ def _world(seed: int = 0) -> World:
     # Before the first backward: torch's autograd then starts a thread for each device.
     device = register(seed)
     torch.set_num_threads(1)
+    gc.freeze()  # the collector skips what is imported
     measure_shortly(pytest.MonkeyPatch())
     return replace(join_world(device="cpu"), device=device)
