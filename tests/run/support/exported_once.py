@@ -32,7 +32,6 @@ _KNOWN: Final = (
     "transformers.activations",
     "transformers.models.",
     "transformers.pytorch_utils",
-    "tests.conformance.script",
     "tests.run.stage.split.test_parameters",
     "tests.run.support.emulated_teachers",
     "tests.run.support.freezing_workers",
