@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import hocket
+from tests.run.support.forked import answers_of
 from tests.run.support.started import started
 
 pytestmark = pytest.mark.timeout(120)
@@ -77,3 +79,103 @@ def test_a_teacher_that_is_ahead_does_not_make_it_the_loops(accumulate: int) -> 
         expected.append(total)
     assert found == pytest.approx(expected, rel=1e-10)
     torch.testing.assert_close(mean, plain[1].mean, rtol=1e-10, atol=0.0)
+
+
+BEGINS: Final = 8  # forwards after which it begins to change
+
+
+class Late(nn.Module):
+    """Replaces a buffer, and sets an attribute, from some forward on.
+
+    As codebooks do that are looked through now and then, and statistics that are kept
+    once a model has warmed up.
+    """
+
+    mean: Tensor
+    num: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("num", torch.zeros((), dtype=torch.long))
+        self.factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input without its mean, times a number that grows."""
+        if self.training:
+            self.num += 1
+            if self.num > BEGINS:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+                self.factor = self.factor * 1.01
+        return (x - self.mean) * self.factor
+
+
+def late_net() -> nn.Sequential:
+    """Whose second half replaces its buffer."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), Late(), nn.Linear(8, 2)]
+    return nn.Sequential(*layers).double()
+
+
+def late_batches() -> list[tuple[Tensor, Tensor]]:
+    """Of 6 samples, for 8 steps."""
+    rng = torch.Generator().manual_seed(1)
+    made = [torch.randn(6, 6, generator=rng).double() for _ in range(8)]
+    return [(x[:, :4], x[:, 4:]) for x in made]
+
+
+def losses_of(schedule: str) -> list[float]:
+    """The losses of a run over all batches, in two microbatches each."""
+    batches = late_batches()
+    with hocket.Pipeline(
+        late_net(),
+        nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        example=batches[0],
+        num_microbatches=2,
+        schedule=schedule,
+    ) as pipeline:
+        return [result.loss for result in pipeline.train(batches)]
+
+
+def plain_losses(delay: int) -> list[float]:
+    """Those of a loop whose step reads the weights of `delay` updates before."""
+    net, found = late_net(), list[float]()
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    old: list[list[Tensor]] = []
+    for batch in late_batches():
+        new = [p.detach().clone() for p in net.parameters()]
+        old.append(new)
+        sgd.zero_grad()
+        for p, x in zip(
+            net.parameters(), old[max(0, len(old) - 1 - delay)], strict=True
+        ):
+            p.data.copy_(x)
+        total = 0.0
+        for x, y in zip(*(part.chunk(2) for part in batch), strict=True):
+            loss_of_part = nn.functional.mse_loss(net(x), y) / 2
+            loss_of_part.backward()
+            total += loss_of_part.item()
+        for p, x in zip(net.parameters(), new, strict=True):
+            p.data.copy_(x)
+        sgd.step()
+        found.append(total)
+    return found
+
+
+@pytest.mark.parametrize(("schedule", "delay"), [("1f1b", 0), ("pipedream-2bw", 1)])
+def test_a_forward_that_begins_to_change_later(schedule: str, delay: int) -> None:
+    """Runs ended at that step: what it changed was taken for the loop's."""
+    found = losses_of(schedule)
+    assert found == pytest.approx(plain_losses(delay), rel=1e-10)
+
+
+def train_late() -> list[float]:
+    """On two workers; the first one's copy of the module never runs."""
+    return losses_of("1f1b")
+
+
+def test_a_forward_on_one_worker_alone_begins_to_change(tmp_path: Path) -> None:
+    """The other worker has not run it, and was refused as if the loop had parted."""
+    for found in answers_of(f"{__name__}:train_late", folder=tmp_path):
+        assert found == pytest.approx(plain_losses(0), rel=1e-10)

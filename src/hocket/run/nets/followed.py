@@ -38,7 +38,6 @@ from hocket.model.trace.observe import in_mode
 from hocket.model.trace.state import State
 from hocket.run.stage.runner import StageRunner
 
-_ENOUGH: Final = 3
 CACHED: Final = "outputs of frozen layers are cached (`cache`)"
 
 
@@ -69,7 +68,6 @@ class FollowedNet:
         self.digest = 0
         self._trains = trains
         self._noted: Noted = {}  # and not followed yet
-        self._num_unchanged = 0
         self._model = ref(captured.model)
         modules = captured.model.named_modules()
         self._evaluated = [path for path, x in modules if path and not x.training]
@@ -84,20 +82,18 @@ class FollowedNet:
         """Note another cut, which has followed all changes so far."""
         self._boundaries, self._flows = boundaries, flows
         self._stages = range(self._stages[0], self._stages[0] + len(boundaries) + 1)
-        self._num_unchanged = 0  # modules that run as they are will get its weights
 
     def forget(self, runners: Mapping[int, StageRunner]) -> None:
         """Note what forwards have changed, as modules that run as they are may do.
 
-        Once they have changed nothing a few times, this does nothing.
+        They may begin to do so at any step: with a codebook that is replaced now and
+        then, or statistics that are kept from some step on.
 
         Args:
             runners: this worker's stages, by number.
         """
-        if self._num_unchanged < _ENOUGH:
-            self._take_out_versions(runners)
-            has_changed = bool(self._guards.changes())
-            self._num_unchanged = 0 if has_changed else self._num_unchanged + 1
+        self._take_out_versions(runners)
+        self._guards.changes()
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Put the user's own model into evaluation mode, for losses that read it."""
