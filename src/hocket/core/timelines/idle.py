@@ -107,12 +107,6 @@ class Idle:
             return dict.fromkeys(Cause, 0.0)
         return {cause: idle_s / makespan_s for cause, idle_s in self.seconds.items()}
 
-    @property
-    def largest(self) -> Cause | None:
-        """The cause that takes most; None if no lane is idle."""
-        cause = max(Cause, key=self.seconds.__getitem__)
-        return cause if self.seconds[cause] > 0.0 else None
-
 
 def idle_by_cause(timeline: Timeline) -> Idle:
     """Return the idle time of every lane by cause.

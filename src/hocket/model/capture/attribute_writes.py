@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -123,10 +123,10 @@ class Collection:
             self.itself.extend(self.before)
 
 
-def collections_of(module: nn.Module) -> list[Collection]:
-    """Return all collections that a module keeps, nested ones too."""
+def collections_of(attributes: Mapping[str, Any]) -> list[Collection]:
+    """Return all collections that a module's attributes are, nested ones too."""
     found: dict[int, Collection] = {}
-    for name, value in vars(module).items():
+    for name, value in attributes.items():
         for x in _inside(value, found):
             found[id(x)] = Collection(name, x, _items(x))
     return list(found.values())
@@ -156,25 +156,42 @@ def _is_same_item(a: Any, b: Any) -> bool:
     return a is b or (both_pairs and all(x is y for x, y in zip(a, b, strict=True)))
 
 
+class KeptAttributes:
+    """The attributes of a module at one time, hooks among them, to be restored.
+
+    Args:
+        module: the module; none of those inside it.
+        without: the names of attributes that do not count.
+    """
+
+    def __init__(self, module: nn.Module, without: Container[str] = ()) -> None:
+        self.module, self._without = module, without
+        self.attributes = self._now()
+        self.collections = collections_of(self.attributes)
+
+    def restore(self) -> None:
+        """Restore them; collections in place, nested ones too; no values of tensors."""
+        own = vars(self.module)
+        for name in self._now().keys() - self.attributes.keys():
+            del own[name]
+        own.update(self.attributes)
+        for collection in self.collections:
+            collection.restore()
+
+    def _now(self) -> dict[str, Any]:
+        own = vars(self.module).items()
+        return {name: value for name, value in own if name not in self._without}
+
+
 @contextmanager
 def preserve_attributes(model: nn.Module) -> Iterator[None]:
-    """Undo changes of modules' attributes, hooks among them, when the block ends.
-
-    Collections are restored in place, nested ones too. Values of tensors are not.
-    """
-    before = [
-        (module, dict(vars(module)), collections_of(module))
-        for module in model.modules()
-    ]
+    """Undo changes of modules' attributes when the block ends (`KeptAttributes`)."""
+    before = [KeptAttributes(module) for module in model.modules()]
     try:
         yield
     finally:
-        for module, attributes, collections in before:
-            for name in vars(module).keys() - attributes.keys():
-                del vars(module)[name]
-            vars(module).update(attributes)
-            for collection in collections:
-                collection.restore()
+        for kept in before:
+            kept.restore()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket.model.guards.reached import PLAIN, Holders, own_attributes, used_by_forward
 
-_HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
+HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
 _GLOBAL_HOOKS: Final = tuple(
     x for x in vars(torch_module) if x.startswith("_global_") and x.endswith("_hooks")
 )
@@ -281,7 +281,7 @@ class Guards:
             yield f"{_OF_ALL}{kind}", _of_hooks(hooks)
         for path, one, _ in self._modules:
             module = one()
-            for kind in _HOOKS if module is not None else ():
+            for kind in HOOKS if module is not None else ():
                 yield _joined(path, kind), _of_hooks(vars(module)[kind])
 
     def _children_now(self) -> Iterator[tuple[str, Any]]:

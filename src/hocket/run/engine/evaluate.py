@@ -195,10 +195,9 @@ class Evaluator:
 
     def _player(self, num_microbatches: int) -> Player:
         if num_microbatches not in self._players:
-            plan, device = self._forward_only(num_microbatches), self.layout.device
             table = StageTable(
-                plan,
-                device,
+                self._forward_only(num_microbatches),
+                self.layout.device,
                 self.executor.runners,
                 {},
                 self._channels,
@@ -207,14 +206,7 @@ class Evaluator:
                 evaluates=True,
                 wiring=self.executor.wiring,
             )
-            self._players[num_microbatches] = Player(
-                plan,
-                device,
-                table,
-                self.recorder,
-                on_error=self._on_error,
-                prefix="eval ",
-            )
+            self._players[num_microbatches] = table.player(self._on_error, "eval ")
         return self._players[num_microbatches]
 
     def _forward_only(self, num_microbatches: int) -> PlayPlan:

@@ -13,7 +13,7 @@ from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.play_plan import PlayPlan
-from hocket.run.engine.lanes.player import OnError, Player
+from hocket.run.engine.lanes.player import OnError
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.stage_table import StageTable
 from hocket.run.engine.lanes.wiring import Wiring
@@ -174,14 +174,6 @@ def make_executor(
         followers=_followers(schedule, by_net, runners),
     )
     add_batch_losses(table, program, by_net, runners, layout, groups_of)
-    player = Player(
-        play_plan,
-        layout.device,
-        table,
-        context.recorder,
-        on_error=on_error,
-        lanes=context.lanes,
-    )
     return Executor(
         play_plan,
         runners,
@@ -190,7 +182,7 @@ def make_executor(
         context.transport,
         context.store,
         context.world.device,
-        player,
+        table.player(on_error),
         sync,
         worker_ties,
         wiring,

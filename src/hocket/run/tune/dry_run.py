@@ -147,19 +147,11 @@ def dry_run(
         for runner in runners.values():
             runner.train(mode=runner.training)
         watch = MemoryWatch(schedule, costs, world, device)
-        plan, lanes = plan_to_play(order), context.lanes
-        notes = context.recorder
-        player = Player(
-            plan,
-            device,
-            StageTable(
-                plan, device, runners, {}, channels, notes, lanes=lanes, wiring=wiring
-            ),
-            notes,
-            on_error=watch.on_error,
-            prefix="dry run ",
-            lanes=lanes,
+        plan, notes, lanes = plan_to_play(order), context.recorder, context.lanes
+        table = StageTable(
+            plan, device, runners, {}, channels, notes, lanes=lanes, wiring=wiring
         )
+        player = table.player(watch.on_error, "dry run ")
         batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
         found = _played(player, runners, batch, order, costs, context, least)

@@ -90,19 +90,3 @@ class OpTimer:
 
         start, end = partial(watch.start, index), partial(watch.end, index)
         return cls(start, end, partial(watch.run, index), late_end, lane)
-
-    @classmethod
-    def none(cls, lane: int) -> OpTimer:
-        """Take no times.
-
-        Args:
-            lane: the lane's number in the schedule.
-        """
-
-        def nothing() -> None:
-            """Note nothing."""
-
-        def run(compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return compute(*args, **kwargs)
-
-        return cls(nothing, nothing, run, nothing, lane)

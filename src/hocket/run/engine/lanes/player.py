@@ -97,7 +97,6 @@ class Player:
         device: int,
         table: OpTable,
         recorder: FlightRecorder,
-        *,
         on_error: OnError | None = None,
         prefix: str = "",
         lanes: Device | None = None,
@@ -146,11 +145,12 @@ class Player:
             others: what is done for each of them, in the lane's order.
         """
         (lane,), (number,) = self._parts[Portion.STEP], self._numbers
-        timer = OpTimer.none(number)
-        found = {
-            op: LaneOp(op, f"fill F{i}", action, timer, (), (), is_step_end=False)
-            for i, (op, action) in enumerate(others.items())
-        }
+        watch = make_stopwatch(2 * len(others), self.table.torch_device)  # not read
+        found = {}
+        for i, (op, action) in enumerate(others.items()):
+            timer = OpTimer.of(watch, i, len(others), number)
+            text = f"fill F{i}"
+            found[op] = LaneOp(op, text, action, timer, (), (), is_step_end=False)
         found |= {one.op: one for one in lane.ops}
         lane.ops[:] = [found[op] for op in order.lanes[number].ops]
 

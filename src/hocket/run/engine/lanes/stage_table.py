@@ -22,7 +22,7 @@ from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.action import Action, Instruction, Playing
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
-from hocket.run.engine.lanes.player import OpTable
+from hocket.run.engine.lanes.player import OnError, OpTable, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.ports import InputMaker
 from hocket.run.engine.lanes.stage_ops import StageOps
@@ -129,6 +129,12 @@ class StageTable(OpTable):
             for portion, part in self.plan.portions.items()
         }
 
+    def player(self, on_error: OnError | None = None, prefix: str = "") -> Player:
+        """Return what plays this table; see `Player`."""
+        return Player(
+            self.plan, self.device, self, self.recorder, on_error, prefix, self.lanes
+        )
+
     def begin(self, steps: Mapping[str, StepHeader]) -> None:
         """See `OpTable.begin`."""
         self.channels.begin(steps)
@@ -204,11 +210,12 @@ class StageTable(OpTable):
                 assert ops.gather is not None
                 yield Instruction("gather", ops.gather.play)
             case Kind.REDUCE:
-                yield from self._end.reduce(ops)
+                yield Instruction("begin to reduce", partial(self._end.reduce, ops))
             case Kind.UPDATE if op.stage in self.followers:
-                yield from self._end.follow(ops)
+                yield Instruction("follow", partial(self._end.follow, ops))
             case Kind.UPDATE:
-                yield from self._end.update(ops)
+                yield Instruction("judge gradients", partial(self._end.judge, ops))
+                yield Instruction("update", partial(self._end.update, ops))
             case _:
                 raise AssertionError(f"{op}: playable_order leaves no such op")
 

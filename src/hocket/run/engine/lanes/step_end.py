@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from hocket.run.data.step_batch import StepBatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.action import Instruction, Playing
+from hocket.run.engine.lanes.action import Playing
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.sync.step_sync import NoSync
@@ -30,7 +30,7 @@ from hocket.run.weights.updater import Updater
 
 @dataclass(eq=False)
 class StepEnd:
-    """Makes the instructions of ops R and U of one device.
+    """Plays ops R and U of one device.
 
     Args:
         runners: this device's stages.
@@ -77,11 +77,8 @@ class StepEnd:
                 versions.complete(work.step.number)
         self._when_next(stage, work, partial(self._complete, stage, work))
 
-    def reduce(self, ops: StageOps) -> Iterator[Instruction]:
-        """Yield the instructions of R: begin the sum of gradients over replicas."""
-        yield Instruction("begin to reduce", partial(self._reduce, ops))
-
-    def _reduce(self, ops: StageOps, one: Playing) -> None:
+    def reduce(self, ops: StageOps, one: Playing) -> None:
+        """Play R: begin the sum of a stage's gradients over replicas."""
         stage, work = ops.number, one.batch[ops.net]
 
         def start() -> None:
@@ -145,16 +142,13 @@ class StepEnd:
             timer.end()
         return bool(self._late)
 
-    def update(self, ops: StageOps) -> Iterator[Instruction]:
-        """Yield the instructions of U, after the decision of the stage's gate.
+    def judge(self, ops: StageOps, one: Playing) -> None:
+        """Wait for the decision of the stage's gate, and leave it for `update`.
 
-        They raise NonFiniteError where a gradient is not finite, and WaitError where
-        another worker did not come to the gate.
+        Raises:
+            NonFiniteError: a gradient is not finite.
+            WaitError: another worker did not come to the gate.
         """
-        yield Instruction("judge gradients", partial(self._judge, ops))
-        yield Instruction("update", partial(self._update, ops))
-
-    def _judge(self, ops: StageOps, one: Playing) -> None:
         stage, work = ops.number, one.batch[ops.net]
         if self.sync.posts_early:
             self._take(lambda reducer: True)
@@ -167,17 +161,15 @@ class StepEnd:
         update = partial(updater.update, decision.is_bad)
         one.made = updater.forget if skips else update
 
-    def _update(self, ops: StageOps, one: Playing) -> None:
+    def update(self, ops: StageOps, one: Playing) -> None:
+        """Play U, once the stage's gradients are judged."""
         self._change(ops, one.timer, one.made)
         self.ties.after_update(ops.number)
         for act in self._due(ops.number, one.batch[ops.net].step.number + 1):
             act()
 
-    def follow(self, ops: StageOps) -> Iterator[Instruction]:
-        """Yield the instructions of U of a stage whose weights follow another's."""
-        yield Instruction("follow", partial(self._follow, ops))
-
-    def _follow(self, ops: StageOps, one: Playing) -> None:
+    def follow(self, ops: StageOps, one: Playing) -> None:
+        """Play U of a stage whose weights follow those of another one."""
         step = one.batch[ops.net].step.number
         update = partial(self.followers[ops.number].update, step)
         self._change(ops, one.timer, update)

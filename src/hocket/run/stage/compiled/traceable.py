@@ -11,19 +11,14 @@ import gc
 import pickle
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
 from torch import Tensor, nn
 
-from hocket.model.capture.attribute_writes import (
-    COLLECTIONS,
-    Collection,
-    collections_of,
-    preserve_attributes,
-)
+from hocket.model.capture.attribute_writes import COLLECTIONS, KeptAttributes
 from hocket.model.capture.sequential import has_hooks
 from hocket.run.stage.compiled.capture import CannotCompileError
 
@@ -47,27 +42,24 @@ def check_traceable(modules: Sequence[nn.Module]) -> Iterator[None]:
     for module in modules:
         if has_hooks(module):
             raise CannotCompileError(f"its {_kind(module)} has hooks")
-    before = [
-        (module, _attributes_of(module), collections_of(module)) for module in modules
-    ]
+    before = [KeptAttributes(module) for module in modules]
     states = [(x, _state_of(x)) for x in _generators()]
-    with ExitStack() as stack:
-        for module in modules:
-            stack.enter_context(preserve_attributes(module))
+    try:
         try:
-            try:
-                yield
-            except Exception:
-                _check(before)  # may be why
-                raise
-            _check(before)
-            if any(_state_of(x) != state for x, state in states):
-                raise DrawnNumbersError(
-                    "its modules draw random numbers that are not torch's"
-                )
-        finally:
-            for x, state in states:
-                x.__setstate__(pickle.loads(state))
+            yield
+        except Exception:
+            _check(before)  # may be why
+            raise
+        _check(before)
+        if any(_state_of(x) != state for x, state in states):
+            raise DrawnNumbersError(
+                "its modules draw random numbers that are not torch's"
+            )
+    finally:
+        for kept in before:
+            kept.restore()
+        for x, state in states:
+            x.__setstate__(pickle.loads(state))
 
 
 def _generators() -> list[Any]:
@@ -88,22 +80,20 @@ def _state_of(generator: Any) -> bytes:
     return pickle.dumps(generator.__getstate__())
 
 
-def _attributes_of(module: nn.Module) -> dict[str, Any]:
+def _compared(attributes: Mapping[str, Any]) -> dict[str, Any]:
     kinds = *_VALUES, Tensor, tuple, *COLLECTIONS
-    return {name: x for name, x in vars(module).items() if isinstance(x, kinds)}
+    return {name: x for name, x in attributes.items() if isinstance(x, kinds)}
 
 
-def _check(
-    before: Sequence[tuple[nn.Module, dict[str, Any], Sequence[Collection]]],
-) -> None:
-    for module, old, collections in before:
-        new = _attributes_of(module)
+def _check(before: Sequence[KeptAttributes]) -> None:
+    for kept in before:
+        old, new = _compared(kept.attributes), _compared(vars(kept.module))
         names = old.keys() | new.keys()
         changed = {x for x in names if not _is_same(old.get(x), new.get(x))}
-        changed |= {x.name for x in collections if x.is_changed}
+        changed |= {x.name for x in kept.collections if x.is_changed}
         if changed:
             raise CannotCompileError(
-                f"its {_kind(module)} changes its own attribute {min(changed)!r}"
+                f"its {_kind(kept.module)} changes its own attribute {min(changed)!r}"
             )
 
 

@@ -123,21 +123,17 @@ def messages_of(
     """
     if known.messages is not None:
         return known.messages
-    if context.world.world_size == 1:
+    world = context.world
+    if world.world_size == 1:
         return MessageCosts(Link(), Link())
 
     def measure() -> Costs:
         config.report("measuring messages")
-        return measure_messages(context.world, context.transport).costs()
+        return measure_messages(world, context.transport).costs()
 
     depends_on = {"transport": type(context.transport).__name__}
     costs = kept_costs(
-        config.profile_dir,
-        known.profile,
-        known.code,
-        depends_on,
-        context.world,
-        measure,
+        config.profile_dir, known.profile, known.code, depends_on, world, measure
     )
     return MessageCosts(costs.link, costs.handling)
 
