@@ -261,7 +261,7 @@ class Pipeline(StagedRun):
                 stack.enter_context(net.evaluating())
             batches = self._worker_loader(loader)
             yield batches if is_sized else self._counted(batches)
-        self._forget_changes()
+        self._forget()
 
     def measured(self) -> Timeline:
         """The measured timeline of the last step; every worker must call this.

@@ -136,9 +136,7 @@ class StagedRun(WorkerRun, ABC):
             self._followers = tuple(f"{name}." for name in beside)
             packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
-            self._driver = Driver(
-                executor, recorder, self._playing, self._forget_changes
-            )
+            self._driver = Driver(executor, recorder, self._playing, self._forget)
             self._checkpoints = PipelineCheckpoints(
                 self._outline,
                 PlayedLayout(plan, executor, layout),

@@ -179,3 +179,66 @@ def test_a_forward_on_one_worker_alone_begins_to_change(tmp_path: Path) -> None:
     """The other worker has not run it, and was refused as if the loop had parted."""
     for found in answers_of(f"{__name__}:train_late", folder=tmp_path):
         assert found == pytest.approx(plain_losses(0), rel=1e-10)
+
+
+class Growing(nn.Module):
+    """Its buffer grows; one comes where none was, and one goes."""
+
+    rows: Tensor
+    mean: Tensor | None
+    first: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.ones(3))
+        self.register_buffer("rows", torch.zeros(1, 8))
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input without the mean of all rows so far."""
+        if self.training:
+            self.rows = torch.cat([self.rows, x.detach().mean(0, keepdim=True)])
+            if len(self.rows) > BEGINS:
+                self.mean, self.first = self.rows.mean(0), None
+        return x - self.rows.mean(0)
+
+
+def growing_net() -> nn.Sequential:
+    """Whose second half grows."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), Growing(), nn.Linear(8, 2)]
+    return nn.Sequential(*layers).double()
+
+
+def grown_state() -> dict[str, list[float]]:
+    """The state after a run, of every worker."""
+    batches = late_batches()
+    with hocket.Pipeline(
+        growing_net(),
+        nn.functional.mse_loss,
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        example=batches[0],
+        num_microbatches=2,
+        schedule="1f1b",
+    ) as pipeline:
+        for batch in batches:
+            pipeline.step(batch)
+        state = pipeline.state_dict()
+    return {name: x.flatten().tolist() for name, x in state.items()}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_the_state_has_what_forwards_made(num_workers: int, tmp_path: Path) -> None:
+    """A new buffer was not there, and a grown one ended the process of a worker."""
+    net = growing_net()
+    sgd = torch.optim.SGD(net.parameters(), 0.1)
+    for batch in late_batches():
+        sgd.zero_grad()
+        for x, y in zip(*(part.chunk(2) for part in batch), strict=True):
+            (nn.functional.mse_loss(net(x), y) / 2).backward()
+        sgd.step()
+    entry = f"{__name__}:grown_state"
+    for found in answers_of(entry, num_workers=num_workers, folder=tmp_path):
+        assert found.keys() == net.state_dict().keys()
+        for name, expected in net.state_dict().items():
+            assert found[name] == pytest.approx(expected.flatten().tolist(), rel=1e-10)

@@ -166,21 +166,19 @@ class KeptAttributes:
 
     def __init__(self, module: nn.Module, without: Container[str] = ()) -> None:
         self.module, self._without = module, without
-        self.attributes = self._now()
+        own = vars(module).items()
+        self.attributes = {name: x for name, x in own if name not in without}
         self.collections = collections_of(self.attributes)
 
     def restore(self) -> None:
         """Restore them; collections in place, nested ones too; no values of tensors."""
         own = vars(self.module)
-        for name in self._now().keys() - self.attributes.keys():
-            del own[name]
+        for name in own.keys() - self.attributes.keys():
+            if name not in self._without:
+                del own[name]
         own.update(self.attributes)
         for collection in self.collections:
             collection.restore()
-
-    def _now(self) -> dict[str, Any]:
-        own = vars(self.module).items()
-        return {name: value for name, value in own if name not in self._without}
 
 
 @contextmanager

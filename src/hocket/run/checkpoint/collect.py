@@ -81,7 +81,7 @@ def collect(
     """
     executor, layout = played.executor, played.layout
     random = random_state(world.device)
-    held = _held(played.plan, layout.device)
+    held = _held(played.plan, executor, layout.device)
     if layout.replica:
         buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
         return WorkerShare(layout.rank, layout.replica, buffers, (), random)
@@ -127,12 +127,17 @@ def record_of(outline: Outline, num_replicas: int, *, has_averages: bool) -> Run
     )
 
 
-def _held(plan: Plan, device: int) -> frozenset[str]:
-    """Return the names that a device writes: those whose first stage is there."""
+def _held(plan: Plan, executor: Executor, device: int) -> frozenset[str]:
+    """Return the names that a device writes: those whose first stage is there.
+
+    And those of buffers that a forward has set where there were none.
+    """
     owners: dict[str, int] = {}
     for stage, names in enumerate(plan.state_names):
         for name in names:
             owners.setdefault(name, plan.schedule.program.stages[stage].device)
+    for runner in executor.runners.values():
+        owners = dict.fromkeys(runner.saved_state(parameters=False), device) | owners
     return frozenset(name for name, owner in owners.items() if owner == device)
 
 

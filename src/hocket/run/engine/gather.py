@@ -47,32 +47,54 @@ def gather_state(
     """
     runners = list(runners)
     outline.modules.before_save()
-    state: dict[str, Any] = dict.fromkeys(outline.names)
-    if outline.modules.extra_names:
-        packed = packed_extra(outline.modules, [] if replica else runners, world.rank)
-        for extra in world.gather_json(packed, "extra state"):
-            state |= {name: unpack(x) for name, x in extra.items()}
     held: dict[str, Tensor] = {}
     for runner in runners:
         held |= runner.saved_state(parameters=True)
         held |= runner.saved_state(parameters=False)
+    sources = _sources({} if replica else held, holders, world)
+    known = outline.state.first_name
+    state: dict[str, Any] = dict.fromkeys((*outline.names, *sources))
+    if outline.modules.extra_names:
+        packed = packed_extra(outline.modules, [] if replica else runners, world.rank)
+        for extra in world.gather_json(packed, "extra state"):
+            state |= {name: unpack(x) for name, x in extra.items()}
     copies: dict[str, Tensor] = {}
-    for name in outline.names:
-        first = outline.state.first_name.get(name)
-        if first is None:  # an extra state
-            continue
+    for name in [x for x in state if x in known or x in sources]:
+        first = known.get(name, name)
+        if first not in copies and name in sources:
+            source, form = sources[name]
+            value = _empty(form).to(world.carrier)
+            if world.rank == source:
+                value.copy_(held[name].detach())
+            world.broadcast(value, source, "the model's state")
+            copies[first] = value.cpu()
         if first in copies:
             state[name] = copies[first]
-            continue
-        if name in held:
-            own, form = held[name].detach(), torch.contiguous_format
-            value = own.to(world.carrier, copy=True, memory_format=form)
         else:
-            like = outline.tensor(name)
-            value = torch.empty(like.shape, dtype=like.dtype, device=world.carrier)
-        world.broadcast(value, holders[name], "the model's state")
-        state[name] = copies[first] = value.cpu()
+            del state[name]  # a forward has set it to None
     return state
+
+
+def _sources(
+    held: Mapping[str, Tensor], holders: Mapping[str, int], world: World
+) -> dict[str, tuple[int, Json]]:
+    """Return by name the rank that has a tensor, and the tensor's form.
+
+    A forward may have put a larger buffer in the place of one, one where none was, or
+    none where one was.
+
+    Args:
+        held: what this worker has of the first replica.
+        holders: see `gather_state`; others than in it are new.
+        world: the job.
+    """
+    own = {name: _form_of_tensor(x) for name, x in held.items()}
+    return {
+        name: (rank, form)
+        for rank, part in enumerate(world.gather_json(own, "forms of the state"))
+        for name, form in part.items()
+        if holders.get(name, rank) == rank
+    }
 
 
 def packed_extra(
@@ -202,7 +224,7 @@ class CollectedOutputs:
             if not dtype:
                 found.append(value)
                 continue
-            sent = torch.empty(value, dtype=getattr(torch, dtype))
+            sent = _empty([dtype, value])
             if leaves is not None:
                 sent = leaves[i].detach().contiguous()
             here = sent.to(self._world.carrier)
@@ -211,12 +233,21 @@ class CollectedOutputs:
         return pytree.tree_unflatten(found, pytree.treespec_loads(form["spec"]))
 
 
+def _form_of_tensor(tensor: Tensor) -> Json:
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+
+
+def _empty(form: Any) -> Tensor:
+    dtype, shape = form
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
 def _form_of(output: Any) -> Json:
     leaves, spec = pytree.tree_flatten(output)
     forms: list[Json] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            forms.append([str(leaf.dtype).removeprefix("torch."), list(leaf.shape)])
+            forms.append(_form_of_tensor(leaf))
         elif leaf is None or isinstance(leaf, bool | int | float | str):
             forms.append(["", leaf])
         else:

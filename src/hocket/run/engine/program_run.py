@@ -149,7 +149,7 @@ class ProgramRun(WorkerRun):
             self._stack.callback(self._executor.sync.give_up)
             self._followed = self._nets.followed
         self._driver = Driver(
-            self._executor, self._recorder, self._playing, self._forget_changes
+            self._executor, self._recorder, self._playing, self._forget
         )
 
     def train(

@@ -124,7 +124,7 @@ class WorkerRun(ABC):
         digests = [net.digest for net in self._followed]
         self._executor.changes = zlib.crc32(repr(digests).encode()) * any(digests)
 
-    def _forget_changes(self) -> None:
+    def _forget(self) -> None:
         """Note what forwards have changed in the users' models, not the loop."""
         for net in self._followed:
             net.forget(self._executor.runners)

@@ -244,8 +244,7 @@ class Player:
             raise
 
     def _report(self, lane_op: LaneOp, number: int, error: Exception) -> None:
-        is_own = lane_op.op.stage < self._num_stages
-        if self._on_error is not None and is_own:
+        if self._on_error is not None and lane_op.op.stage < self._num_stages:
             self._on_error(lane_op.op, number, error)
 
     def _lane(
@@ -268,15 +267,8 @@ class Player:
         every = replace(op, step=0)  # what is done is the same in each step
         if every not in actions:
             actions[every] = self.table.action(every)
-        return LaneOp(
-            op,
-            f"{self._prefix}{every}",
-            actions[every],
-            timer,
-            plan.waits,
-            plan.records,
-            op.kind in STEP_ENDS,
-        )
+        text, is_end = f"{self._prefix}{every}", op.kind in STEP_ENDS
+        return LaneOp(op, text, actions[every], timer, plan.waits, plan.records, is_end)
 
 
 def _without_late_ends(lanes: Sequence[Late[Times]]) -> list[Times]:
