@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, WorkerError
 from hocket.run.cluster.world import World
 from tests.run.support.forked_launch import launch_forked
 from tests.run.support.joined import join, said
@@ -167,13 +167,28 @@ def _pipeline(
 
 @pytest.fixture(scope="module", name="reports")
 def train_filled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What both workers report."""
-    folder = str(tmp_path_factory.mktemp("fill"))
-    entry = f"{__name__}:train"
-    return launch_forked(entry, [folder], num_workers=2, timeout_s=120, run_dir=folder)
+    """What both workers report.
+
+    Where the machine is busy for a moment, the host is measured to need more for an op
+    than the devices wait, and nothing is filled: then another time.
+    """
+    for attempt in range(4):
+        folder = str(tmp_path_factory.mktemp("fill"))
+        try:
+            return launch_forked(
+                f"{__name__}:train",
+                [folder],
+                num_workers=2,
+                timeout_s=120,
+                run_dir=folder,
+            )
+        except WorkerError as error:
+            if "waits for so long at once" not in str(error) or attempt == 3:
+                raise
+    return None
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_the_pipeline_is_what_it_is_alone(reports: Any) -> None:
     """Weights and losses are bit-equal, with dropout and batch norm."""
     for report in reports:
@@ -181,7 +196,7 @@ def test_the_pipeline_is_what_it_is_alone(reports: Any) -> None:
         assert report["same_weights"]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_each_sample_is_done_once(reports: Any) -> None:
     """On one of the workers; then the data set is exhausted, and training goes on."""
     rows = sorted(tuple(x) for report in reports for x in report["rows"])
@@ -191,7 +206,7 @@ def test_each_sample_is_done_once(reports: Any) -> None:
     assert all(report["same_outputs"] for report in reports)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_beside_a_teacher_it_changes_nothing_either(reports: Any) -> None:
     """Of a student whose teacher runs with its own batch; all samples are done."""
     rows = sorted(tuple(x) for report in reports for x in report["taught_rows"])
@@ -201,7 +216,7 @@ def test_beside_a_teacher_it_changes_nothing_either(reports: Any) -> None:
     assert all(a[1] == b[0] for a, b in pairwise(rows))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_each_sample_is_done_once_across_a_resume(reports: Any) -> None:
     """Behind the checkpoint come those that it does not count, and no others."""
     rows = sorted(
@@ -213,7 +228,7 @@ def test_each_sample_is_done_once_across_a_resume(reports: Any) -> None:
     assert all(report["lost"] for report in reports)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 def test_a_step_is_predicted_to_take_as_long(reports: Any) -> None:
     """A simulated step grows by 2 % at most, and both devices are filled."""
     for report in reports:
@@ -221,7 +236,7 @@ def test_a_step_is_predicted_to_take_as_long(reports: Any) -> None:
         assert min(report["counts"]) >= 1
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -361,7 +361,8 @@ def _refuse_long(plan: Plan, order: Schedule, forwards: Sequence[StageCost]) -> 
         timeline.lane_bubble_fraction(lane) for lane in range(len(plan.schedule.lanes))
     ]
     raise PlanError(
-        f"fill: one forward takes {1e3 * least_s:.3g} ms, and no device of schedule "
+        f"fill: one forward takes {1e3 * least_s:.3g} ms, and the host "
+        f"{1e3 * plan.costs.op_s:.3g} ms for an op; no device of schedule "
         f"{plan.schedule_name!r} waits for so long at once: of a step of "
         f"{1e3 * timeline.makespan_s:.3g} ms they wait for "
         f"{', '.join(f'{share:.0%}' for share in shares)}. Take a smaller batch_size, "
