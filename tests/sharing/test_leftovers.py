@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import gc
+import signal
 import threading
 import time
 import weakref
@@ -102,8 +103,13 @@ def test_an_interrupt_ends_the_jobs() -> None:
             _thread.interrupt_main()
         time.sleep(0.01)
 
-    with pytest.raises(KeyboardInterrupt):
-        share(hocket.Job("stopped", plain(interrupt, num=500)))
+    # Another test of this process may have left one that ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            share(hocket.Job("stopped", plain(interrupt, num=500)))
+    finally:
+        signal.signal(signal.SIGINT, before)
     names = [thread.name for thread in threading.enumerate()]
     assert "hocket job stopped" not in names  # of other tests, some hang on
 

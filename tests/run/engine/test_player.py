@@ -15,7 +15,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, NetBatches, StepBatch
 from hocket.run.device.cpu import CpuDevice
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.action import Action, Instruction, Playing
+from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import OpTable, Player
@@ -34,7 +34,7 @@ class NotingTable(OpTable):
         self.asked: list[Op] = []
         self._fails = fails
 
-    def action(self, op: Op) -> Action:
+    def action(self, op: Op) -> OpAction:
         """Return what notes the op, with the step and the microbatch of its batch."""
         self.asked.append(op)
 
@@ -50,7 +50,7 @@ class NotingTable(OpTable):
             assert one.received == (op, op.microbatch or 0)
             assert one.made == len(self.log)
 
-        return Action(
+        return OpAction(
             [Instruction("compute", compute), Instruction("put", put)],
             op.microbatch or 0,
         )
@@ -95,9 +95,9 @@ def played(
     return player, player.play(Portion.STEP, 7, {7: batch_of(7, ends_step=ends_step)})
 
 
-def noting(table: NotingTable, text: str) -> Action:
+def noting(table: NotingTable, text: str) -> OpAction:
     """An action that notes a text."""
-    return Action([Instruction("note", lambda _: table.log.append(text))])
+    return OpAction([Instruction("note", lambda _: table.log.append(text))])
 
 
 def ops_in(table: NotingTable) -> list[str]:

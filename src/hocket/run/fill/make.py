@@ -39,7 +39,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import call_arguments, digest, on_device, whole
 from hocket.run.device.memory import memory_bytes
-from hocket.run.engine.lanes.action import Action, Instruction, Playing
+from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.same_everywhere import refuse_differences
@@ -106,13 +106,13 @@ class _Filling:
         """Count so many plays of the order; every worker does so at the same steps."""
         self._num_begun += num_plays
 
-    def action(self, index: int) -> Action:
+    def action(self, index: int) -> OpAction:
         """Return what does the forward of a number in each play of the order.
 
         It raises DataError where a sample could not be read, and WaitError where it
         did not come in time.
         """
-        return Action([Instruction("forward", partial(self._forward, index))])
+        return OpAction([Instruction("forward", partial(self._forward, index))])
 
     def _forward(self, index: int, _: Playing) -> None:
         batch, rows = self._batches[index], self._rows(index)

@@ -26,7 +26,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.device.open import open_device
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.lanes.action import Action, Instruction, Playing
+from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
 from hocket.run.engine.lanes.player import OpTable
 from hocket.run.outoforder.compile_step import (
     CompiledStep,
@@ -91,11 +91,11 @@ class CapturedStepTable(OpTable):
         )
         self.step.prepare((example.leaves, example.targets))
 
-    def action(self, op: Op) -> Action:
+    def action(self, op: Op) -> OpAction:
         """See `OpTable.action`."""
         if op.kind is Kind.BACKWARD:
-            return Action([Instruction("captured step", self._play)])
-        return Action([Instruction("a part of it", _take_no_time)])
+            return OpAction([Instruction("captured step", self._play)])
+        return OpAction([Instruction("a part of it", _take_no_time)])
 
     def _play(self, one: Playing) -> None:
         """Play one step.

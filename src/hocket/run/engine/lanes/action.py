@@ -45,7 +45,7 @@ class Instruction(NamedTuple):
     run: Callable[[Playing], None]
 
 
-class Action:
+class OpAction:
     """Plays one op.
 
     Args:

@@ -25,7 +25,7 @@ from hocket.run.data.step_batch import Batches, first_of
 from hocket.run.device.device import Device, Event, IssueOrder
 from hocket.run.device.stopwatch import Seconds, Stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.action import Action
+from hocket.run.engine.lanes.action import OpAction
 from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
 
@@ -216,7 +216,7 @@ class LaneOp:
 
     op: Op
     text: str
-    action: Action
+    action: OpAction
     timer: OpTimer
     waits: tuple[Value, ...]
     records: tuple[Value, ...]

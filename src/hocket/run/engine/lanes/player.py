@@ -28,7 +28,7 @@ from hocket.run.device.device import Device
 from hocket.run.device.late import Late
 from hocket.run.device.stopwatch import Times, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.action import Action
+from hocket.run.engine.lanes.action import OpAction
 from hocket.run.engine.lanes.concurrent_lanes import (
     ConcurrentLanes,
     LaneOp,
@@ -55,7 +55,7 @@ class OpTable:
     goes_on = False
     takes_others = False
 
-    def action(self, op: Op) -> Action:
+    def action(self, op: Op) -> OpAction:
         """Return what is done for an op; its step does not matter."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class Player:
         self._numbers = plan.schedule.lanes_of(device)
         self._num_stages = plan.program.num_stages
         self._last: tuple[Portion, OpTimes] | None = None  # where R goes on after it
-        actions: dict[Op, Action] = {}
+        actions: dict[Op, OpAction] = {}
         self._parts = {
             portion: [
                 self._lane(number, part.lanes[number], part.shift, actions)
@@ -135,7 +135,7 @@ class Player:
         is_alone = self._concurrent is None and {*self._parts} == {Portion.STEP}
         return is_alone and self.table.takes_others
 
-    def play_others(self, order: Schedule, others: Mapping[Op, Action]) -> None:
+    def play_others(self, order: Schedule, others: Mapping[Op, OpAction]) -> None:
         """Play ops of another net, too, where an order has them in this one's lane.
 
         They take part in no message, and in none of the times.
@@ -252,7 +252,7 @@ class Player:
         number: int,
         plans: tuple[OpPlan, ...],
         shift: int,
-        actions: dict[Op, Action],
+        actions: dict[Op, OpAction],
     ) -> LaneOps:
         watch = make_stopwatch(2 * len(plans), self.table.torch_device)
         timers = (OpTimer.of(watch, i, len(plans), number) for i in range(len(plans)))
@@ -261,7 +261,7 @@ class Player:
         return LaneOps(ops, watch, np.array(computes, dtype=bool))
 
     def _lane_op(
-        self, shift: int, actions: dict[Op, Action], plan: OpPlan, timer: OpTimer
+        self, shift: int, actions: dict[Op, OpAction], plan: OpPlan, timer: OpTimer
     ) -> LaneOp:
         op = replace(plan.op, step=plan.op.step - shift)
         every = replace(op, step=0)  # what is done is the same in each step

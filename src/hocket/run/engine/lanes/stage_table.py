@@ -20,7 +20,7 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.action import Action, Instruction, Playing
+from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.player import OnError, OpTable, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -168,10 +168,10 @@ class StageTable(OpTable):
             self.ties.receive_pending()
         self.goes_on = self._end.end_record()
 
-    def action(self, op: Op) -> Action:
+    def action(self, op: Op) -> OpAction:
         """See `OpTable.action`."""
         ops, index = self.stages[op.stage], op.microbatch
-        return Action(self._instructions(op, ops), index or 0)
+        return OpAction(self._instructions(op, ops), index or 0)
 
     def _instructions(self, op: Op, ops: StageOps) -> Iterator[Instruction]:
         splits = (op.stage, op.microbatch) in self._split
