@@ -27,9 +27,8 @@ ORDER = make_schedule("1f1b", num_devices=2, num_microbatches=3)
 class NotingTable(OpTable):
     """Notes what it is asked to do; each op is timed, and one of them may fail."""
 
-    def __init__(self, *, fails: str = "", reducing: bool = False) -> None:
+    def __init__(self, *, fails: str = "") -> None:
         self.torch_device = torch.device("cpu")
-        self.reducing = {0: "gradients"} if reducing else {}
         self.log: list[str] = []
         self.asked: list[Op] = []
         self._fails = fails
@@ -159,12 +158,12 @@ def test_an_update_is_announced() -> None:
     assert table.log.count("step end") == 1
 
 
-@pytest.mark.parametrize("reducing", [False, True])
-def test_finished_reductions_are_taken_between_ops(*, reducing: bool) -> None:
-    """But only while there are any."""
-    table = NotingTable(reducing=reducing)
+def test_finished_reductions_are_taken_between_ops() -> None:
+    """Behind each of them."""
+    table = NotingTable()
     played(table)
-    assert table.log.count("take") == reducing * len(ORDER.lanes[0].ops)
+    behind = [i + 1 for i, text in enumerate(table.log) if " of step " in text]
+    assert [i for i, text in enumerate(table.log) if text == "take"] == behind
 
 
 def test_a_failing_op_is_reported_and_ends_the_portion() -> None:

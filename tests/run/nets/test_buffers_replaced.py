@@ -124,18 +124,32 @@ def late_batches() -> list[tuple[Tensor, Tensor]]:
     return [(x[:, :4], x[:, 4:]) for x in made]
 
 
-def losses_of(schedule: str) -> list[float]:
-    """The losses of a run over all batches, in two microbatches each."""
-    batches = late_batches()
-    with hocket.Pipeline(
-        late_net(),
+def made(net: nn.Module, **options: Any) -> hocket.Pipeline:
+    """Trains it in two microbatches, by 1F1B if nothing else is said."""
+    return hocket.Pipeline(
+        net,
         nn.functional.mse_loss,
         optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        example=batches[0],
+        example=late_batches()[0],
         num_microbatches=2,
-        schedule=schedule,
-    ) as pipeline:
-        return [result.loss for result in pipeline.train(batches)]
+        **{"schedule": "1f1b", **options},
+    )
+
+
+def losses_of(schedule: str) -> list[float]:
+    """The losses of a run over all batches."""
+    with made(late_net(), schedule=schedule) as pipeline:
+        return [result.loss for result in pipeline.train(late_batches())]
+
+
+def backwards(net: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
+    """The backwards of a plain step in two microbatches; its loss."""
+    total = 0.0
+    for x, y in zip(*(part.chunk(2) for part in batch), strict=True):
+        part = nn.functional.mse_loss(net(x), y) / 2
+        part.backward()
+        total += part.item()
+    return total
 
 
 def plain_losses(delay: int) -> list[float]:
@@ -151,15 +165,10 @@ def plain_losses(delay: int) -> list[float]:
             net.parameters(), old[max(0, len(old) - 1 - delay)], strict=True
         ):
             p.data.copy_(x)
-        total = 0.0
-        for x, y in zip(*(part.chunk(2) for part in batch), strict=True):
-            loss_of_part = nn.functional.mse_loss(net(x), y) / 2
-            loss_of_part.backward()
-            total += loss_of_part.item()
+        found.append(backwards(net, batch))
         for p, x in zip(net.parameters(), new, strict=True):
             p.data.copy_(x)
         sgd.step()
-        found.append(total)
     return found
 
 
@@ -200,7 +209,8 @@ class Growing(nn.Module):
             self.rows = torch.cat([self.rows, x.detach().mean(0, keepdim=True)])
             if len(self.rows) > BEGINS:
                 self.mean, self.first = self.rows.mean(0), None
-        return x - self.rows.mean(0)
+        mean = self.rows.mean(0) if self.mean is None else self.mean
+        return x - mean
 
 
 def growing_net() -> nn.Sequential:
@@ -210,35 +220,64 @@ def growing_net() -> nn.Sequential:
     return nn.Sequential(*layers).double()
 
 
-def grown_state() -> dict[str, list[float]]:
-    """The state after a run, of every worker."""
+def grown(options: dict[str, Any]) -> dict[str, Any]:
+    """The state after a run, and the loss of an evaluation."""
     batches = late_batches()
-    with hocket.Pipeline(
-        growing_net(),
-        nn.functional.mse_loss,
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        example=batches[0],
-        num_microbatches=2,
-        schedule="1f1b",
-    ) as pipeline:
+    with made(growing_net(), **options) as pipeline:
         for batch in batches:
             pipeline.step(batch)
         state = pipeline.state_dict()
-    return {name: x.flatten().tolist() for name, x in state.items()}
+        found = {name: x.flatten().tolist() for name, x in state.items()}
+        return {"state": found, "loss": pipeline.evaluate(batches[:1]).loss}
 
 
+@pytest.mark.parametrize("recompute", ["none", "all"])
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_the_state_has_what_forwards_made(num_workers: int, tmp_path: Path) -> None:
-    """A new buffer was not there, and a grown one ended the process of a worker."""
-    net = growing_net()
+def test_the_state_has_what_forwards_made(
+    num_workers: int, recompute: str, tmp_path: Path
+) -> None:
+    """A new buffer was not there, and a grown one ended the process of a worker.
+
+    Where stages recompute, one that was set to None ended the run.
+    """
+    net, batches = growing_net(), late_batches()
     sgd = torch.optim.SGD(net.parameters(), 0.1)
-    for batch in late_batches():
+    for batch in batches:
         sgd.zero_grad()
-        for x, y in zip(*(part.chunk(2) for part in batch), strict=True):
-            (nn.functional.mse_loss(net(x), y) / 2).backward()
+        backwards(net, batch)
         sgd.step()
-    entry = f"{__name__}:grown_state"
-    for found in answers_of(entry, num_workers=num_workers, folder=tmp_path):
-        assert found.keys() == net.state_dict().keys()
-        for name, expected in net.state_dict().items():
-            assert found[name] == pytest.approx(expected.flatten().tolist(), rel=1e-10)
+    expected = net.state_dict()
+    inputs, targets = batches[0]
+    loss = nn.functional.mse_loss(net.eval()(inputs), targets).item()
+    answers = answers_of(
+        f"{__name__}:grown",
+        {"recompute": recompute},
+        num_workers=num_workers,
+        folder=tmp_path,
+    )
+    for found in answers:
+        assert found["loss"] == pytest.approx(loss, rel=1e-10)
+        assert found["state"].keys() == expected.keys()
+        for name, values in expected.items():
+            near = pytest.approx(values.flatten().tolist(), rel=1e-10)
+            assert found["state"][name] == near
+
+
+def test_replicas_evaluate_with_what_the_first_one_made(tmp_path: Path) -> None:
+    """Of a buffer that is new, too: each had its own, 0.2 % off without a word."""
+    entry, options = f"{__name__}:grown", {"num_replicas": 2}
+    for found in answers_of(entry, options, folder=tmp_path):
+        net = growing_net().eval()
+        own = net[3]
+        assert isinstance(own, Growing)
+        own.rows, own.mean, own.first = torch.zeros(17, 8), torch.zeros(8), None
+        net = net.double()
+        state = {
+            name: torch.tensor(x, dtype=torch.float64)
+            for name, x in found["state"].items()
+        }
+        for name, tensor in net.state_dict().items():
+            tensor.copy_(state[name].view(tensor.shape))
+        inputs, targets = late_batches()[0]
+        loss = nn.functional.mse_loss(net(inputs), targets).item()
+        assert found["loss"] == pytest.approx(loss, rel=1e-10)

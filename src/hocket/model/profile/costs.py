@@ -43,7 +43,7 @@ def stage_costs(
 def _replay_bytes(module: StageModule) -> int:
     """Return the bytes of copies of buffers that a forward changes."""
     buffers = module.named_buffers()
-    return _num_bytes([x for name, x in buffers if name in module.changed_buffers])
+    return _num_bytes([x for name, x in buffers if name not in module.fixed_buffers])
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:

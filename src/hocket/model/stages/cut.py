@@ -261,8 +261,9 @@ def _stage(
     modules |= captured.beside if is_last else {}
     draws = _draws(captured, parts[True])
     drawing = _drawing(parts[True])
-    as_is = {x for path in captured.as_is for x in captured.state.below(path)}
-    as_is -= {x for x in as_is if captured.state.is_parameter(x)}
+    state = captured.state
+    changing = captured.training.changed.union(*map(state.below, captured.as_is))
+    buffers = (x for x in state.tensors if not state.is_parameter(x))
     stage = StageModule(
         index=index,
         num_stages=num_stages,
@@ -274,7 +275,7 @@ def _stage(
         fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
         size_at=size_at,
         rebuild=_rebuild(captured) if is_last else {},
-        changed_buffers=captured.training.changed.union(as_is),
+        fixed_buffers=frozenset(buffers) - changing,
         runs_backward=any(
             facts.runs_backward
             for node, facts in captured.training.facts.items()

@@ -50,8 +50,9 @@ class StageModule(nn.Module):
         size_at: which argument has the number of samples, and in which dimension.
         rebuild: puts the outputs into the model's own structure, by mode (`True` for
             training), where the model returns one in that mode.
-        changed_buffers: the first names of the model's buffers that training may
-            change, also of those in other stages.
+        fixed_buffers: the first names of the model's buffers that training does not
+            change, also of those in other stages. It may change all others, also those
+            that a forward sets where none was.
         runs_backward: whether its forward in training runs a backward of its own, as
             forces do, which are gradients of an energy.
 
@@ -74,7 +75,7 @@ class StageModule(nn.Module):
         fixed_samples: int,
         size_at: tuple[int, int] | None,
         rebuild: Mapping[bool, Callable[[Any], Any]],
-        changed_buffers: frozenset[str],
+        fixed_buffers: frozenset[str],
         runs_backward: bool,
     ) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class StageModule(nn.Module):
         self.layer_seeds = LayerSeeds()
         self.fixed_samples = fixed_samples
         self.size_at = size_at
-        self.changed_buffers = changed_buffers
+        self.fixed_buffers = fixed_buffers
         self.runs_backward = runs_backward
         self._rebuild = rebuild
         # The whole model, where it runs as it is: the stage has its children. As the

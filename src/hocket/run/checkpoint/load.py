@@ -15,9 +15,7 @@ from typing import Any, Final, TypeVar
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.format.newest import find, previous
-from hocket.run.checkpoint.format.opened import (
-    check_pointer,
-)
+from hocket.run.checkpoint.format.opened import check_pointer
 from hocket.run.cluster.store.store_exchange import StoreExchange
 
 log = logging.getLogger(__name__)

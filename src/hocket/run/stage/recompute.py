@@ -15,10 +15,10 @@ modules. What else these change is changed twice: that is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,8 @@ from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
 from hocket.run.stage.seed import preserve_generators, random_state, set_random_state
+
+_WITHOUT: Final = OWN - {"_buffers"}  # of attributes: what no forward changes
 
 
 class ForwardInputs(NamedTuple):
@@ -58,7 +60,8 @@ class Replay:
 
     Args:
         inputs: its arguments.
-        buffers: copies of the buffers that it changes, from before its first run.
+        buffers: copies of the buffers that it changes, from before its first run, and
+            where they belong.
         random: the generator's state from before its first run.
         attributes: those of the user's modules from before its first run.
         numbers: the state of Python's and NumPy's generators from before that, if the
@@ -66,7 +69,7 @@ class Replay:
     """
 
     inputs: ForwardInputs
-    buffers: tuple[Tensor, ...]
+    buffers: tuple[tuple[Home, Tensor], ...]
     random: Tensor
     attributes: tuple[KeptAttributes, ...]
     numbers: tuple[Any, ...] | None
@@ -81,7 +84,7 @@ class Replayer:
     """
 
     def __init__(self, module: StageModule, device: torch.device) -> None:
-        self._device = device
+        self._module, self._device = module, device
         self._homes = changing_buffers(module)
         own = [x for one in (module, *module.whole) for x in one.modules()]
         self._own = [x for x in dict.fromkeys(own) if _is_users(x)]
@@ -90,17 +93,15 @@ class Replayer:
 
     def keep(self, inputs: ForwardInputs) -> Replay:
         """Save the state; called when the generator is seeded, before the first run."""
-        copies: dict[int, Tensor] = {}  # one name of a buffer that has several
-        for home, key in self._homes:
-            buffer = home[key]
-            if id(buffer) not in copies:
-                copies[id(buffer)] = buffer.detach().clone()
-        buffers = tuple(copies[id(home[key])] for home, key in self._homes)
+        # The user's modules may set and replace buffers at any time.
+        homes = changing_buffers(self._module) if self._own else self._homes
+        buffers = {id(home[key]): home[key] for home, key in homes}
+        copies = {number: x.detach().clone() for number, x in buffers.items()}
         return Replay(
             inputs,
-            buffers,
+            tuple(((home, key), copies[id(home[key])]) for home, key in homes),
             random_state(self._device),
-            tuple(KeptAttributes(x, OWN) for x in self._own),
+            tuple(KeptAttributes(x, _WITHOUT) for x in self._own),
             numbers_state() if self._own else None,
         )
 
@@ -111,8 +112,8 @@ class Replayer:
         Raises:
             ModelError: the second run has changed what cannot be restored.
         """
-        now = [home[key] for home, key in self._homes]
-        own = [KeptAttributes(x, OWN) for x in self._own]
+        now = [(place, place[0][place[1]]) for place in self._homes]
+        own = [KeptAttributes(x, _WITHOUT) for x in self._own]
         self._guards.changes()  # since the last run
         with (
             preserve_generators(self._device),
@@ -121,13 +122,13 @@ class Replayer:
             set_random_state(self._device, replay.random)
             if replay.numbers is not None:
                 restore_numbers(replay.numbers)
-            self._put(replay.buffers)
             for kept in replay.attributes:
                 kept.restore()
+            _put(replay.buffers)
             try:
                 yield
             finally:
-                self._put(now)
+                _put(now)
                 for kept in own:
                     kept.restore()
         for change in self._guards.changes():
@@ -142,9 +143,10 @@ class Replayer:
                     'of the module, or take recompute="none"'
                 )
 
-    def _put(self, buffers: Sequence[Tensor]) -> None:
-        for (home, key), buffer in zip(self._homes, buffers, strict=True):
-            home[key] = buffer
+
+def _put(buffers: Iterable[tuple[Home, Tensor]]) -> None:
+    for (home, key), buffer in buffers:
+        home[key] = buffer
 
 
 def _is_users(module: nn.Module) -> bool:
@@ -157,7 +159,7 @@ def _is_users(module: nn.Module) -> bool:
 def changing_buffers(module: StageModule) -> tuple[Home, ...]:
     """Return where a stage keeps the buffers that its forward changes in training."""
     named = module.named_buffers(remove_duplicate=False)
-    changing = {id(x) for name, x in named if name in module.changed_buffers}
+    changing = {id(x) for name, x in named if name not in module.fixed_buffers}
     return tuple(
         (child._buffers, key)
         for child in module.modules()

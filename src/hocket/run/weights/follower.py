@@ -193,7 +193,7 @@ def follow(
     if update.buffers == "own":
         return Follower(update, moved)
     buffers = dict(own.named_buffers())
-    moving = {name: x for name, x in buffers.items() if name in own.changed_buffers}
+    moving = {name: x for name, x in buffers.items() if name not in own.fixed_buffers}
     held = {number: dict(other.named_buffers()) for number, other in others.items()}
     return Follower(update, moved, _pairs("buffer", moving, held, where))
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -29,11 +28,7 @@ from hocket.run.device.late import Late
 from hocket.run.device.stopwatch import Times, make_stopwatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.action import OpAction
-from hocket.run.engine.lanes.concurrent_lanes import (
-    ConcurrentLanes,
-    LaneOp,
-    LaneOps,
-)
+from hocket.run.engine.lanes.concurrent_lanes import ConcurrentLanes, LaneOp, LaneOps
 from hocket.run.engine.lanes.op_times import OpTimer, OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 
@@ -45,13 +40,11 @@ class OpTable:
 
     Attributes:
         torch_device: what the ops compute on.
-        reducing: is true while gradients are being reduced.
         goes_on: whether reductions went on after the last portion.
         takes_others: whether ops of another net may be played between these.
     """
 
     torch_device: torch.device
-    reducing: Mapping[int, object] = MappingProxyType({})
     goes_on = False
     takes_others = False
 
@@ -69,7 +62,7 @@ class OpTable:
         """Called before a reduction or an update."""
 
     def take_finished(self) -> None:
-        """Called between ops, while gradients are being reduced."""
+        """Called between ops: reductions may have ended."""
 
     def leave_portion(self) -> None:
         """Called after the last op of a portion, and after one that has failed."""
@@ -223,8 +216,7 @@ class Player:
                 if lane_op.is_step_end:
                     table.begin_step_end()
                 lane_op.action.play(batches[place], lane_op.timer)
-                if table.reducing:
-                    table.take_finished()
+                table.take_finished()
             except Exception as error:
                 self._report(lane_op, number, error)
                 raise
@@ -237,7 +229,7 @@ class Player:
         number = first_of(batches[place]).step.number
         try:
             lane_op.action.play(batches[place], lane_op.timer)
-            if not lane and self.table.reducing:
+            if not lane:
                 self.table.take_finished()
         except Exception as error:
             self._report(lane_op, number, error)

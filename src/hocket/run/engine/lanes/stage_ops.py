@@ -129,12 +129,10 @@ class StageOps:
 
     def _forward(self, one: Playing, *, splits: bool = False) -> None:
         work, index = one.batch[self.net], one.index
-        step = work.step
         one.made = self._compute(
             one.timer,
             self._runner.forward,
-            step.number,
-            step.first + index,
+            *work.step.place_of(index),
             work.microbatches[index],
             one.received,
             work.weight(index) if self.makes_loss else 1.0,
@@ -172,14 +170,9 @@ class StageOps:
         yield from _releasing(self._received_from, "output")
 
     def _backward(self, one: Playing) -> None:
-        step = one.batch[self.net].step
-        one.made = self._compute(
-            one.timer,
-            self._runner.backward,
-            step.number,
-            step.first + one.index,
-            one.received,
-        )
+        place = one.batch[self.net].step.place_of(one.index)
+        backward = self._runner.backward
+        one.made = self._compute(one.timer, backward, *place, one.received)
 
     def input_gradients(self) -> Iterator[Instruction]:
         """Yield the instructions of I; inputs that W does not read are released."""
@@ -190,15 +183,11 @@ class StageOps:
             yield Instruction("release what W does not read", self._release_unread)
 
     def _input_gradients(self, one: Playing) -> None:
-        step = one.batch[self.net].step
-        one.made, remainder = self._compute(
-            one.timer,
-            self._runner.input_gradients,
-            step.number,
-            step.first + one.index,
-            one.received,
-        )
-        self._waiting[step.place_of(one.index)] = remainder, []
+        place = one.batch[self.net].step.place_of(one.index)
+        gradients = self._runner.input_gradients
+        found = self._compute(one.timer, gradients, *place, one.received)
+        one.made, remainder = found
+        self._waiting[place] = remainder, []
 
     def _release_unread(self, one: Playing) -> None:
         key = one.batch[self.net].step.place_of(one.index)

@@ -102,15 +102,8 @@ class StageTable(OpTable):
         if self.lanes is not None:
             for stage in self.stages.values():
                 stage.share_between_lanes(self.lanes, numbers)
-        self._end = StepEnd(
-            self.runners,
-            self.updaters,
-            self.followers,
-            self.sync,
-            self.ties,
-            self._notes,
-        )
-        self.reducing = self._end.reducing
+        ends = self.updaters, self.followers, self.sync, self.ties
+        self._end = StepEnd(self.runners, *ends, self._notes)
         (self.torch_device,) = {runner.device for runner in self.runners.values()}
         if self.sync.posts_early and any(x.reducer for x in self.updaters.values()):
             self.channels.do_meanwhile(self._end.await_norms)

@@ -93,7 +93,8 @@ class StepEnd:
 
     def take_finished(self) -> None:
         """Finish the reductions that have ended."""
-        self._take(Reducer.is_done)
+        if self.reducing:
+            self._take(Reducer.is_done)
 
     def _take(self, is_taken: Callable[[Reducer], bool]) -> None:
         over = []
@@ -114,8 +115,6 @@ class StepEnd:
         A lane that waits for another device calls this, where norms are posted early:
         that device may wait for those of gradients whose reduction ends meanwhile.
         """
-        if not self.reducing:
-            return False
         self.take_finished()
         return bool(self.reducing)
 

@@ -219,10 +219,10 @@ class LossReads:
     def _refused(self, *, trains: bool) -> list[tuple[Tensor, str]]:
         """Return the tensors that must not be read, and what they are."""
         known = {name: x for x, name in self._tensors.names.items()}
-        here, changed = set[str](), frozenset[str]()
+        here, fixed = set[str](), frozenset[str]()
         refused: list[tuple[Tensor, str]] = []
         for one in self._stages():
-            changed = one.module.changed_buffers
+            fixed = one.module.fixed_buffers
             for name, x in one.module.named_parameters():
                 if trains and one.delay and name in known and x.requires_grad:
                     refused.append((x, f"{name} (updated with a delay)"))
@@ -233,7 +233,7 @@ class LossReads:
         away = {
             name: x
             for name, x in known.items()
-            if name not in here and (x.requires_grad or name in changed)
+            if name not in here and _may_change(name, x, fixed)
         }
         refused += [(x, name) for name, x in away.items()]
         paths = {name.rpartition(".")[0] for name in away}
@@ -243,6 +243,12 @@ class LossReads:
             if name.rpartition(".")[0] in paths
         ]
         return refused
+
+
+def _may_change(name: str, tensor: Tensor, fixed: Collection[str]) -> bool:
+    """Return whether training may change a parameter, or a buffer."""
+    is_weight = isinstance(tensor, nn.Parameter)
+    return tensor.requires_grad if is_weight else name not in fixed
 
 
 def refuse_kept(
