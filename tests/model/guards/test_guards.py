@@ -170,6 +170,18 @@ def test_names_what_has_changed_and_who_reads_it(
     assert guards.changes() == []
 
 
+def test_what_forwards_have_changed_is_forgotten() -> None:
+    """What they cannot change by themselves is still seen by the next comparison."""
+    net = Net()
+    guards = Guards(net)
+    net.alpha = 0.7
+    guards.forget()
+    assert guards.changes() == []
+    net.get_submodule("blocks.0.linear").bias.requires_grad = False
+    guards.forget()
+    assert [x.kind for x in guards.changes()] == ["trained"]
+
+
 def test_a_list_outside_is_compared_by_its_content() -> None:
     """The list itself stays; what is in it changes."""
     net = Net()

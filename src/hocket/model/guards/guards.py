@@ -12,11 +12,11 @@ change it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from operator import call, itemgetter
+from operator import attrgetter, call, itemgetter
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
@@ -33,6 +33,7 @@ _GLOBAL_HOOKS: Final = tuple(
 _OF_ALL: Final = "(torch.nn.modules.module)."
 _HELD: Final = {"_modules": "module", "_parameters": "parameter", "_buffers": "buffer"}
 _TRAINED: Final = "requires_grad of "
+_FACTS: Final = attrgetter("dtype", "requires_grad")  # in C; of no None
 _ABSENT: Final = object()
 _MOST_TEXT: Final = 60
 
@@ -136,11 +137,8 @@ class Guards:
         model = self._model()
         if model is None:
             return []
-        try:
-            if self._values() == self._was and self._content() == self._held:
-                return []
-        except Exception:  # two tensors, say, have no one answer
-            pass
+        if self._is_as_noted(self._live_values, self._fixed_values):
+            return []
         found = [*self._compare()]
         if all(type(x) in PLAIN for change in found for x in change[1:3]):
             self._note()
@@ -152,6 +150,19 @@ class Guards:
             )
             for name, a, b, who in found
         ]
+
+    def forget(self) -> None:
+        """Note what forwards have changed; what they cannot change is not looked at."""
+        if self._model() is not None and not self._is_as_noted(self._live_values):
+            self.changes()
+
+    def _is_as_noted(self, *reads: Callable[[], list[Any]]) -> bool:
+        """Whether some values, and all that is not the modules', are as noted."""
+        try:
+            read = [x() for x in reads]  # the fixed ones are behind the live ones
+            return read == self._was[: len(read)] and self._content() == self._held
+        except Exception:  # two tensors, say, have no one answer
+            return False
 
     def _read(self, model: nn.Module) -> None:
         """Find all that is to be compared, and note its values."""
@@ -186,36 +197,36 @@ class Guards:
 
     def _note(self) -> None:
         """Note the present values of what is compared."""
-        self._was = self._values()
+        self._was = [self._live_values(), self._fixed_values()]
         self._held = [_copied(x) for x in self._content()]
 
-    def _values(self) -> tuple[Any, ...]:
-        """Return the values that are compared first, by the fastest way.
+    def _live_values(self) -> list[Any]:
+        """Return what forwards may change by themselves, by the fastest way.
 
         Raises:
             TypeError: a module is gone.
         """
-        modules = [one() for one in self._refs]
-        own = [*map(vars, modules)]  # of None: TypeError
-        return (
-            [RemovableHandle.next_id, _registered.count],  # each hook has a number
+        own = [*map(vars, map(call, self._refs))]  # of None: TypeError
+        return [
             [*map(len, own)],
-            [*map(type, modules)],
             [*chain.from_iterable(map(call, self._gets, own))],
             [x._version for x in self._tensors.values()],
-            self._types(own),
-        )
+            [RemovableHandle.next_id, _registered.count],  # each hook has a number
+        ]
 
-    def _types(self, own: Sequence[dict[str, Any]]) -> tuple[list[Any], ...]:
-        """Return which tensors parameters are, their types, and which are trained.
+    def _fixed_values(self) -> list[Any]:
+        """Return the modules' classes; which tensors parameters are, and of what type.
 
         No hook of torch's is called where one is set to None, moved or frozen.
+
+        Raises:
+            TypeError: a module is gone.
         """
-        held = [own[i]["_parameters"] for i in self._with_weights]
-        every = [x for own in held for x in own.values()]
-        types = [x if x is None else x.dtype for x in every]
-        trained = [x is not None and x.requires_grad for x in every]
-        return [*map(id, every)], types, trained
+        modules = [*map(call, self._refs)]
+        own = [vars(modules[i])["_parameters"] for i in self._with_weights]
+        every = [*chain.from_iterable(map(dict.values, own))]
+        facts = [*map(_FACTS, [x for x in every if x is not None])]
+        return [[*map(type, modules)], [*map(id, every)], facts]
 
     def _content(self) -> list[Any]:
         return [holder.read() for holder in self._holders]
@@ -236,13 +247,12 @@ class Guards:
             for name, a, b, owner in _described(_different(known, now)):
                 yield name, a, b, every if name.startswith(_OF_ALL) else owner
         is_known = self._num_registered == _registered.count
-        own = [vars(one()) for one in self._refs]
-        if not is_known or self._was[-1] != self._types(own):
+        if not is_known or self._was[-1][1:] != self._fixed_values()[1:]:
             present = dict(self._children_now())
             yield from _described(_different(self._children, present))
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
-        _, sizes, types, values, versions, _ = self._was
+        (sizes, values, versions, _), (types, *_) = self._was
         every = iter(values)
         for (path, one, names), get, size, kind in zip(
             self._modules, self._gets, sizes, types, strict=True

@@ -93,7 +93,7 @@ class FollowedNet:
             runners: this worker's stages, by number.
         """
         self._take_out_versions(runners)
-        self._guards.changes()
+        self._guards.forget()
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Put the user's own model into evaluation mode, for losses that read it."""

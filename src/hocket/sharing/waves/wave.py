@@ -172,7 +172,7 @@ class LoopChanges:
 
     def forget(self) -> None:
         """Leave out what forwards have changed since `note`, and not the loop."""
-        self._guards.changes()
+        self._guards.forget()
 
     def refuse(self, step: int, *, is_idle: bool) -> None:
         """Refuse what cannot be followed.
