@@ -37,6 +37,14 @@ ROWS: Final = (
         "outside",
     ),
     Row(
+        "submodules in lists and tables: exchanged, added, removed, reordered",
+        "followed, but for weights",
+        "Each step compares which modules there are, and in which order. Weights that "
+        "come, go or get another name are refused: the optimizer and checkpoints are "
+        "made for what was there.",
+        "membership",
+    ),
+    Row(
         "`.train()` and `.eval()` of the model and of submodules",
         "followed",
         "Each step reads the mode of each module.",

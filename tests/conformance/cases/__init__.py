@@ -20,6 +20,7 @@ from tests.conformance.cases import (
     inputs,
     loss_forms,
     losses,
+    membership,
     modes,
     modules,
     optimizer_groups,
@@ -36,6 +37,7 @@ from tests.conformance.script import Case
 FILES: Final = (
     attributes,
     outside,
+    membership,
     modes,
     hooks,
     weights,

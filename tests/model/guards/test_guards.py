@@ -245,6 +245,26 @@ def test_parameters_that_are_moved_or_removed_are_changes() -> None:
     assert guards.changes() == []
 
 
+def test_modules_and_buffers_that_leave_or_change_places_are_changes() -> None:
+    """No hook of torch's is called then, and who keeps them keeps them alive."""
+    net = nn.ModuleDict({"a": nn.Tanh(), "b": nn.ReLU()})
+    norm = nn.BatchNorm1d(2)
+    net["norm"] = norm
+    guards = Guards(net)
+    first = net.pop("a")
+    (change,) = guards.changes()
+    assert str(change) == "a was Tanh and is not set"
+    net["a"] = first
+    assert [str(x) for x in guards.changes()] == ["a was not set and is Tanh"]
+    net["b"] = net.pop("b")
+    (change,) = guards.changes()
+    assert str(change) == "_modules was b, norm, a and is norm, a, b"
+    assert change.owners == frozenset({""})
+    del norm.running_mean
+    assert [x.kind for x in guards.changes()] == ["buffer"]
+    assert guards.changes() == []
+
+
 def test_a_tensor_in_place_of_a_number_is_a_change() -> None:
     """Two tensors have no one answer to whether they are equal."""
     net = Net()

@@ -183,6 +183,7 @@ class Guards:
         self._hooks = dict(self._hooks_now())
         self._num_hooks = RemovableHandle.next_id
         self._children = dict(self._children_now())
+        self._orders = self._orders_now()
         self._num_registered = _registered.count
         self._note()
 
@@ -192,8 +193,8 @@ class Guards:
         getters = {names: itemgetter(*names) for *_, names in self._modules}
         self._refs = [one for _, one, _ in self._modules]
         self._gets = [getters[names] for *_, names in self._modules]
-        own = enumerate(vars(one()) for one in self._refs)
-        self._with_weights = [i for i, x in own if x["_parameters"]]
+        own = [vars(one()) for one in self._refs]
+        self._with = {kind: [i for i, x in enumerate(own) if x[kind]] for kind in _HELD}
 
     def _note(self) -> None:
         """Note the present values of what is compared."""
@@ -215,18 +216,28 @@ class Guards:
         ]
 
     def _fixed_values(self) -> list[Any]:
-        """Return the modules' classes; which tensors parameters are, and of what type.
+        """Return the modules' classes and submodules; which tensors parameters are.
 
-        No hook of torch's is called where one is set to None, moved or frozen.
+        No hook of torch's is called where a parameter is set to None, moved or frozen,
+        nor where a buffer or a submodule is removed, or changes its place.
 
         Raises:
             TypeError: a module is gone.
         """
         modules = [*map(call, self._refs)]
-        own = [vars(modules[i])["_parameters"] for i in self._with_weights]
-        every = [*chain.from_iterable(map(dict.values, own))]
-        facts = [*map(_FACTS, [x for x in every if x is not None])]
-        return [[*map(type, modules)], [*map(id, every)], facts]
+        own = [*map(vars, modules)]
+        children, weights, buffers = (
+            [own[i][kind] for i in places] for kind, places in self._with.items()
+        )
+        every = [*chain.from_iterable(map(dict.values, weights))]
+        return [
+            [*map(type, modules)],
+            [*chain.from_iterable(children)],  # their names
+            [*map(id, chain.from_iterable(map(dict.values, children)))],
+            [*chain.from_iterable(buffers)],
+            [*map(id, every)],
+            [*map(_FACTS, [x for x in every if x is not None])],
+        ]
 
     def _content(self) -> list[Any]:
         return [holder.read() for holder in self._holders]
@@ -250,6 +261,15 @@ class Guards:
         if not is_known or self._was[-1][1:] != self._fixed_values()[1:]:
             present = dict(self._children_now())
             yield from _described(_different(self._children, present))
+            yield from self._places()
+
+    def _places(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
+        """Yield the modules whose submodules are the same in another order."""
+        for path, names in self._orders_now().items():
+            before = self._orders.get(path, names)
+            if before != names and sorted(before) == sorted(names):
+                a, b = (_Text(", ".join(x)) for x in (before, names))
+                yield _joined(path, "_modules"), a, b, (path,)
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
         (sizes, values, versions, _), (types, *_) = self._was
@@ -293,6 +313,11 @@ class Guards:
             module = one()
             for kind in HOOKS if module is not None else ():
                 yield _joined(path, kind), _of_hooks(vars(module)[kind])
+
+    def _orders_now(self) -> dict[str, list[str]]:
+        """The names of each module's submodules, in their order."""
+        found = [(path, one()) for path, one, _ in self._modules]
+        return {path: [*vars(x)["_modules"]] for path, x in found if x is not None}
 
     def _children_now(self) -> Iterator[tuple[str, Any]]:
         for path, one, _ in self._modules:

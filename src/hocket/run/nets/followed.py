@@ -184,9 +184,10 @@ class FollowedNet:
         if change.kind in ("parameter", "buffer") or self._set_number(change, runners):
             return True
         captured, model = self._captured, self._model()
-        if change.owners and change.owners <= captured.as_is.keys():
+        owners = self._readers(change)
+        if owners and owners <= captured.as_is.keys():
             return True
-        wanted = captured.as_is | dict.fromkeys(change.owners, str(change))
+        wanted = captured.as_is | dict.fromkeys(owners, str(change))
         try:
             if model is not None:
                 check_as_is(
@@ -200,6 +201,15 @@ class FollowedNet:
             return False
         captured.as_is.update(wanted)
         return True
+
+    def _readers(self, change: ModelChange) -> set[str]:
+        """Return the modules whose calls read a change.
+
+        What is in a list of modules, or in a module of which only other methods are
+        called, is read by the innermost call around it.
+        """
+        called = self._captured.training.trace.called
+        return {_innermost(path, called) for path in change.owners}
 
     def _check_trained(
         self, change: ModelChange, step: int, *, may_freeze: bool
@@ -406,6 +416,13 @@ def _evaluate_root(model: nn.Module, evaluated: Sequence[str]) -> None:
     model.train().forward = evaluating
     for path in evaluated:
         model.get_submodule(path).training = False
+
+
+def _innermost(path: str, called: Collection[str]) -> str:
+    """Return the path itself, or that of the innermost called module around it."""
+    while path and path not in called:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _number(model: nn.Module | None, name: str) -> float | None:
