@@ -5,9 +5,15 @@ PYTHON ?= python3
 # A process of tests that dies fails its one test (tests/lost_processes.py).
 PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 50 --durations 10
 # No workers (their tests have a timeout of their own) and no pipelines, but for a case
-# of each way to run. The tests of filling take as long as all others here.
+# of each way to run; and not what takes most of the time: many examples of one property.
+SLOW := passes/test_fill_with* core/test_check_against_slow* core/test_simulate_random* \
+	planner/test_rank* planner/test_published* planner/search/test_optimum* \
+	planner/teachers/test_compare* planner/replicas/test_buckets* \
+	planner/ranking/test_report* run/nets/test_two_workers* \
+	run/weights/test_delay_limits* run/diagnostics/test_flight_recorder* \
+	schedules/test_every_schedule* schedules/test_zb_auto*
 QUICK ?= -m "quick or not (long or timeout or browser or network)" \
-	--ignore-glob '*/test_fill_with*' tests/conformance \
+	$(foreach name,$(SLOW),--ignore-glob 'tests/$(name)') tests/conformance \
 	$(addprefix tests/,core schedules passes planner draw freeze) \
 	$(addprefix tests/model/,guards trace) \
 	$(addprefix tests/run/,comm data device diagnostics nets weights)
