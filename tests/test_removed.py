@@ -152,6 +152,19 @@ def test_two_runs_are_drawn_above_each_other(tmp_path: Path) -> None:
     assert "No such option" in refused.output
 
 
+def test_a_linear_probe_is_a_logistic_regression() -> None:
+    """On standardised features."""
+    pytest.importorskip("sklearn", reason="extra `recipes`")
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    features = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).numpy()
+    labels = features[:, 0] > 0
+    probe = make_pipeline(StandardScaler(), LogisticRegression())
+    assert probe.fit(features, labels).score(features, labels) > 0.9
+
+
 def kinds(section: str) -> set[str]:
     """The kinds of [model] or [data] that the table lists."""
     cells = [cell for cell, _ in rows() if cell.startswith(f"`{section}.kind` ")]

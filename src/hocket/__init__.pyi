@@ -93,8 +93,6 @@ from hocket.sharing.running.share import share as share
 from hocket.sharing.waves.emulate import emulate_waves as emulate_waves
 from hocket.sharing.waves.wave import WaveResult as WaveResult
 from hocket.sharing.waves.waves import Waves as Waves
-from hocket.teacher.evaluation import LinearProbe as LinearProbe
-from hocket.teacher.evaluation import fit_linear_probe as fit_linear_probe
 from hocket.teacher.evaluation import knn_accuracy as knn_accuracy
 from hocket.teacher.lars import Lars as Lars
 from hocket.teacher.losses.distillation import DistilBERT as DistilBERT

@@ -1,13 +1,7 @@
-"""Evaluates frozen features: a weighted k-NN classifier and a linear probe.
-
-Both are deterministic, and train nothing of the model that made the features.
-"""
+"""Evaluates frozen features by a weighted k-NN classifier, which trains nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -69,93 +63,6 @@ def knn_accuracy(
         score_BC.scatter_add_(1, labels_N[index_BK], weight_BK)
         num_right += int((score_BC.argmax(1) == wanted_B).sum())
     return num_right / len(test_labels_M)
-
-
-@dataclass(frozen=True, slots=True)
-class LinearProbe:
-    """A linear classifier of standardised features.
-
-    Args:
-        mean: the training features' mean: (D,).
-        std: their standard deviation, 1 where it is 0: (D,).
-        weight: the weights: (C, D).
-        bias: the biases: (C,).
-    """
-
-    mean: Tensor
-    std: Tensor
-    weight: Tensor
-    bias: Tensor
-
-    def logits(self, features_MD: Tensor) -> Tensor:
-        """Return the scores of all classes: (M, C), float64.
-
-        Raises:
-            DataError: the features have another width.
-        """
-        _check_widths(len(self.mean), features_MD)
-        standard_MD = (features_MD.double() - self.mean) / self.std
-        return standard_MD @ self.weight.T + self.bias
-
-    def accuracy(self, features_MD: Tensor, labels_M: Tensor) -> float:
-        """Return the share of samples that it classifies rightly.
-
-        Raises:
-            DataError: features and labels do not match.
-        """
-        _check_match(features_MD, labels_M, "the test samples")
-        is_right_M = self.logits(features_MD).argmax(1) == labels_M
-        return float(is_right_M.double().mean())
-
-
-def fit_linear_probe(
-    features_ND: Tensor, labels_N: Tensor, *, l2: float = 1e-3, num_steps: int = 100
-) -> LinearProbe:
-    """Train a linear classifier on features, by L-BFGS from zeros in float64.
-
-        min  mean CE(W x + b, label) + l2 / 2 * |W|^2,   x standardised
-
-    The problem is convex, so that it needs no learning rate, no augmentation and no
-    seed. Published linear evaluation trains with SGD on augmented images instead, and
-    its accuracy may be some points higher.
-
-    Args:
-        features_ND: features of the training samples.
-        labels_N: their classes, from 0.
-        l2: the weight of the penalty, above 0.
-        num_steps: L-BFGS steps at most.
-
-    Raises:
-        ConfigError: l2 is not above 0.
-        DataError: features and labels do not match.
-
-    Source: Kornblith et al., arXiv:1805.08974 (logistic regression on features, with an
-    L2 penalty, by L-BFGS).
-    """
-    _check_match(features_ND, labels_N, "the training samples")
-    if not l2 > 0:
-        raise ConfigError(f"fit_linear_probe(l2={l2}): it must be above 0")
-    x_ND = features_ND.detach().double()
-    std_D, mean_D = torch.std_mean(x_ND, dim=0, correction=0)
-    std_D = std_D.where(std_D > 0, 1.0)
-    num_classes = int(labels_N.max()) + 1
-    weight_CD = x_ND.new_zeros(num_classes, x_ND.shape[1], requires_grad=True)
-    bias_C = x_ND.new_zeros(num_classes, requires_grad=True)
-    probe = LinearProbe(mean_D, std_D, weight_CD, bias_C)
-    optimizer = torch.optim.LBFGS(
-        [weight_CD, bias_C], max_iter=num_steps, line_search_fn="strong_wolfe"
-    )
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        penalty = l2 / 2 * weight_CD.square().sum()
-        loss = F.cross_entropy(probe.logits(x_ND), labels_N) + penalty
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return LinearProbe(mean_D, std_D, weight_CD.detach(), bias_C.detach())
 
 
 def _check_match(features: Tensor, labels: Tensor, whose: str) -> None:
