@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import update_wrapper
+from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from hocket.errors import ConfigError
 from hocket.nearest import nearest
@@ -23,6 +23,10 @@ _Arguments = ParamSpec("_Arguments")
 _Config = TypeVar("_Config")
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self")
+_ADVICE: Final = {
+    ("Pipeline", "device"): "each worker takes its local rank's GPU, or the CPU",
+    ("Teacher", "momentum"): "give update=hocket.Momentum(0.99)",
+}
 
 
 def takes_fields_of(
@@ -84,6 +88,19 @@ def constructor_takes_fields_of(
     return decorate
 
 
+def names_its_arguments(config: type[_Config]) -> type[_Config]:
+    """Let a dataclass refuse an argument that it does not have as functions do."""
+    known, init = signature(config).parameters, vars(config)["__init__"]
+
+    @wraps(init)
+    def construct(self: _Config, /, *args: object, **kwargs: object) -> None:
+        _refuse(config.__name__, args, kwargs, known)
+        init(self, *args, **kwargs)
+
+    config.__init__ = construct  # type: ignore[assignment, method-assign]
+    return config
+
+
 def values_of(options: type[Any], source: object) -> dict[str, Any]:
     """Return the values that an object has for the fields of a dataclass.
 
@@ -102,7 +119,7 @@ def _refuse(
 ) -> None:
     for name in kwargs:
         if name not in known:
-            near = nearest(name, known)
+            near = _ADVICE.get((what, name)) or nearest(name, known)
             raise ConfigError(f"{what} takes no argument {name!r}; {near}")
     try:
         Signature([*known.values()]).bind(*args, **kwargs)

@@ -33,7 +33,7 @@ def test_says_how_far_a_schedule_is_from_the_best() -> None:
     assert "1f1b 21 s 23.5 % 28.6 % 3" in words
     assert any(line.startswith("found 17 s 0 %") for line in words)
     assert "bound 17 s" in words
-    assert "No order is faster." in words
+    assert "Proved: none is faster than the one found." in words
     check(Schedule.parse(out[out.index("d0") :]))
     assert "bound 17 s" in reported
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
-from hocket.errors import ConfigError
+from hocket.errors import ConfigError, ModelError
 from tests.run.support.forked import run_forked
 from tests.run.support.joined import reported
 from tests.run.support.plainly import SGD
@@ -157,6 +158,23 @@ def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
     assert message.endswith("for rank 1, which never called evaluate()")
 
 
+class Shifted(nn.Linear):
+    """Has a buffer without values."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 3)
+        self.register_buffer("shift", torch.zeros(3, device="meta"))
+
+
+USUAL: Final[dict[str, Any]] = {
+    "model": MODEL,
+    "loss": nn.functional.mse_loss,
+    "optimizer": torch.optim.SGD,
+    "example": BATCH,
+    "num_microbatches": 2,
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "reported"),
     [
@@ -171,21 +189,105 @@ def test_a_call_that_never_comes_is_named(tmp_path: Path) -> None:
         ({"loss": "mse"}, "loss must be a function of output and targets"),
         ({"model": nn.Linear}, "model is the class Linear: give a module"),
         ({"model": nn.Linear(3, 3, device="meta")}, "weight is on the meta device"),
+        ({"model": Shifted()}, "shift is on the meta device, .*`to_empty` would untie"),
+        ({"device": "cuda"}, "each worker takes its local rank's GPU, or the CPU"),
     ],
 )
 def test_what_is_no_argument_is_refused_in_words(
     arguments: dict[str, Any], reported: str
 ) -> None:
     """Not by a TypeError from within."""
-    usual: dict[str, Any] = {
-        "model": MODEL,
-        "loss": nn.functional.mse_loss,
-        "optimizer": torch.optim.SGD,
-        "example": BATCH,
-        "num_microbatches": 2,
-    }
     with pytest.raises(ConfigError, match=reported):
-        hocket.Pipeline(**(usual | arguments))
+        hocket.Pipeline(**(USUAL | arguments))
+
+
+def classes(output: Tensor, targets: Tensor) -> Tensor:
+    """Wants one class for each sample."""
+    return nn.functional.cross_entropy(output, targets)
+
+
+def halved(output: Tensor, targets: Tensor, teachers: Any) -> Tensor:
+    """Takes a teacher for its output."""
+    return nn.functional.mse_loss(output, teachers["x"] / 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reported"),
+    [
+        (
+            {"loss": classes, "example": (BATCH[0], torch.zeros(4))},
+            r"expected target .*output: \(2, 3\) float32; targets: \(2,\) float32$",
+        ),
+        (
+            {"loss": classes, "example": (BATCH[0], torch.zeros(4).int())},
+            r"loss\(output, targets\) with .* targets: \(2,\) int32$",
+        ),
+        ({"loss": lambda output: output.mean()}, "takes 1 positional argument"),
+        (
+            {"loss": halved, "teachers": {"x": hocket.Teacher(nn.Linear(3, 3))}},
+            r"unsupported .*with output: .*; teachers\['x'\].own: \(2, 3\) float32$",
+        ),
+    ],
+)
+def test_a_loss_that_fails_is_named(arguments: dict[str, Any], reported: str) -> None:
+    """With what it was called with: not as a fault of the model."""
+    match = f"the loss, called with the example, failed with .*{reported}"
+    with pytest.raises(ModelError, match=match):
+        hocket.Pipeline(**(USUAL | arguments))
+
+
+@dataclass
+class Scored:
+    """What torch does not know as a structure."""
+
+    scores: Tensor
+
+
+class Scores(nn.Linear):
+    """Returns its output in one."""
+
+    def forward(self, x: Tensor) -> Any:
+        """As a linear layer."""
+        return Scored(super().forward(x))
+
+
+def test_a_dataclass_as_output_is_to_be_registered() -> None:
+    """The error says how; then it trains."""
+    arguments = USUAL | {
+        "model": Scores(3, 3),
+        "loss": lambda output, targets: classes(output.scores, targets),
+        "example": (BATCH[0], torch.zeros(4).long()),
+    }
+    with pytest.raises(ModelError, match=r"torch.export.register_dataclass\(Scored\)"):
+        hocket.Pipeline(**arguments)
+    torch.export.register_dataclass(Scored)
+    with hocket.Pipeline(**arguments) as pipeline:
+        assert pipeline.step(arguments["example"]).loss > 0
+
+
+def test_a_cut_has_no_effect_on_one_worker() -> None:
+    """A script for two workers runs; names are looked at all the same."""
+    chain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    arguments = USUAL | {"model": chain}
+    with pytest.warns(UserWarning, match="cut has no effect on one worker"):
+        hocket.Pipeline(**arguments, cut=["2"]).close()
+    with pytest.raises(ModelError, match=r"layer\.3 is no module of the model"):
+        hocket.Pipeline(**arguments, cut=["layer.3"])
+
+
+def test_auto_chooses_an_order_that_a_whole_batch_loss_can_have() -> None:
+    """Beside a teacher, too."""
+
+    def loss(output: Tensor, targets: Tensor, teachers: Any) -> Tensor:
+        return nn.functional.mse_loss(output, teachers["x"].own)
+
+    arguments = USUAL | {
+        "loss": hocket.WholeBatch(loss),
+        "teachers": {"x": hocket.Teacher(nn.Linear(3, 3))},
+        "schedule": "auto",
+    }
+    with hocket.Pipeline(**arguments) as pipeline:
+        assert pipeline.step(BATCH).loss > 0
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from hocket.cli.shared.options import (
     with_options,
 )
 from hocket.cli.shared.output import aligned, write_output
+from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds, short
@@ -127,11 +128,17 @@ def _report(
     yield from (line.rstrip() for line in aligned([*rows, bound]))
     yield ""
     if found.is_optimal:
-        yield "No order is faster."
+        yield "Proved: none is faster than the one found."
     else:
         yield (
             f"An order may be faster by {percent(found.gap)} at most: a longer "
             "--time-limit may prove more."
         )
+    if _splits(best) and not _splits(given):
+        yield "It splits backwards into I and W; with --whole it keeps them whole."
     yield ""
     yield str(found.schedule)
+
+
+def _splits(timeline: Timeline) -> bool:
+    return any(span.op.kind is Kind.BACKWARD_INPUT for span in timeline.spans)

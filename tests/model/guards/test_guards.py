@@ -258,7 +258,7 @@ def test_modules_and_buffers_that_leave_or_change_places_are_changes() -> None:
     assert [str(x) for x in guards.changes()] == ["a was not set and is Tanh"]
     net["b"] = net.pop("b")
     (change,) = guards.changes()
-    assert str(change) == "_modules was b, norm, a and is norm, a, b"
+    assert str(change) == "_modules was in one order and is in another"
     assert change.owners == frozenset({""})
     del norm.running_mean
     assert [x.kind for x in guards.changes()] == ["buffer"]

@@ -1,12 +1,11 @@
-"""Plan what a lane does around each op: waits, messages, events, buffers to release.
+"""Plan what a lane does around each op: waits, messages and events.
 
 The runtime plays these plans and derives nothing itself. They follow from `dataflow`
 and from where ops stand:
 
     d0    0F0                   records y0 for d0.1 │ sends y0 to d1
     d0.1       0W0              waits for dx0 of d0
-    d1         1F0 ... 1B0      receives y0 from d0 │ releases y0 after 1B0, which
-                                                      reads the input of 1F0 again
+    d1         1F0              receives y0 from d0
 
 A value crosses from one device to another once, however many ops read it there.
 """
@@ -16,9 +15,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from hocket.core.dataflow import Fact, Value, is_given, is_sent, makes, needs, reads
+from hocket.core.dataflow import Value, is_given, is_sent, makes, needs
 from hocket.core.gates import Gates, stage_gates, with_gate
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind, Op
 from hocket.core.program import Program
@@ -26,11 +25,6 @@ from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 
 Flow = tuple[int, int]
-
-# Values that pass from op to op in buffers. Gradients and weights belong to a stage.
-_IN_BUFFERS: Final = frozenset(
-    {Fact.OUTPUT, Fact.INPUT_GRAD, Fact.LOSS_GRAD, Fact.GATHERED}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +50,6 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """A lane's last read of a value.
-
-    Args:
-        value: an output, gathered outputs, or the gradient of an input or a loss.
-        num_lanes: lanes of the device that read the value. Its buffer is free when so
-            many have released it.
-    """
-
-    value: Value
-    num_lanes: int
-
-
-@dataclass(frozen=True, slots=True)
 class OpPlan:
     """One op, and what its lane does before and after it.
 
@@ -84,7 +64,6 @@ class OpPlan:
             that needs its value.
         records: values that `op` makes and whose event other ops wait for.
         sends: messages that leave when `op` has ended, in order of device.
-        releases: values that `op` is the last of the lane to read.
         follows: ops of other devices that `op` waits for without a message: an update
             needs the gradients of its gate and of its stage's copies.
     """
@@ -94,7 +73,6 @@ class OpPlan:
     receives: tuple[Message, ...]
     records: tuple[Value, ...]
     sends: tuple[Message, ...]
-    releases: tuple[Release, ...]
     follows: tuple[Op, ...] = ()
 
     @property
@@ -149,7 +127,7 @@ class _Place(NamedTuple):
 
 
 class _Facts:
-    """Where each value is made, needed and last read."""
+    """Where each value is made and needed."""
 
     def __init__(self, schedule: Schedule, gates: Gates) -> None:
         program = schedule.program
@@ -159,8 +137,6 @@ class _Facts:
         # Of each value and device, the flows by which its stages need it.
         self.flows: dict[tuple[Value, int], set[Flow]] = defaultdict(set)
         self.needing_lanes: dict[Value, set[int]] = defaultdict(set)
-        self.last_read: dict[tuple[Value, int], int] = {}
-        self.reading_lanes: dict[tuple[Value, int], set[int]] = defaultdict(set)
         for number, lane in enumerate(schedule.lanes):
             for position, op in enumerate(lane.ops):
                 place = _Place(number, lane.device, position)
@@ -176,10 +152,6 @@ class _Facts:
         for value in needs(op, program):
             self.needing_lanes[value].add(place.lane)
             self.flows[value, place.device].add((value.stage, op.stage))
-        for value in reads(op, program):
-            if value.fact in _IN_BUFFERS:
-                self.last_read[value, place.lane] = place.position
-                self.reading_lanes[value, place.device].add(place.lane)
 
     def gate_needs(self, op: Op, program: Program) -> tuple[Value, ...]:
         """Return what the other stages of an update's gate need on its device."""
@@ -217,7 +189,7 @@ def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
     program, lane = schedule.program, schedule.lanes[number]
     seen: set[Value] = set()
     waited: set[Value] = set()
-    for position, op in enumerate(lane.ops):
+    for op in lane.ops:
         needed = [v for v in needs(op, program) if not is_given(v) and v not in seen]
         seen.update(needed)
         made = makes(op, program)
@@ -243,11 +215,6 @@ def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
                 for v in made
                 for device in range(program.num_devices)
                 if (v, device) in facts.flows and is_sent(v, device, program)
-            ),
-            tuple(
-                Release(v, len(facts.reading_lanes[v, lane.device]))
-                for v in reads(op, program)
-                if facts.last_read.get((v, number)) == position
             ),
             facts.follows(op, schedule),
         )

@@ -183,7 +183,6 @@ class Guards:
         self._hooks = dict(self._hooks_now())
         self._num_hooks = RemovableHandle.next_id
         self._children = dict(self._children_now())
-        self._orders = self._orders_now()
         self._num_registered = _registered.count
         self._note()
 
@@ -261,15 +260,16 @@ class Guards:
         if not is_known or self._was[-1][1:] != self._fixed_values()[1:]:
             present = dict(self._children_now())
             yield from _described(_different(self._children, present))
-            yield from self._places()
-
-    def _places(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
-        """Yield the modules whose submodules are the same in another order."""
-        for path, names in self._orders_now().items():
-            before = self._orders.get(path, names)
-            if before != names and sorted(before) == sorted(names):
-                a, b = (_Text(", ".join(x)) for x in (before, names))
+            for path in self._moved(present):
+                a, b = _Text("in one order"), _Text("in another")
                 yield _joined(path, "_modules"), a, b, (path,)
+
+    def _moved(self, present: Mapping[str, Any]) -> set[str]:
+        """Return the modules whose submodules have other places among each other."""
+        before = [x for x in self._children if x in present]
+        now = [x for x in present if x in self._children]
+        moved = {b for a, b in zip(before, now, strict=True) if a != b}
+        return {x.removeprefix(_TRAINED).rpartition(".")[0] for x in moved}
 
     def _compare_modules(self) -> Iterator[tuple[str, Any, Any, Collection[str]]]:
         (sizes, values, versions, _), (types, *_) = self._was
@@ -313,11 +313,6 @@ class Guards:
             module = one()
             for kind in HOOKS if module is not None else ():
                 yield _joined(path, kind), _of_hooks(vars(module)[kind])
-
-    def _orders_now(self) -> dict[str, list[str]]:
-        """The names of each module's submodules, in their order."""
-        found = [(path, one()) for path, one, _ in self._modules]
-        return {path: [*vars(x)["_modules"]] for path, x in found if x is not None}
 
     def _children_now(self) -> Iterator[tuple[str, Any]]:
         for path, one, _ in self._modules:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from torch import Tensor
@@ -108,7 +109,7 @@ def named_losses(value: Any) -> dict[str, Tensor]:
         named = {str(name): scalar for name, scalar in value.items()}
         if TOTAL not in named:
             _check_scalars(named)
-            named = {TOTAL: sum_of(list(named.values())), **named}
+            named = {TOTAL: reduce(Tensor.add, named.values()), **named}
     else:
         raise ModelError(
             "loss(output, targets) must return a scalar tensor or a dict of named "
@@ -117,14 +118,6 @@ def named_losses(value: Any) -> dict[str, Tensor]:
         )
     _check_scalars(named)
     return named
-
-
-def sum_of(scalars: list[Tensor]) -> Tensor:
-    """Add scalars without starting from an int."""
-    total = scalars[0]
-    for scalar in scalars[1:]:
-        total = total + scalar
-    return total
 
 
 def _check_scalars(named: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -214,11 +215,13 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         Raises:
             ConfigError: parameters are on the meta device.
         """
-        if name := next((n for n, p in self.model.named_parameters() if p.is_meta), ""):
+        every = chain(self.model.named_parameters(), self.model.named_buffers())
+        if name := next((name for name, x in every if x.is_meta), ""):
             raise ConfigError(
                 f"the model's {name} is on the meta device, so it has no weights to "
-                'train: make the model on the CPU, or `model.to_empty(device="cpu")` '
-                "and initialise it; `hocket.plan` takes it as it is"
+                "train: make the model on the CPU, outside of `torch.device('meta')` "
+                "(`to_empty` would untie shared weights, and leave buffers and what no "
+                "initialiser sets undefined); `hocket.plan` takes it as it is"
             )
 
     def microbatches(self) -> tuple[Microbatch, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -23,7 +24,7 @@ from hocket.core.program import Net, Program
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.join import joined
-from hocket.run.data.loss import TOTAL, losses_of, sum_of
+from hocket.run.data.loss import TOTAL, losses_of
 from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
 from hocket.run.engine.programs.net_setup import connected_nets
@@ -73,7 +74,8 @@ class Step:
         if not ends:
             return
         for rows in self._rows(group):
-            total = sum_of([x for name in ends for x in self._losses(name, rows[name])])
+            found = [x for name in ends for x in self._losses(name, rows[name])]
+            total = reduce(Tensor.add, found)
             if total.requires_grad:
                 total.backward()
             for key in [(name, number) for name in group for number in rows[name]]:

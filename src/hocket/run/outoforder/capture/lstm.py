@@ -192,14 +192,7 @@ def lstm_backward(
 
 @lstm_backward.register_fake
 def _(
-    x: Tensor,
-    hx: Tensor,
-    cx: Tensor,
-    weights: list[Tensor],
-    is_bidirectional: bool,
-    made: list[Tensor],
-    saved: list[Tensor],
-    grads: list[Tensor],
+    x: Tensor, hx: Tensor, cx: Tensor, weights: list[Tensor], *_: Any
 ) -> list[Tensor]:
     return [one.new_empty(one.shape) for one in (x, hx, cx, *weights)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from warnings import warn
 
 from hocket.core.costs import Costs, Link
 from hocket.core.program import Program
@@ -157,12 +158,17 @@ def balanced_boundaries(
     """
     num_stages, captured, cut_names = program.num_stages, known.captured, config.cut
     if cut_names is not None:
+        boundaries = boundaries_from_names(captured, cut_names)
+        if boundaries and num_stages == context.world.world_size == 1:
+            warn("cut has no effect on one worker, which has one stage", stacklevel=2)
+            return ()
         if len(cut_names) != num_stages - 1:
             raise ModelError(
                 f"{len(cut_names)} cut points make {len(cut_names) + 1} stages, the "
-                f"schedule has {num_stages}: name {num_stages - 1} modules"
+                f"schedule has {num_stages}, on {program.num_devices} devices: name "
+                f"{num_stages - 1} modules, or start a worker for each stage"
             )
-        return boundaries_from_names(captured, cut_names)
+        return boundaries
     if len(captured.layers) < num_stages:
         raise ModelError(
             f"the model has {len(captured.layers)} layers that it can be cut between, "

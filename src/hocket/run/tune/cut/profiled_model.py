@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import HocketError, ModelError
+from hocket.errors import CaptureError, HocketError, ModelError
 from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
@@ -135,8 +135,8 @@ def profile_model(
         world,
     )
     depends_on = {
-        "targets": _shapes(targets),
-        "teacher_outputs": _shapes(tuple(teacher_outputs)),
+        "targets": _forms(targets),
+        "teacher_outputs": _forms(tuple(teacher_outputs)),
     }
     loss = (config.loss,)
     with _keepers_named(config.model, args, kwargs):
@@ -156,19 +156,31 @@ def _keepers_named(
 ) -> Iterator[None]:
     """Name the modules that keep tensors for their next forward, if torch fails.
 
+    Or the class that the model returns, if torch does not know what it holds.
+
     Raises:
-        ModelError: torch failed, and there are some.
+        ModelError: torch failed; says what may be why.
     """
     try:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, CaptureError) as error:
         with preserve_attributes(model), preserve_state(State.of(model)):
             before = AttributeSnapshot(model)
+            names: list[str] = []
             with suppress(RuntimeError), torch.no_grad():
-                model(*args, **kwargs)
+                leaves = pytree.tree_leaves(model(*args, **kwargs))
+                names += [type(x).__name__ for x in leaves if is_dataclass(x)]
             kept = before.changed()
+        if names:
+            raise ModelError(
+                f"the model returns a {names[0]}, and torch does not know which "
+                "tensors are in it. Before the pipeline is made, call torch.export."
+                f"register_dataclass({names[0]}), or return a dict or a named tuple"
+            ) from error
+        if isinstance(error, CaptureError):
+            raise
         why = (
             f"It keeps {', '.join(kept[:3])} from one forward to the next, and "
             "microbatches have graphs and sizes of their own: make it again, or detach "
@@ -193,8 +205,8 @@ def _loss_with(
     """Compute the loss of an output, with what it reads of teachers.
 
     Raises:
-        ModelError: it fails with the outputs of teachers; gives all shapes. Or it
-            reads a tensor that a module has kept.
+        ModelError: it fails; gives the shapes and types of what it was called with.
+            Or it reads a tensor that a module has kept.
     """
     tensors, begin = ModelTensors(config.model), torch.autograd._get_sequence_nr()
     try:
@@ -203,24 +215,25 @@ def _loss_with(
     except (HocketError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if not teacher_outputs:
-            raise
-        shapes = ", ".join(map(_shapes, teacher_outputs))
+        teachers = [f"teachers[{name!r}].own" for name in config.teachers]
+        given = map(_forms, (output, targets, *teacher_outputs))
+        what = map("{}: {}".format, ("output", "targets", *teachers), given)
         raise ModelError(
-            f"the loss failed with {type(error).__name__}: {error}. The student's "
-            f"output has shape {_shapes(output)}, and the teachers' outputs have "
-            f"{shapes}: let the nets return outputs that the loss can compare, or "
-            "convert them in the loss"
+            f"the loss, called with the example, failed with {type(error).__name__}: "
+            f"{error}. It is called as loss(output, targets"
+            f"{', teachers' * bool(teachers)}) with {'; '.join(what)}"
         ) from error
     for value in named_losses(found).values():
         refuse_kept(value, (output, teacher_outputs), begin, tensors)
     return found
 
 
-def _shapes(output: Any) -> str:
-    output = output.own if isinstance(output, BatchOutput) else output
-    shapes = pytree.tree_map_only(Tensor, lambda x: tuple(x.shape), output)
-    return str(shapes)
+def _forms(value: Any) -> str:
+    """Return the shapes and types of all tensors, in their structure."""
+    value = value.own if isinstance(value, BatchOutput) else value
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return str(pytree.tree_map_only(Tensor, _forms, value))
 
 
 def _run_as_they_are(captured: Captured) -> tuple[object, ...]:

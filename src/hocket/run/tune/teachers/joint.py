@@ -72,7 +72,8 @@ def joint_order(
     is_chosen = config.schedule == "auto" or has_free_stages(config)
     named = config
     if is_chosen:  # for the number of its nets and stages
-        named = replace(config, schedule="1f1b", stages_per_device=None)
+        usual = "gpipe" if config.whole_batch else "1f1b"
+        named = replace(config, schedule=usual, stages_per_device=None)
     student = configured_order(named, layout)
     refuse_unfillable(config, student)
     for name, teacher in config.teachers.items():

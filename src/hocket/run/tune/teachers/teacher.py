@@ -12,10 +12,12 @@ from hocket.errors import ConfigError
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.teacher_outputs import takes_teachers
 from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
+from hocket.signatures import names_its_arguments
 
 _STUDENT: Final = "model"  # the student's net in programs
 
 
+@names_its_arguments
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """A net without backwards, whose outputs the student's loss reads.
@@ -73,9 +75,8 @@ class Teacher:
             self.update, Momentum | CopyEvery
         ):
             yield (
-                f"update is a {type(self.update).__name__}: give "
-                "hocket.Momentum(0.996) or hocket.CopyEvery(100), or None for a frozen "
-                "teacher"
+                f"update is {self.update!r:.60}: give hocket.Momentum(0.996) or "
+                "hocket.CopyEvery(100), or None for a frozen teacher"
             )
         else:
             yield from self._delay_faults()
