@@ -31,7 +31,7 @@ def test_the_table_names_the_choice_and_draws_it() -> None:
     assert done.exit_code == 0, done.output
     for word in ("samples", "limited", "peak", "ddp", "fsdp", "> best: of all within"):
         assert word in done.output
-    assert "plain data parallelism is the choice" in done.output
+    assert "you need no pipeline" in done.output
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert "makespan" in done.output
 

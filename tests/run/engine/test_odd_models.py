@@ -82,8 +82,14 @@ def transposed() -> tuple[nn.Module, tuple[int, ...]]:
     return nn.Sequential(first, Back(), nn.Tanh(), nn.Linear(4, 3)), (4,)
 
 
+def sequences() -> tuple[nn.Module, tuple[int, ...]]:
+    """Stages that end in a layer with a bias, on three dimensions."""
+    last = nn.Sequential(nn.Tanh(), nn.Linear(4, 3))
+    return nn.Sequential(nn.Linear(4, 4), last, nn.Flatten(1), nn.Linear(6, 3)), (2, 4)
+
+
 CASES: Final[dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]]] = {
-    made.__name__: made for made in (buffers, channels_last, transposed)
+    made.__name__: made for made in (buffers, channels_last, transposed, sequences)
 }
 
 
@@ -135,6 +141,15 @@ def test_two_workers_train_as_the_plain_loop(
 ) -> None:
     """Values arrive with their strides, buffers with their types."""
     found = answers_of(ENTRY, str(tmp_path), name, options, folder=tmp_path)
+
+    assert max(found) <= TOLERANCE
+
+
+@pytest.mark.parametrize("cut", ["1", "2"])
+def test_a_split_backward_ends_in_a_layer_with_a_bias(cut: str, tmp_path: Path) -> None:
+    """torch 2.13 cannot split one there: findings/torch_zero_bubble_view_output.sh."""
+    options = {"cut": [cut], "schedule": "zb-h1"}
+    found = answers_of(ENTRY, str(tmp_path), "sequences", options, folder=tmp_path)
 
     assert max(found) <= TOLERANCE
 

@@ -121,10 +121,7 @@ def advice(ranking: RankedOutcomes) -> Iterator[str]:
         yield f"the fastest: {_brief(fastest, ranking)}, {gain:.1f} % faster"
     if best.candidate.is_data_parallel:
         rival, name = ranking.best_pipeline, "the best pipeline"
-        yield (
-            f"plain data parallelism is the choice: "
-            f"{DATA_PARALLEL[best.candidate.schedule]}"
-        )
+        yield (f"you need no pipeline: {DATA_PARALLEL[best.candidate.schedule]}")
     else:
         rival, name = ranking.best_data_parallel, "the best plain data parallelism"
     if rival is None:
