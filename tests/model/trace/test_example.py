@@ -54,7 +54,11 @@ def test_keywords_may_come_in_another_order() -> None:
     [
         ((X,), {}, "another structure"),
         ((X,), {"mask": MASK, "n": 3, "more": 1}, "another structure"),
-        ((X,), {"mask": MASK, "n": 4}, "argument n is 4, but .* with 3; .* fixed by"),
+        (
+            (X,),
+            {"mask": MASK, "n": 4},
+            "argument n is 4, but .* with 3, .* as a tensor",
+        ),
         ((X,), {"mask": MASK, "n": 3.0}, "argument n is 3.0, but"),
         ((X,), {"mask": 1, "n": 3}, "argument mask is 1, but"),
         (

@@ -153,8 +153,8 @@ def _check_same(name: str, leaf: Any, old: Any, *, shares: bool) -> None:
     if is_other or leaf != old:
         raise ModelError(
             f"argument {name} is {_shown(leaf)}, but the model was captured with "
-            f"{_shown(old)}; what is not a tensor is fixed by the capture: capture the "
-            "model again"
+            f"{_shown(old)}, which is fixed: give a number as a tensor of no "
+            "dimensions, or set it as an attribute of the model before the step"
         )
 
 
