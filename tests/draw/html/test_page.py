@@ -65,7 +65,7 @@ def test_two_timelines_are_compared() -> None:
     assert rows["makespan"][2] == "+5.0 %"
     assert rows["throughput, steps/s"][2] == "−4.8 %"
     assert rows["bubble"][2] == "0 points"
-    assert rows["peak memory of a device"][2] == "0 %"
+    assert rows["peak bytes of tensors"][2] == "0 %"
     assert len(rows["d0"]) == 6
 
 
@@ -76,7 +76,7 @@ def test_one_timeline_is_shown_and_not_compared() -> None:
     assert rows["bubble"] == ["27.3 %"]
     assert rows["peak activations, microbatches"] == ["4"]
     assert rows["d0"] == ["27.3 %", "4"]
-    assert "peak memory of a device" not in rows
+    assert "peak bytes of tensors" not in rows
 
 
 def test_timelines_of_different_lanes_can_be_compared() -> None:

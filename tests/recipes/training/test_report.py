@@ -43,6 +43,7 @@ def test_epochs_have_their_rates() -> None:
     assert (row["MB reduced/s"], row["MB sent/s"]) == ("4.0", "1.0")
     assert (row["link MB/s"], row["ring MB/s"]) == ("1,000", "–")
     assert (row["cache s"], row["transition s"]) == ("0.12", "0.50")
+    assert "all-reduce s" not in row  # what is zero in all epochs
 
 
 def test_a_delayed_stage_is_named() -> None:

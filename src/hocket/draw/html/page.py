@@ -52,7 +52,7 @@ MEANINGS: Final = {
     "lanes",
     "bubble, steady": "the same while the pipeline is full: after the end of warm-up, "
     "and before the pipeline begins to drain",
-    "peak memory of a device": "the most bytes alive at once on the device that holds "
+    "peak bytes of tensors": "the most bytes alive at once on the device that holds "
     "most",
     "peak activations, microbatches": "how many microbatches have left activations "
     "for their backward: the most at once on a device, counted in shares of its "
@@ -103,7 +103,7 @@ def _whole(lines: Sequence[Timeline], samples_per_step: float | None) -> Iterato
     yield _row("bubble, steady", steady, percent, _points)
     peaks = [max(peak_bytes(x), default=0.0) for x in lines]
     if any(peaks):
-        yield _row("peak memory of a device", peaks, _known_bytes, _ratio)
+        yield _row("peak bytes of tensors", peaks, _known_bytes, _ratio)
     activations = [max(peak_activations(x)) for x in lines]
     yield _row("peak activations, microbatches", activations, short, _ratio)
     sent = [float(sent_bytes(x)) for x in lines]
