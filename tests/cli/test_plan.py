@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,30 @@ def test_the_table_names_the_choice_and_draws_it() -> None:
     assert "you need no pipeline" in done.output
     assert max(map(len, done.stdout.splitlines())) <= 100
     assert "makespan" in done.output
+
+
+_UNKNOWN = """
+import sys
+from typer.testing import CliRunner
+from hocket.cli.main import app
+done = CliRunner().invoke(app, ["plan", "digits-vit", "--devices", "4", *sys.argv[1:]])
+print(done.output, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "kind"), [("--hardware", "device"), ("--links", "link")]
+)
+def test_unknown_names_are_refused_before_torch_is_imported(
+    option: str, kind: str
+) -> None:
+    """It took six seconds to say that there is no such GPU."""
+    command = [sys.executable, "-c", _UNKNOWN, option, "nope"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60.0, check=True
+    )
+    assert f"no {kind} is named 'nope'" in done.stdout
+    assert done.stdout.rstrip().endswith("False")
 
 
 def test_json_is_complete() -> None:

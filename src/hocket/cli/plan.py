@@ -139,6 +139,7 @@ def plan_command(
             max_delay=max_delay,
         ),
     )
+    config.cluster()  # refuses unknown names before torch is imported
     paper = _paper(rows, has_page=html is not None, has_all=exhaustive)
     if recipe in NETWORKS:
         if settings:

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from hocket.core.hardware import Catalogue, Hardware
+from hocket.core.hardware import Catalogue, Hardware, load_catalogue
 from hocket.core.timelines.idle import Cause, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
@@ -193,20 +193,37 @@ class PlanConfig:
     hardware_file: str | Path | None = None
     search: Search | None = None
 
-    def cluster(
-        self, catalogue: Catalogue, device: Hardware | None, usable_bytes: int
-    ) -> Cluster:
+    @property
+    def catalogue(self) -> Catalogue:
+        """The known devices and links."""
+        file = self.hardware_file
+        return load_catalogue(None if file is None else Path(file))
+
+    @property
+    def device(self) -> Hardware | None:
+        """The kind of device; None for this machine's.
+
+        Raises:
+            PlanError: it is unknown, or has not the precision.
+        """
+        found = self.hardware and self.catalogue.device(self.hardware)
+        if not found:
+            return None
+        found.reached_flops(self.precision or "float32")
+        return found
+
+    def cluster(self, usable_bytes: int = 0) -> Cluster:
         """Return the devices and their links.
 
         Args:
-            catalogue: the known devices and links.
-            device: the kind of device; None for this machine's.
-            usable_bytes: the memory of each device, if `memory_bytes` is not given.
+            usable_bytes: the memory of each device, if it is not known otherwise.
 
         Raises:
-            PlanError: a link is unknown or missing, or the nodes are not equal.
+            PlanError: a device or link is unknown or missing, or nodes are not equal.
         """
+        catalogue, device = self.catalogue, self.device
         name = "this machine's device" if device is None else device.name
+        usable_bytes = usable_bytes if device is None else device.usable_bytes
         own = (_SHARED_MEMORY,) if device is None else device.links
         if self.links is None and not own:
             raise PlanError(

@@ -13,12 +13,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from hocket.core.hardware import load_catalogue
 from hocket.errors import PlanError
 from hocket.nearest import nearest
 from hocket.planner.rank import PlanConfig, Progress, rank
@@ -207,17 +205,13 @@ def plan_network(
     if name not in NETWORKS:
         raise PlanError(f"no network is named {name!r}; {nearest(name, NETWORKS)}")
     entry = NETWORKS[name]
-    if config.hardware is None:
+    device, precision = config.device, config.precision or "float32"
+    if device is None:
         raise PlanError(
             f"{name} is counted by hand and cannot be measured here: name a kind of "
             "device, such as --hardware v100-16g"
         )
-    file = config.hardware_file
-    catalogue = load_catalogue(None if file is None else Path(file))
-    device = catalogue.device(config.hardware)
-    precision = config.precision or "float32"
-    device.reached_flops(precision)  # refuses a precision that it has not
-    cluster = config.cluster(catalogue, device, device.usable_bytes)
+    cluster = config.cluster()
     ops = tuple(layer.ops() for layer in entry.make())
     work = CountedCosts(f"{name} ({entry.summary})", ops, device, precision)
     size = config.batch_size or entry.batch_size

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
 
 from hocket import cuda
-from hocket.core.hardware import Hardware, load_catalogue
+from hocket.core.hardware import Hardware
 from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
@@ -89,22 +88,15 @@ def plan(config: _Arguments) -> Ranking:
     search, precision = config.search or Search(), config.precision or "float32"
     _check_functions(config)
     settings = TrainingConfig(optimizer=config.optimizer)
-    file = config.hardware_file
-    catalogue = load_catalogue(None if file is None else Path(file))
-    device = None if config.hardware is None else catalogue.device(config.hardware)
-    if device is not None:
-        device.reached_flops(precision)  # refuses a precision that it has not
+    device = config.device
     _check_world(config)
     if config.teachers and device is None:
         raise PlanError(
             f"teachers {', '.join(config.teachers)} are planned for a kind of device: "
             'name one, such as hardware="v100-32g"; or leave teachers away'
         )
-    if device is None:
-        usable_bytes = _own_memory(config.num_devices // max(1, config.num_nodes))
-    else:
-        usable_bytes = device.usable_bytes
-    cluster = config.cluster(catalogue, device, usable_bytes)
+    num_here = config.num_devices // max(1, config.num_nodes)
+    cluster = config.cluster(_own_memory(num_here) if device is None else 0)
     part, args, kwargs = to_capture(config.model, apart(config.batch), 1)
     refuse_shared(config.model, args, kwargs)
     captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
