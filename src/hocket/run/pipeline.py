@@ -401,6 +401,7 @@ class Pipeline(StagedRun):
                 Nothing was changed.
         """
         self._drain()
+        self._follow()  # before modules get the weights of another cut
         with self._together("load()"):
             loaded = self._checkpoints.load(
                 Path(folder), step, allow_previous=allow_previous

@@ -79,7 +79,11 @@ class FollowedNet:
         self._captured = on_tensors(captured, {}, live=nn.Module())
 
     def cut_at(self, boundaries: Sequence[int], flows: Flows) -> None:
-        """Note another cut, which has followed all changes so far."""
+        """Note another cut, which has followed all changes so far.
+
+        It has put weights and buffers of other workers into the user's modules.
+        """
+        self._guards.changes()
         self._boundaries, self._flows = boundaries, flows
         self._stages = range(self._stages[0], self._stages[0] + len(boundaries) + 1)
 
