@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import update_wrapper, wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hocket.errors import ConfigError
 from hocket.nearest import nearest
@@ -23,10 +23,6 @@ _Arguments = ParamSpec("_Arguments")
 _Config = TypeVar("_Config")
 _Result = TypeVar("_Result")
 _Self = TypeVar("_Self")
-_ADVICE: Final = {
-    ("Pipeline", "device"): "each worker takes its local rank's GPU, or the CPU",
-    ("Teacher", "momentum"): "give update=hocket.Momentum(0.99)",
-}
 
 
 def takes_fields_of(
@@ -60,7 +56,7 @@ def takes_fields_of(
 
 
 def constructor_takes_fields_of(
-    config: Callable[_Arguments, _Config],
+    config: Callable[_Arguments, _Config], **advice: str
 ) -> Callable[
     [Callable[[_Self, _Config], None]], Callable[Concatenate[_Self, _Arguments], None]
 ]:
@@ -68,6 +64,7 @@ def constructor_takes_fields_of(
 
     Args:
         config: the dataclass.
+        advice: what to say of arguments that users expect, and that it does not have.
     """
     known = signature(config).parameters
 
@@ -77,7 +74,7 @@ def constructor_takes_fields_of(
         def construct(
             self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs
         ) -> None:
-            _refuse(type(self).__name__, args, kwargs, known)
+            _refuse(type(self).__name__, args, kwargs, known, advice)
             init(self, config(*args, **kwargs))
 
         construct.__doc__ = init.__doc__
@@ -88,17 +85,25 @@ def constructor_takes_fields_of(
     return decorate
 
 
-def names_its_arguments(config: type[_Config]) -> type[_Config]:
-    """Let a dataclass refuse an argument that it does not have as functions do."""
-    known, init = signature(config).parameters, vars(config)["__init__"]
+def names_its_arguments(**advice: str) -> Callable[[type[_Config]], type[_Config]]:
+    """Let a dataclass refuse an argument that it does not have as functions do.
 
-    @wraps(init)
-    def construct(self: _Config, /, *args: object, **kwargs: object) -> None:
-        _refuse(config.__name__, args, kwargs, known)
-        init(self, *args, **kwargs)
+    Args:
+        advice: as for `constructor_takes_fields_of`.
+    """
 
-    config.__init__ = construct  # type: ignore[assignment, method-assign]
-    return config
+    def decorate(config: type[_Config]) -> type[_Config]:
+        known, init = signature(config).parameters, vars(config)["__init__"]
+
+        @wraps(init)
+        def construct(self: _Config, /, *args: object, **kwargs: object) -> None:
+            _refuse(config.__name__, args, kwargs, known, advice)
+            init(self, *args, **kwargs)
+
+        config.__init__ = construct  # type: ignore[assignment, method-assign]
+        return config
+
+    return decorate
 
 
 def values_of(options: type[Any], source: object) -> dict[str, Any]:
@@ -116,10 +121,11 @@ def _refuse(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     known: Mapping[str, Parameter],
+    advice: Mapping[str, str] | None = None,
 ) -> None:
     for name in kwargs:
         if name not in known:
-            near = _ADVICE.get((what, name)) or nearest(name, known)
+            near = (advice or {}).get(name) or nearest(name, known)
             raise ConfigError(f"{what} takes no argument {name!r}; {near}")
     try:
         Signature([*known.values()]).bind(*args, **kwargs)

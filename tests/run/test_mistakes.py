@@ -190,7 +190,7 @@ USUAL: Final[dict[str, Any]] = {
         ({"model": nn.Linear}, "model is the class Linear: give a module"),
         ({"model": nn.Linear(3, 3, device="meta")}, "weight is on the meta device"),
         ({"model": Shifted()}, "shift is on the meta device, .*`to_empty` would untie"),
-        ({"device": "cuda"}, "each worker takes its local rank's GPU, or the CPU"),
+        ({"device": "cuda"}, "takes no argument 'device'; each worker takes its own"),
     ],
 )
 def test_what_is_no_argument_is_refused_in_words(

@@ -120,7 +120,7 @@ def _numbers(a: _ComparedRun, b: _ComparedRun) -> Iterator[Row]:
         values = [times.get(cause) for times in idle]
         if any(values):
             yield _row(f"idle: {cause}", values, seconds)
-    yield _row("peak of rank 0's process", (a.peak_bytes, b.peak_bytes), byte_size)
+    yield _row("peak of rank 0, all memory", (a.peak_bytes, b.peak_bytes), byte_size)
 
 
 def _row(

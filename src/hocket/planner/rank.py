@@ -206,9 +206,9 @@ class PlanConfig:
         Raises:
             PlanError: it is unknown, or has not the precision.
         """
-        found = self.hardware and self.catalogue.device(self.hardware)
-        if not found:
+        if self.hardware is None:
             return None
+        found = self.catalogue.device(self.hardware)
         found.reached_flops(self.precision or "float32")
         return found
 

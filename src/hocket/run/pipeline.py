@@ -66,7 +66,7 @@ class Pipeline(StagedRun):
             epochs; warned on the main worker.
     """
 
-    @constructor_takes_fields_of(PipelineConfig)
+    @constructor_takes_fields_of(PipelineConfig, device="each worker takes its own")
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__(config)
 

@@ -35,7 +35,11 @@ def test_overlapping_steps_are_predicted_as_often_as_they_were_measured() -> Non
 
 def test_epochs_have_their_rates() -> None:
     """Samples, reductions and bytes per second of the epoch; layouts and parameters."""
-    table = epoch_table([{**numbers_of(epoch_record()), "ring_bytes_per_s": None}])
+    epoch = numbers_of(epoch_record())
+    unknown = {"ring_bytes_per_s": None, "link_bytes_per_s": None}
+    table = epoch_table([epoch | {"ring_bytes_per_s": None}, epoch])
+    assert "ring MB/s" in epoch_table([epoch]).head
+    assert {"ring MB/s", "link MB/s"}.isdisjoint(epoch_table([epoch | unknown]).head)
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert row["devices x replicas"] == "2x1"
     assert (row["active parameters"], row["frozen parameters"]) == ("600", "400")

@@ -145,11 +145,11 @@ def test_two_workers_train_as_the_plain_loop(
     assert max(found) <= TOLERANCE
 
 
-@pytest.mark.parametrize("cut", ["1", "2"])
-def test_a_split_backward_ends_in_a_layer_with_a_bias(cut: str, tmp_path: Path) -> None:
-    """torch 2.13 cannot split one there: findings/torch_zero_bubble_view_output.sh."""
-    options = {"cut": [cut], "schedule": "zb-h1"}
-    found = answers_of(ENTRY, str(tmp_path), "sequences", options, folder=tmp_path)
+def test_a_split_backward_ends_in_a_layer_with_a_bias(tmp_path: Path) -> None:
+    """In a stage between others: findings/torch_zero_bubble_view_output.sh."""
+    options = {"cut": ["1", "2"], "schedule": "zb-h1"}
+    arguments = str(tmp_path), "sequences", options
+    found = answers_of(ENTRY, *arguments, num_workers=3, folder=tmp_path)
 
     assert max(found) <= TOLERANCE
 

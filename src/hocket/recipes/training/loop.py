@@ -152,14 +152,14 @@ _COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
 def epoch_table(epochs: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of a report; seconds and rates are those of an epoch.
 
-    What was zero in all epochs has no column.
+    What was zero, or not known, in all epochs has no column.
 
     Args:
         epochs: as `metrics.jsonl` has them, with null for what is not finite.
     """
     names = ("epoch", "devices x replicas", "frozen layers", *_COLUMNS)
     columns = zip(names, *map(_row, epochs), strict=True)
-    kept = (x for x in columns if any(cell.strip("0.") for cell in x[1:]))
+    kept = (x for x in columns if any(cell.strip("0.–") for cell in x[1:]))
     head, *rows = zip(*kept, strict=True)
     return Table("epochs", head, tuple(rows))
 

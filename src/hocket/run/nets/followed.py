@@ -121,7 +121,7 @@ class FollowedNet:
         captured = {span.path for span in trace.spans.values()} if cannot else set()
         for change in changes if cannot else ():
             # What is outside is read when a module runs, if that runs as it is.
-            is_read_live = change.is_outside and not change.owners & captured
+            is_read_live = change.is_outside and not self._readers(change) & captured
             # Cached layers are evaluated.
             if not (is_read_live or (change.is_switch and cannot is CACHED)):
                 raise _refused(change, step, cannot)

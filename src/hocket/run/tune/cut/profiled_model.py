@@ -17,6 +17,7 @@ from hocket.errors import CaptureError, HocketError, ModelError
 from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_attributes
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
+from hocket.model.capture.lost_in_graph import LostInGraphError
 from hocket.model.profile.forwards import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.model.profile.work import measured_work
@@ -163,13 +164,13 @@ def _keepers_named(
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, LostInGraphError):  # no forward may be run again
         raise
     except (RuntimeError, CaptureError) as error:
         with preserve_attributes(model), preserve_state(State.of(model)):
             before = AttributeSnapshot(model)
             names: list[str] = []
-            with suppress(RuntimeError), torch.no_grad():
+            with suppress(Exception), torch.no_grad():
                 leaves = pytree.tree_leaves(model(*args, **kwargs))
                 names += [type(x).__name__ for x in leaves if is_dataclass(x)]
             kept = before.changed()

@@ -17,7 +17,7 @@ from hocket.signatures import names_its_arguments
 _STUDENT: Final = "model"  # the student's net in programs
 
 
-@names_its_arguments
+@names_its_arguments(momentum="give update=hocket.Momentum(0.99)")
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """A net without backwards, whose outputs the student's loss reads.
