@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Final
 
@@ -226,7 +226,7 @@ class _Sweep:
         )
         ops = tuple(layer.ops() for layer in experiment.make())
         work = CountedCosts(experiment.name, ops, device, PRECISION)
-        self._predictor = Predictor(work, cluster, experiment.shape.num_workers)
+        self._predictors = cache(partial(Predictor, work, cluster))  # by batch size
 
     def result(self) -> Result:
         """Of every schedule."""
@@ -260,7 +260,7 @@ class _Sweep:
         if name == DDP:
             candidate = Candidate(DDP, 1, shape.num_workers, 1, 1, recomputes)
         batch_size = num_samples * candidate.num_microbatches * candidate.num_replicas
-        self._predictor = self._predictor.with_batch(batch_size)
+        predictor = self._predictors(batch_size)
         if candidate.is_data_parallel:
-            return data_parallel_outcome(self._predictor, candidate)
-        return self._predictor.outcome(candidate)
+            return data_parallel_outcome(predictor, candidate)
+        return predictor.outcome(candidate)

@@ -134,11 +134,8 @@ def _report(
             f"An order may be faster by {percent(found.gap)} at most: a longer "
             "--time-limit may prove more."
         )
-    if _splits(best) and not _splits(given):
+    kinds = [{span.op.kind for span in x.spans} for x in (given, best)]
+    if Kind.BACKWARD_INPUT in kinds[1] - kinds[0]:
         yield "It splits backwards into I and W; with --whole it keeps them whole."
     yield ""
     yield str(found.schedule)
-
-
-def _splits(timeline: Timeline) -> bool:
-    return any(span.op.kind is Kind.BACKWARD_INPUT for span in timeline.spans)

@@ -12,7 +12,6 @@ num_samples ─▶ layers ─▶ boundaries ─▶ stage costs
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -138,12 +137,6 @@ class Predictor:
             recomputes=recomputes,
             update_s_per_byte=self.work.update_s_per_byte,
         )
-
-    def with_batch(self, batch_size: int) -> Predictor:
-        """Return a predictor for another batch size that shares the caches."""
-        other = copy(self)
-        other.batch_size, other._least_s, other._found = batch_size, {}, {}
-        return other
 
     def bound_s(self, candidate: Candidate) -> float:
         """Return a lower bound of this candidate's step; see `StageSums`.

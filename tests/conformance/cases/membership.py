@@ -12,6 +12,7 @@ from tests.conformance.script import OWN, Script, batches, case, chain, refused
 
 # A list or a table is called by the model itself, which is cut apart in these ways.
 FREEZE = {"freeze": refused("the model's own forward is cut apart")}
+SHARPNESS = 1.0
 OTHER_CALLS = FREEZE | {"own-2 wpipe": refused("makes other calls now")}
 
 
@@ -46,7 +47,7 @@ class Encoder(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """What a forward would be."""
-        x = self.act(self.linear(x)) * self.rate
+        x = self.act(self.linear(x)) * (self.rate * SHARPNESS)
         shift: Tensor | float = getattr(self, "shift", 0.0)
         return x + shift
 
@@ -178,6 +179,19 @@ def number_of_method() -> Script:
         net.encoder.rate = 0.9
 
     return changed(Encoded(), change)
+
+
+@case("a number of the script that a method reads which is not a forward", FREEZE)
+def global_of_method() -> Script:
+    """As `number_of_method`."""
+
+    def before_step(step: int, net: Any) -> None:
+        global SHARPNESS
+        SHARPNESS = 1.0 if step < 2 else 0.4
+
+    found = changed(Encoded(), lambda net: None)
+    found.before_step = before_step
+    return found
 
 
 @case("a module that a method calls which is not a forward, replaced", FREEZE)

@@ -166,7 +166,7 @@ class Guards:
 
     def _read(self, model: nn.Module) -> None:
         """Find all that is to be compared, and note its values."""
-        reached = Holders()
+        reached = Holders(model)
         self._modules: list[tuple[str, ref[nn.Module], tuple[str, ...]]] = []
         self._tensors: dict[str, Tensor] = {}
         for path, module in model.named_modules():

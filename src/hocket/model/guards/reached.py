@@ -67,7 +67,7 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 def reached_by(model: nn.Module) -> Holders:
     """Collect what all modules of a model reach."""
-    holders = Holders()
+    holders = Holders(model)
     for path, module in model.named_modules():
         holders.of_module(path, module)
     return holders
@@ -76,13 +76,17 @@ def reached_by(model: nn.Module) -> Holders:
 class Holders:
     """Collects what modules reach; what several reach is collected once.
 
+    Args:
+        model: the modules, which may call one another's methods.
+
     Attributes:
         holders: by the identity of what holds the values, which is kept alive.
         iterators: the names of those that forwards may go on with, by module.
         unseen: what no guard sees that the code of a module reads, by its path.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._names = set[str]() if model is None else names_in(model)
         self.iterators: dict[str, str] = {}
         self.unseen: dict[str, str] = {}
         self.holders: dict[Any, Holder] = {}
@@ -99,7 +103,8 @@ class Holders:
             Its attributes but for torch's own.
         """
         seen: set[int] = set()
-        own, used = own_attributes(module), used_by_forward(type(module))
+        own = own_attributes(module)
+        used = used_by_forward(type(module), self._names)
         for name, value in own.items():
             if name in used or not isinstance(value, Iterator):
                 self._value(value, name, path, seen)
@@ -163,7 +168,7 @@ class Holders:
             self._value(value, name, path, seen)
 
     def _class(self, kind: type, path: str, seen: set[int]) -> None:
-        names = used_by_forward(kind) if issubclass(kind, nn.Module) else None
+        names = issubclass(kind, nn.Module) and used_by_forward(kind, self._names)
         for base in kind.__mro__:
             if is_installed(base.__module__):
                 if names and "forward" in vars(base):
@@ -172,7 +177,7 @@ class Holders:
                 continue
             self._hold(base, f"{base.__name__}.", path, partial(vars, base))
             for name, value in [*vars(base).items()]:
-                if name not in _MAKERS and (names is None or name in names):
+                if name not in _MAKERS and (not names or name in names):
                     self._value(value, f"{base.__name__}.{name}", path, seen)
 
     def _function(
@@ -238,9 +243,23 @@ class Holders:
         self._value(home[name], title, path, seen)
 
 
-def used_by_forward(kind: type[nn.Module]) -> set[str]:
-    """Return the names of attributes that the code of `forward` reads, or may read."""
-    names, todo = set[str](), ["forward"]
+def names_in(model: nn.Module) -> set[str]:
+    """Return all names that the forwards of a model's modules read, or may read."""
+    kinds, names, found = {*map(type, model.modules())}, set[str](), {"forward"}
+    while found != names:  # a method that one names may name others
+        names = found
+        found = names.union(*(used_by_forward(kind, names) for kind in kinds))
+    return names
+
+
+def used_by_forward(kind: type[nn.Module], others: Iterable[str] = ()) -> set[str]:
+    """Return the names of attributes that the code of `forward` reads, or may read.
+
+    Args:
+        kind: the class.
+        others: names of further methods that are called.
+    """
+    names, todo = set[str](), ["forward", *others]
     while todo:
         name = todo.pop()
         names.add(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from torch import fx
@@ -112,12 +111,6 @@ class Trace:
             for key in self.modules.get(node, ()):
                 found.setdefault(key, []).append(node)
         return found
-
-    @property
-    def called(self) -> set[str]:
-        """The paths of the modules that are called."""
-        keys = chain(self.spans, *self.modules.values())
-        return {key.partition("@")[0] for key in keys}
 
     def runs_as_is(self, key: str) -> bool:
         """Return whether a call of a module is in the trace as one call."""

@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import wraps
+from itertools import chain
 from typing import Any, Final
 from weakref import ref
 
@@ -212,7 +213,9 @@ class FollowedNet:
         What is in a list of modules, or in a module of which only other methods are
         called, is read by the innermost call around it.
         """
-        called = self._captured.training.trace.called
+        trace = self._captured.training.trace
+        keys = chain(trace.spans, *trace.modules.values())
+        called = {key.partition("@")[0] for key in keys}
         return {_innermost(path, called) for path in change.owners}
 
     def _check_trained(
