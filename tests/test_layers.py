@@ -111,7 +111,7 @@ ROOMS: Final = {
         "checkpoint",
         "elastic",
     ),
-    "model": ("trace", "guards", "capture", "stages", "profile"),
+    "model": ("trace", "guards", "capture", "stages", "weights", "profile"),
     "run/outoforder": ("capture", "play", "order"),
 }
 

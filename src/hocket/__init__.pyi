@@ -47,6 +47,8 @@ from hocket.errors import WorkerError as WorkerError
 from hocket.freeze.cache.settings import Cache as Cache
 from hocket.model.trace.per_sample import PerSample as PerSample
 from hocket.model.trace.per_sample import Shared as Shared
+from hocket.model.weights.fresh import FreshWeights as FreshWeights
+from hocket.model.weights.fresh import init as init
 from hocket.passes.add_messages import add_messages as add_messages
 from hocket.passes.fill_with import fill_with as fill_with
 from hocket.planner.candidate import Candidate as Candidate

@@ -34,6 +34,7 @@ from hocket.model.stages.outline import Outline
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
 from hocket.run.assembly import assemble
+from hocket.run.checkpoint.given_weights import given_weights
 from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout
 from hocket.run.cluster.store.poll import poll
@@ -87,6 +88,8 @@ class StagedRun(WorkerRun, ABC):
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
             config.refuse_meta()
+            given = given_weights(config.model, config.weights)
+            config = replace(config, weights=given)
             example = apart(on_device(config.example, world.device))
             layout = self._layout = make_layout(world, config.num_replicas)
             with StartupReporter(
@@ -119,6 +122,8 @@ class StagedRun(WorkerRun, ABC):
                     config.memory_bytes,
                 )
                 self._stack.callback(self.filling.close)
+            if given is not None:
+                given.forget()
             self.plan = plan
             self._transition_s = 0.0  # of the change of layout before this step
             self._times = StepTimes()

@@ -49,7 +49,7 @@ def test_pipeline_takes_the_fields_of_its_config() -> None:
     config = signature(hocket.PipelineConfig).parameters
     assert signature(hocket.Pipeline).parameters == config
     assert [*config][:2] == ["model", "loss"]
-    assert len(config) == len(fields(hocket.PipelineConfig)) == 34
+    assert len(config) == len(fields(hocket.PipelineConfig)) == 35
 
 
 def test_plan_takes_the_fields_of_its_config() -> None:

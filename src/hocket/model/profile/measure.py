@@ -16,7 +16,7 @@ alternating with whole backwards, and divided among layers by their W.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from statistics import median
@@ -175,7 +175,7 @@ def profile(
     while len(layers) < num_layers:
         begin = len(layers)
         end = min(_end_of_group(captured, begin, most_bytes), begin + most_layers)
-        group = _Group(captured, begin, end, device, make_splitter, targets)
+        group = LayerGroup(captured, begin, end, device, make_splitter, targets)
         with suppress(torch.OutOfMemoryError) if end - begin > 1 else nullcontext():
             with restored_model(captured, device):
                 found, given = group.measure(given)
@@ -200,7 +200,7 @@ def _end_of_group(captured: Captured, begin: int, most_bytes: int | None) -> int
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class LayerGroup:
     """Consecutive layers that are on the device at once.
 
     Args:
@@ -210,6 +210,7 @@ class _Group:
         device: the device.
         make_splitter: makes the splitter of a piece.
         targets: what the loss reads.
+        share: of the time for all layers.
     """
 
     captured: Captured
@@ -218,6 +219,7 @@ class _Group:
     device: torch.device
     make_splitter: MakeSplitter
     targets: Any
+    share: float = 1.0
 
     def measure(self, before: Given) -> tuple[list[LayerProfile], Given]:
         """Return each layer's profile, and what the layer behind them reads.
@@ -228,9 +230,11 @@ class _Group:
         captured, device = self.captured, self.device
         num_layers = len(captured.layers)
         edges = [x for x in (self.begin, self.end) if 0 < x < num_layers]
-        own = cut(captured, range(1, num_layers))[self.begin : self.end]
+        here = range(self.begin, self.end)
+        own = cut(captured, range(1, num_layers), only=here)
         pieces = [piece.to(device).train() for piece in own]
-        whole = [cut(captured, edges)[min(self.begin, 1)].to(device).train()]
+        middle = cut(captured, edges, only=[min(self.begin, 1)])
+        whole = [piece.to(device).train() for piece in middle]
         split = [self.make_splitter(piece) for piece in pieces]
         whole_split = [self.make_splitter(piece) for piece in whole]
         received = [x.to(device) for x in before.received]
@@ -239,17 +243,27 @@ class _Group:
         _accumulate_from_zero(whole)
         alike = captured.alike[self.begin : self.end]
         alike[-1] = -1  # if it is the model's last one, the loss is a part of it
-        by_layer = _repeated(lambda: _one_pass(pieces, given, device), alike)
-        # Only what is used below must be precise.
-        split_s = _repeated(lambda: one_split_pass(split, given, device)[1:], alike)
-        *at_once, whole_split_s = _repeated(
+        most_s = _BUDGET_S / 2 * self.share
+        *at_once, split_f, split_i, split_w = _repeated(
             lambda: (
                 *_one_pass(whole, given, device),
-                [sum(map(sum, one_split_pass(whole_split, given, device)))],
+                *([sum(x)] for x in one_split_pass(whole_split, given, device)),
             ),
             [0],
+            most_s,
             _MAX_PASSES // 2,
         )
+        each = zip(*split_f, *split_i, *split_w, strict=True)
+        whole_split_s = [[f + i + w for f, i, w in each]]
+        by_layer, split_s = at_once, [split_i, split_w]
+        if len(pieces) > 1:
+            by_layer = _repeated(
+                lambda: _one_pass(pieces, given, device), alike, most_s
+            )
+            # Only what is used below must be precise.
+            split_s = _repeated(
+                lambda: one_split_pass(split, given, device)[1:], alike, most_s
+            )
         state = list(captured.state.tensors.values())
         there = tensors_in([state, given.inputs, self.targets])
         kept, sent = kept_bytes(pieces, given, there)
@@ -329,6 +343,7 @@ def _scaled(
 def _repeated(
     one_pass: Callable[[], Sequence[Column]],
     alike: Sequence[int],
+    most_s: float,
     most: int = _MAX_PASSES,
 ) -> list[list[Column]]:
     """Run passes and return, for each kind of work, the seconds of each piece.
@@ -339,6 +354,7 @@ def _repeated(
     Args:
         one_pass: returns, for each kind of work, the seconds of each piece.
         alike: a number for each piece, the same for the same work.
+        most_s: no pass begins after so many seconds, but for the least.
         most: the largest number of passes.
     """
     rows: list[Sequence[Column]] = []
@@ -348,7 +364,7 @@ def _repeated(
 
     limits = _MIN_PASSES, most - _NUM_WARM
     for counts in rounds(
-        *limits, num_warm=_NUM_WARM, most_s=_BUDGET_S / 2, is_enough=is_enough
+        *limits, num_warm=_NUM_WARM, most_s=most_s, is_enough=is_enough
     ):
         row = one_pass()
         rows += [row] * counts
@@ -411,7 +427,10 @@ def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
 
 @contextmanager
 def restored_model(
-    captured: Captured, device: torch.device, stages: Sequence[nn.Module] = ()
+    captured: Captured,
+    device: torch.device,
+    stages: Sequence[nn.Module] = (),
+    names: Collection[str] | None = None,
 ) -> Iterator[None]:
     """Restore whatever changes when the model runs.
 
@@ -423,9 +442,12 @@ def restored_model(
         device: the device that it runs on, whose random state is restored.
         stages: the model's stages on that device: their modes are restored, and their
             buffers, which may not be the model's own.
+        names: the first names of the tensors that have values, if not all have.
     """
     modules = nn.ModuleList([captured.model, *captured.beside.values(), *stages])
-    state = [*captured.state.tensors.values(), *modules.buffers()]
+    every = captured.state.tensors
+    state = [x for name, x in every.items() if names is None or name in names]
+    state += (nn.ModuleList(stages) if names is not None else modules).buffers()
     tensors = {id(tensor): tensor for tensor in state}.values()
     trained = [(t, t.data, t.grad) for t in tensors if t.requires_grad]
     others = [(t, t.data, t.detach().clone()) for t in tensors if not t.requires_grad]

@@ -20,7 +20,7 @@ from hocket.errors import ModelError, SchemaError
 from hocket.model.capture.captured import Captured
 from hocket.model.trace.observe import TensorInfo
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import on_device
+from hocket.run.data.batch import digest, on_device
 from hocket.run.data.loss import losses_of
 from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.trial import restored_attributes
@@ -54,6 +54,28 @@ def refuse_differences(world: World, digests: Mapping[str, str]) -> None:
                     f"ranks 0 and {rank} differ in the {what} (digests "
                     f"{str(first)[:8]} and {str(other)[:8]}): make the pipeline from "
                     f"the same model, example and settings on every worker. {_REMEDY}"
+                )
+
+
+def refuse_different_weights(world: World, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to start workers that hold other values of one tensor. Every worker calls.
+
+    Args:
+        world: the job.
+        tensors: what this worker holds, by name.
+
+    Raises:
+        SchemaError: two workers differ; names both, and the tensor.
+    """
+    own = {name: digest(x) for name, x in sorted(tensors.items())}
+    first: dict[str, tuple[int, int]] = {}
+    for rank, part in enumerate(world.gather_json(own, "compare weights")):
+        for name, found in part.items():
+            other, known = first.setdefault(name, (rank, found))
+            if found != known:
+                raise SchemaError(
+                    f"ranks {other} and {rank} have other values of {name}: give every "
+                    f"worker the same files (weights=). {_REMEDY}"
                 )
 
 

@@ -40,7 +40,7 @@ from hocket.run.stage.loss_checks.reads import LossReads, ModelTensors, PlayedSt
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.tune.compile_stages import CompileConfig, compile_stages
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure
+from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, hold_own
 from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.dry_run import dry_run
@@ -77,6 +77,8 @@ def build_plan(
     else:
         found = cut_and_measure(config, order.program, context, known)
     captured, modules = found.known.captured, found.modules
+    if found is known:  # others may have been tried behind it
+        hold_own(config, captured, found.boundaries, order.program, context)
     if not found.teachers:  # with some, it is frozen before they are added
         order = freeze_stages(order, num_frozen_stages(modules))
     _refuse_reads(config, order.program, found, world)

@@ -9,7 +9,7 @@ torch, or belong to one job. `Pipeline` takes its signature from this class
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -22,14 +22,17 @@ from hocket.freeze.cache.settings import Cache
 from hocket.freeze.policy import Policy
 from hocket.freeze.settings import text_of, type_faults
 from hocket.freeze.shapes import Balance
-from hocket.model.trace.state import model_fault
+from hocket.model.trace.state import State, model_fault
+from hocket.model.weights.fresh import FreshWeights
+from hocket.model.weights.given import GivenWeights
 from hocket.options import ScheduleOptions, fixed_cut_faults
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
-from hocket.run.data.batch import Microbatch, split_batch
+from hocket.run.data.batch import Microbatch, digest, split_batch
 from hocket.run.data.loss import LossFunction, WholeBatch, loss_fault
 from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.startup import StartupHook, StartupProgress
+from hocket.run.engine.plan import short_hash
 from hocket.run.fill.settings import Fill, fill_faults
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
@@ -64,6 +67,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             than in a plain loop.
         example: a batch `(inputs, targets)` as the loader will give them. The inputs
             are a tensor, a tuple of positional or a dict of keyword arguments.
+        weights: for a model that was made under `torch.device("meta")`: a folder of
+            safetensors, one such file, a checkpoint that a pipeline has saved, or
+            `hocket.init(seed)`. Each worker reads, or draws, the weights of its own
+            stages. Files may be given for any other model, too.
         profile_dir: the folder in which profiles are kept and found again.
         seed: the seed of random numbers in the forward (dropout).
         run_dir: the folder for reports of failures; `hocket.launch` sets it. Under
@@ -112,6 +119,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     loss: LossFunction
     _: KW_ONLY
     example: Any = field(repr=False, compare=False)
+    weights: str | Path | FreshWeights | GivenWeights | None = None
     profile_dir: str | Path | None = None
     seed: int = 0
     run_dir: str | Path | None = None
@@ -138,6 +146,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 f"max_delay {self.max_delay} has no effect with teachers: their "
                 "forwards fill an order that ends each step before the next begins"
             )
+        faults += self._weights_faults()
         if self.teacher_lane and not self.teachers:
             faults.append("teacher_lane has no effect without teachers")
         faults += fill_faults(self.fill, self.model, freezes=self.freeze is not None)
@@ -150,6 +159,21 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             faults.append(fault)
         if text := "; ".join(faults):
             raise ConfigError(text)
+
+    def _weights_faults(self) -> Iterator[str]:
+        kinds = str, Path, FreshWeights, GivenWeights
+        if self.weights is None:
+            return
+        if not isinstance(self.weights, kinds):
+            yield (
+                f"weights is a {type(self.weights).__name__}: give a folder of "
+                "safetensors, one such file, a checkpoint, or hocket.init(seed)"
+            )
+        elif self.freeze is not None:
+            yield (
+                "weights= does not go together with freeze: load them into the model "
+                "before the pipeline is made"
+            )
 
     def _freezing_faults(self) -> Iterator[str]:
         freezes = self.freeze is not None
@@ -210,19 +234,56 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         return self.memory_bytes or memory_bytes(world)
 
     def refuse_meta(self) -> None:
-        """Refuse a model without weights; to plan for one is all right.
+        """Refuse models without weights, where none are given.
 
         Raises:
-            ConfigError: parameters are on the meta device.
+            ConfigError: parameters or buffers are on the meta device.
         """
-        every = chain(self.model.named_parameters(), self.model.named_buffers())
-        if name := next((name for name, x in every if x.is_meta), ""):
-            raise ConfigError(
-                f"the model's {name} is on the meta device, so it has no weights to "
-                "train: make the model on the CPU, outside of `torch.device('meta')` "
-                "(`to_empty` would untie shared weights, and leave buffers and what no "
-                "initialiser sets undefined); `hocket.plan` takes it as it is"
-            )
+        nets = {f"teacher {name}": x.net for name, x in self.teachers.items()}
+        if self.weights is None:
+            nets = {"model": self.model} | nets
+        for what, net in nets.items():
+            every = chain(net.named_parameters(), net.named_buffers())
+            name = next((name for name, x in every if x.is_meta), "")
+            if name and net is self.model:
+                raise ConfigError(
+                    f"the model's {name} is on the meta device, so it has no weights "
+                    'to train: give them, weights="a folder of safetensors" or '
+                    "weights=hocket.init(seed=0); or make the model outside of "
+                    '`torch.device("meta")` (`to_empty` would untie shared weights, '
+                    "and leave buffers and what no initializer sets undefined); "
+                    "`hocket.plan` takes it as it is"
+                )
+            if name:
+                raise ConfigError(
+                    f"the {what}'s {name} is on the meta device, and weights= is for "
+                    "the model alone: make the teacher outside of "
+                    '`torch.device("meta")`'
+                )
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a worker holds the weights of some layers alone."""
+        return isinstance(self.weights, GivenWeights) and self.weights.is_partial
+
+    def text_of_weights(self, state: State) -> str:
+        """Return a text of all weights, which all workers must have alike.
+
+        Args:
+            state: the model's.
+        """
+        if isinstance(self.weights, GivenWeights):
+            return f"{short_hash(self.weights.text)} {digest(self.weights.others):08x}"
+        return f"{digest(dict(state.tensors)):08x}"
+
+    def hold(self, names: Collection[str]) -> None:
+        """Let this worker hold these of the weights that are given, and no others.
+
+        Args:
+            names: first names.
+        """
+        if isinstance(self.weights, GivenWeights):
+            self.weights.hold(names)
 
     def microbatches(self) -> tuple[Microbatch, ...]:
         """Return the microbatches of the example.

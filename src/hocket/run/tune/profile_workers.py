@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any, Final
@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hocket.core.op import Kind
 from hocket.model.capture.captured import Captured
+from hocket.model.profile.held_layers import profile_held
 from hocket.model.profile.measure import profile, restored_model
 from hocket.model.profile.precision import timed_rounds
 from hocket.model.profile.profile import Profile, mean_profile
@@ -96,6 +97,7 @@ def profile_layers(
     loss: LossFunction | None,
     precision: Precision,
     world: World,
+    hold: Callable[[Collection[str]], None] | None = None,
 ) -> Profile:
     """Return the mean of what all workers measure. Every worker must call this.
 
@@ -105,18 +107,26 @@ def profile_layers(
         loss: the loss; the sum of the outputs if there is none.
         precision: the type that forwards and losses compute in.
         world: all workers.
+        hold: gives values to the weights of a layer, where they have none.
     """
-    microbatch = microbatch.on(world.device)
+    microbatch, device = microbatch.on(world.device), world.device
+    finish = None if loss is None else partial(_total, loss, microbatch.targets)
+    measure = (
+        partial(profile_held, hold=hold)
+        if hold is not None
+        else partial(
+            profile, most_bytes=None if device.type == "cpu" else memory_bytes(world)
+        )
+    )
     return measured_together(
         partial(
-            profile,
+            measure,
             captured,
             microbatch.leaves,
-            device=world.device,
+            device=device,
             make_splitter=ByLayers,
-            finish=None if loss is None else partial(_total, loss, microbatch.targets),
+            finish=finish,
             targets=microbatch.targets,
-            most_bytes=None if world.device.type == "cpu" else memory_bytes(world),
         ),
         precision,
         world,

@@ -30,6 +30,8 @@ from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
 _NUM_STEPS = 5
+_ENOUGH_BYTES = 1 << 26  # of weights: of more, a fifth is measured
+_OF = 5  # parts: copies, gradients and what optimizers keep take as much again
 _CACHE_BYTES = 1 << 24  # read before each step: training leaves caches cold
 _GRADIENT = 1e-3  # of each element; zeros take AdamW twice as long on a CPU
 
@@ -70,18 +72,55 @@ def _measured(
     module: StageModule, settings: TrainingConfig, device: torch.device, delay: int
 ) -> dict[str, float]:
     """Return the fields of a stage's cost that are of its update; none without one."""
-    copies = {
-        name: nn.Parameter(p.detach().clone())
-        for name, p in module.named_parameters()
-        if p.requires_grad
-    }
+    trained = {k: p for k, p in module.named_parameters() if p.requires_grad}
     settings = replace(settings, scheduler=None)
+    part = _part_of(trained)
+    found = _measured_on(_copies(part), settings, device, delay)
+    if found is None and len(part) < len(trained):
+        part = trained
+        found = _measured_on(_copies(part), settings, device, delay)
+    scale = _bytes_of(trained) / max(1, _bytes_of(part))
+    found = found or {}
+    sizes = {k: round(x * scale) for k, x in found.items() if k.endswith("_bytes")}
+    return {name: value * scale for name, value in found.items()} | sizes
+
+
+def _part_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return as many of a stage's parameters as stand for all of them.
+
+    Their copies, with gradients and state, are not to take more than the stage.
+    """
+    most = max(_ENOUGH_BYTES, _bytes_of(parameters) // _OF)
+    found: dict[str, nn.Parameter] = {}
+    left = most
+    for name, x in sorted(parameters.items(), key=lambda item: item[1].nbytes):
+        if x.nbytes <= left or not found:
+            found[name] = x
+            left -= x.nbytes
+    return {name: x for name, x in parameters.items() if name in found}
+
+
+def _bytes_of(parameters: Mapping[str, nn.Parameter]) -> int:
+    return sum(x.nbytes for x in parameters.values())
+
+
+def _copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    return {k: nn.Parameter(p.detach().clone()) for k, p in parameters.items()}
+
+
+def _measured_on(
+    copies: dict[str, nn.Parameter],
+    settings: TrainingConfig,
+    device: torch.device,
+    delay: int,
+) -> dict[str, float] | None:
+    """Return the fields of an update of these parameters; None if there is none."""
     try:
         updater = Updater(copies, settings)
     except ValueError:  # all parameters are left out
-        return {}
+        return None
     if updater.optimizer is None:
-        return {}
+        return None
     # As if this worker were the only one.
     gradients = Gradients(
         tuple(copies),

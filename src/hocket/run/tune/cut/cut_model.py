@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from warnings import warn
@@ -10,10 +11,19 @@ from hocket.core.costs import Costs, Link
 from hocket.core.program import Program
 from hocket.errors import ModelError
 from hocket.freeze.shapes import greedy_boundaries
+from hocket.model.capture.captured import Captured
 from hocket.model.profile.costs import stage_costs
-from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
+from hocket.model.stages.cut import (
+    boundaries_from_names,
+    check_as_is,
+    cut,
+    names_in_stages,
+)
 from hocket.model.stages.stage import StageModule
+from hocket.model.weights.given import GivenWeights
 from hocket.planner.cluster import MessageCosts
+from hocket.run.cluster.freed_memory import trim_heap
+from hocket.run.engine.same_everywhere import refuse_different_weights
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.kept import kept_costs
@@ -81,6 +91,7 @@ def cut_and_measure(
         boundaries = balanced_boundaries(known, program, config, context)
     check_as_is(known.captured, boundaries, program.flows)
     modules = cut(known.captured, boundaries, program.flows)
+    hold_own(config, known.captured, boundaries, program, context)
 
     def measure() -> Costs:
         messages = messages_of(known, config, context)
@@ -106,7 +117,45 @@ def cut_and_measure(
     costs = kept_costs(
         config.profile_dir, known.profile, known.code, depends_on, world, measure
     )
+    if config.is_partial:
+        trim_heap()  # of copies
     return CutModel(known, tuple(boundaries), modules, costs)
+
+
+def hold_own(
+    config: PipelineConfig,
+    captured: Captured,
+    boundaries: Sequence[int],
+    program: Program,
+    context: WorkerContext,
+) -> None:
+    """Let each worker hold the weights of its own stages, where they are given.
+
+    Every worker must call this.
+
+    Args:
+        config: the pipeline's.
+        captured: the captured model.
+        boundaries: the layers at which its stages 1, 2, ... begin.
+        program: the stages' devices; those of teachers may come first.
+        context: this worker's context.
+
+    Raises:
+        SchemaError: two workers have other values of one tensor.
+    """
+    if not isinstance(config.weights, GivenWeights):
+        return
+    names = names_in_stages(captured, boundaries)
+    own = program.stages_on[context.layout.device]
+    first = program.num_stages - len(names)
+    held = {x for i in own if i >= first for x in names[i - first]}
+    config.report("reading the weights of this worker's stages")
+    gc.collect()
+    trim_heap()  # of what was measured layer by layer
+    config.hold(held)
+    refuse_different_weights(
+        context.world, {name: captured.state.tensors[name] for name in held}
+    )
 
 
 def messages_of(

@@ -28,7 +28,7 @@ from hocket.model.trace.state import State
 from hocket.planner.cluster import MessageCosts
 from hocket.planner.work import MeasuredCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch, digest, to_capture
+from hocket.run.data.batch import Microbatch, to_capture
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loss import named_losses
 from hocket.run.engine.plan import short_hash
@@ -116,7 +116,7 @@ def profile_model(
     digests = {
         "settings": short_hash(config.text),
         "model": captured.digest,
-        "weights": f"{digest(dict(captured.state.tensors)):08x}",
+        "weights": config.text_of_weights(captured.state),
         "seed": str(config.seed),
         "updates": short_hash(update_text(config, captured.state.trained)),
         "compile": str(config.compile),
@@ -134,6 +134,7 @@ def profile_model(
         partial(_loss_with, config, tuple(teacher_outputs)),
         config.compute_precision,
         world,
+        config.hold if config.is_partial else None,
     )
     depends_on = {
         "targets": _forms(targets),
