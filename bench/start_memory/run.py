@@ -5,7 +5,8 @@
 A Llama of 2 GB, saved by `save_pretrained` in several files, starts on 2 and on 4
 workers: made on `meta` with `weights=` its folder, and, in turn with that, made and
 loaded whole by each worker. Every few milliseconds a thread of each worker reads its
-anonymous and its shared memory. What an empty pipeline takes is taken off.
+anonymous and its shared memory. What a pipeline of the same model of next to no width
+takes is taken off. Activations count, and are few: 8 sentences of 4 tokens.
 
     share       the bytes of the weights of a worker's stages
     allowed     1.15 x share + share (gradients, in the dry run) + the largest layer
@@ -30,7 +31,7 @@ from bench.measure import environment, write_result
 RESULTS: Final = Path(__file__).parent / "results"
 EVERY_S: Final = 0.003
 NUM_MICROBATCHES: Final = 4
-NUM_TOKENS: Final = 16
+NUM_TOKENS: Final = 4
 VOCABULARY: Final = 32_000
 
 
@@ -91,20 +92,30 @@ def batch() -> tuple[dict[str, Tensor], Tensor]:
     return {"input_ids": ids}, ids
 
 
-def empty() -> int:
-    """The most that a pipeline of next to nothing takes, in bytes."""
+def empty(own: Any) -> int:
+    """The most that a pipeline of the same model of next to no width takes, in bytes.
+
+    It has imported, captured and planned the same.
+    """
+    from transformers import LlamaForCausalLM
+
     torch.manual_seed(0)
     peak = Peak()
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(8)))
-    example = torch.zeros(8, 8), torch.zeros(8, 8)
-    hocket.Pipeline(
-        model,
-        nn.functional.mse_loss,
-        optimizer=torch.optim.SGD,
-        example=example,
-        num_microbatches=NUM_MICROBATCHES,
-    ).close()
+    narrow = config(own.num_hidden_layers, 32)
+    pipeline_of(LlamaForCausalLM(narrow).train(), None).close()
     return peak.end()
+
+
+def pipeline_of(model: nn.Module, weights: str | None) -> hocket.Pipeline:
+    """A pipeline that trains by plain SGD."""
+    return hocket.Pipeline(
+        model,
+        loss,
+        optimizer=lambda p: torch.optim.SGD(p, 0.1),
+        example=batch(),
+        num_microbatches=NUM_MICROBATCHES,
+        weights=weights,
+    )
 
 
 def start(folder: str, how: str) -> dict[str, float]:
@@ -112,9 +123,9 @@ def start(folder: str, how: str) -> dict[str, float]:
     import transformers.modeling_utils  # noqa: F401  (its import is no part of a start)
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    without = empty()
-    gc.collect()
     own = LlamaConfig.from_pretrained(folder)
+    without = empty(own)
+    gc.collect()
     begin_s, peak = perf_counter(), Peak()
     if how == "meta":
         with torch.device("meta"):
@@ -125,14 +136,7 @@ def start(folder: str, how: str) -> dict[str, float]:
         sum(x.nbytes for x in part.parameters())
         for part in (*model.model.layers, model.model.embed_tokens, model.lm_head)
     ]
-    pipeline = hocket.Pipeline(
-        model.train(),
-        loss,
-        optimizer=lambda p: torch.optim.SGD(p, 0.1),
-        example=batch(),
-        num_microbatches=NUM_MICROBATCHES,
-        weights=folder if how == "meta" else None,
-    )
+    pipeline = pipeline_of(model.train(), folder if how == "meta" else None)
     seconds, most = perf_counter() - begin_s, peak.end()
     own_names = pipeline.plan.state_names[pipeline.world.rank]
     held = dict(model.named_parameters())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hocket.errors import ConfigError, ModelError
 from hocket.model.stages.saved_modules import SavedModules
 from hocket.model.trace.state import State
+from hocket.model.weights.converted import as_the_model_names_them
 from hocket.model.weights.fresh import FreshWeights, draw, refuse_unset
 from hocket.model.weights.hollow import make_hollow
 from hocket.model.weights.stored import StoredWeights
@@ -38,7 +39,8 @@ class GivenWeights:
         self._model, self._source = model, source
         self._names: dict[str, tuple[str, ...]] = {}
         if isinstance(source, StoredWeights):
-            self._names = source.names_for(State.of(model))
+            source = as_the_model_names_them(source, model)
+            self._source, self._names = source, source.names_for(State.of(model))
             if extra := SavedModules({"": model}).extra_names:
                 raise ModelError(
                     f"{source.where} has no {min(extra)}: an extra state "

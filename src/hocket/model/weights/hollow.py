@@ -64,11 +64,14 @@ class HollowTensor:
         values.__class__ = tensor.__class__
         values.__dict__.update(tensor.__dict__)
         torch.utils.swap_tensors(tensor, values)
+        self._tensor = tensor
 
     def release(self) -> None:
         """Give the memory back; the tensor is zero from now on."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
+        else:
+            self._tensor.detach().zero_()
 
 
 def make_hollow(model: nn.Module) -> dict[str, HollowTensor]:
