@@ -440,14 +440,19 @@ def restored_model(
     Args:
         captured: the model.
         device: the device that it runs on, whose random state is restored.
-        stages: the model's stages on that device: their modes are restored, and their
-            buffers, which may not be the model's own.
-        names: the first names of the tensors that have values, if not all have.
+        stages: the model's stages that run on that device, if not all do: their modes
+            are restored, and their buffers, which may not be the model's own.
+        names: the first names of the tensors that are read, if not all are.
     """
     modules = nn.ModuleList([captured.model, *captured.beside.values(), *stages])
     every = captured.state.tensors
     state = [x for name, x in every.items() if names is None or name in names]
-    state += (nn.ModuleList(stages) if names is not None else modules).buffers()
+    if stages:
+        run = nn.ModuleList(stages)
+        own = {id(x) for x in (*run.parameters(), *run.buffers())}
+        state = [x for x in state if id(x) in own] + [*run.buffers()]
+    elif names is None:
+        state += modules.buffers()
     tensors = {id(tensor): tensor for tensor in state}.values()
     trained = [(t, t.data, t.grad) for t in tensors if t.requires_grad]
     others = [(t, t.data, t.detach().clone()) for t in tensors if not t.requires_grad]

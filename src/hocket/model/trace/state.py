@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hocket.errors import ModelError
+from hocket.errors import ConfigError, ModelError
 from hocket.model.trace.reached import read_beside
 
 
@@ -127,6 +127,27 @@ def _left_out_of_state_dict(model: nn.Module) -> frozenset[str]:
         for path, module in model.named_modules(remove_duplicate=False)
         for name in module._non_persistent_buffers_set
     )
+
+
+def refuse_meta(net: nn.Module, what: str, way_out: str) -> None:
+    """Refuse a net without weights.
+
+    Args:
+        net: the net.
+        what: its name, for the error.
+        way_out: what to do; ends the sentence.
+
+    Raises:
+        ConfigError: parameters or buffers are on the meta device.
+    """
+    every = (*net.named_parameters(), *net.named_buffers())
+    if name := next((name for name, x in every if x.is_meta), ""):
+        raise ConfigError(
+            f"{what}'s {name} is on the meta device, so it has no weights: {way_out} "
+            '(made outside of `torch.device("meta")` it has some; `to_empty` would '
+            "untie shared weights, and leave buffers and what no initializer sets "
+            "undefined)"
+        )
 
 
 def model_fault(model: object) -> str | None:

@@ -38,7 +38,36 @@ def as_the_model_names_them(stored: StoredWeights, model: nn.Module) -> StoredWe
     mapping = sys.modules.get("transformers.conversion_mapping")
     if loading is None or mapping is None or not hasattr(model, "base_model_prefix"):
         return _without_ignored(stored, model)
-    rules = mapping.get_model_conversion_mapping(model)
+    groups = _groups(
+        stored, model, mapping.get_model_conversion_mapping(model), loading
+    )
+    forms: dict[str, Form] = {}
+    made_by: dict[str, _Group] = {}
+    for group in groups:
+        own = {name: stored.forms[name] for _, name in group.sources}
+        for name, form in group.forms(own, model).items():
+            forms[name], made_by[name] = form, group
+
+    def read(names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        for group in {id(made_by[x]): made_by[x] for x in names}.values():
+            sources = dict(stored.read([name for _, name in group.sources]))
+            made = group.made(sources, model)
+            yield from ((name, made[name]) for name in made if name in names)
+
+    return _without_ignored(replace(stored, forms=forms, read=read), model)
+
+
+def _groups(
+    stored: StoredWeights, model: Any, rules: Sequence[Any], loading: Any
+) -> list[_Group]:
+    """Return which tensors of the files become which of the model.
+
+    Args:
+        stored: the weights.
+        model: the model.
+        rules: the library's, for this model.
+        loading: the library's module that applies them.
+    """
     converters = [x for x in rules if isinstance(x, loading.WeightConverter)]
     renamings = [x for x in rules if isinstance(x, loading.WeightRenaming)]
     by_pattern = {x: one for one in converters for x in one.source_patterns}
@@ -54,20 +83,7 @@ def as_the_model_names_them(stored: StoredWeights, model: nn.Module) -> StoredWe
             target = name  # of which there is one already: superfluous
         group = groups.setdefault(target, _Group(target, by_pattern.get(pattern), []))
         group.sources.append((pattern or name, name))
-    forms: dict[str, Form] = {}
-    made_by: dict[str, _Group] = {}
-    for group in groups.values():
-        own = {name: stored.forms[name] for _, name in group.sources}
-        for name, form in group.forms(own, model).items():
-            forms[name], made_by[name] = form, group
-
-    def read(names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
-        for group in {id(made_by[x]): made_by[x] for x in names}.values():
-            sources = dict(stored.read([name for _, name in group.sources]))
-            made = group.made(sources, model)
-            yield from ((name, made[name]) for name in made if name in names)
-
-    return _without_ignored(replace(stored, forms=forms, read=read), model)
+    return [*groups.values()]
 
 
 def _without_ignored(stored: StoredWeights, model: nn.Module) -> StoredWeights:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -22,7 +21,7 @@ from hocket.freeze.cache.settings import Cache
 from hocket.freeze.policy import Policy
 from hocket.freeze.settings import text_of, type_faults
 from hocket.freeze.shapes import Balance
-from hocket.model.trace.state import State, model_fault
+from hocket.model.trace.state import State, model_fault, refuse_meta
 from hocket.model.weights.fresh import FreshWeights
 from hocket.model.weights.given import GivenWeights
 from hocket.options import ScheduleOptions, fixed_cut_faults
@@ -239,27 +238,18 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         Raises:
             ConfigError: parameters or buffers are on the meta device.
         """
-        nets = {f"teacher {name}": x.net for name, x in self.teachers.items()}
         if self.weights is None:
-            nets = {"model": self.model} | nets
+            how = 'weights="a folder of safetensors" or weights=hocket.init(seed=0)'
+            refuse_meta(
+                self.model,
+                "the model",
+                f"give them, {how}; `hocket.plan` takes it as it is",
+            )
+        nets = {f"the teacher {name}": x.net for name, x in self.teachers.items()}
+        if self.fill is not None:
+            nets["the net of fill"] = self.fill.net
         for what, net in nets.items():
-            every = chain(net.named_parameters(), net.named_buffers())
-            name = next((name for name, x in every if x.is_meta), "")
-            if name and net is self.model:
-                raise ConfigError(
-                    f"the model's {name} is on the meta device, so it has no weights "
-                    'to train: give them, weights="a folder of safetensors" or '
-                    "weights=hocket.init(seed=0); or make the model outside of "
-                    '`torch.device("meta")` (`to_empty` would untie shared weights, '
-                    "and leave buffers and what no initializer sets undefined); "
-                    "`hocket.plan` takes it as it is"
-                )
-            if name:
-                raise ConfigError(
-                    f"the {what}'s {name} is on the meta device, and weights= is for "
-                    "the model alone: make the teacher outside of "
-                    '`torch.device("meta")`'
-                )
+            refuse_meta(net, what, "weights= is for the model alone: make it elsewhere")
 
     @property
     def is_partial(self) -> bool:

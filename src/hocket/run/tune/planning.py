@@ -15,7 +15,7 @@ from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
-from hocket.model.trace.state import model_fault
+from hocket.model.trace.state import model_fault, refuse_meta
 from hocket.options import PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.report import Ranking
@@ -95,6 +95,9 @@ def plan(config: _Arguments) -> Ranking:
             f"teachers {', '.join(config.teachers)} are planned for a kind of device: "
             'name one, such as hardware="v100-32g"; or leave teachers away'
         )
+    if device is None:
+        why = 'to be measured here; with hardware="..." nothing is run'
+        refuse_meta(config.model, "the model", why)
     num_here = config.num_devices // max(1, config.num_nodes)
     cluster = config.cluster(_own_memory(num_here) if device is None else 0)
     part, args, kwargs = to_capture(config.model, apart(config.batch), 1)
