@@ -33,6 +33,7 @@ from bench.share.table import predictions as predicted_modes
 from bench.split.table import halves
 from bench.staleness import picture as curves
 from bench.staleness.table import beside_synchronous, qualities
+from bench.start_memory.table import starts
 from bench.teacher.table import contestants
 from bench.teacher.table import emulated as emulated_teachers
 from bench.teacher_quality.table import qualities as taught
@@ -171,6 +172,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("staleness", "table"): qualities,
     ("staleness", "costs"): beside_synchronous,
     ("flush_free", "blocks"): blocks,
+    ("start_memory", "table"): starts,
     ("teacher", "table"): contestants,
     ("teacher", "emulated"): emulated_teachers,
     ("teacher_quality", "table"): taught,
