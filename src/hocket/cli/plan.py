@@ -37,8 +37,9 @@ def plan_command(
         str,
         typer.Argument(
             metavar="NAME|FILE",
-            help="A built-in recipe, a TOML file, or a network that is counted by "
-            "hand, such as bert-24.",
+            help="A built-in recipe, a TOML file, a config.json of the transformers "
+            "library (or its folder), or a network that is counted by hand, such as "
+            "bert-24.",
         ),
     ],
     devices: Annotated[
@@ -68,7 +69,12 @@ def plan_command(
         str | None, option("NAME", "Between nodes, by default 100gb.")
     ] = None,
     batch_size: Annotated[
-        int | None, option("N", "Samples per step; the recipe's else.", least=1)
+        int | None,
+        option("N", "Samples per step; the recipe's else, or 8 a device.", least=1),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        option("N", "Of a sample, for a config.json; at most 2048 else.", least=1),
     ] = None,
     precision: Annotated[
         str | None,
@@ -141,11 +147,21 @@ def plan_command(
     )
     config.cluster()  # refuses unknown names before torch is imported
     paper = _paper(rows, has_page=html is not None, has_all=exhaustive)
+    path = Path(recipe)
+    is_config = path.suffix == ".json" or (path / "config.json").is_file()
+    if settings and (is_config or recipe in NETWORKS):
+        raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
+    if tokens is not None and not is_config:
+        raise typer.BadParameter(f"--tokens is for a config.json: {recipe} is none")
     if recipe in NETWORKS:
-        if settings:
-            raise typer.BadParameter(f"--set is for recipes: {recipe} is none")
         with status_line("reading the network") as status:
             ranking = plan_network(recipe, config, status)
+        shown = Shown.of(ranking, paper)
+    elif is_config:
+        with status_line("capturing the model") as status:
+            from hocket.recipes.models.by_config import plan_config
+
+            ranking = plan_config(path, tokens, config, status)
         shown = Shown.of(ranking, paper)
     else:
         resolved = read_recipe(recipe, settings or [], allow_outside=allow_outside)

@@ -210,7 +210,7 @@ class LayerGroup:
         device: the device.
         make_splitter: makes the splitter of a piece.
         targets: what the loss reads.
-        share: of the time for all layers.
+        share: the part of the time for all layers that these take.
     """
 
     captured: Captured
@@ -244,6 +244,15 @@ class LayerGroup:
         alike = captured.alike[self.begin : self.end]
         alike[-1] = -1  # if it is the model's last one, the loss is a part of it
         most_s = _BUDGET_S / 2 * self.share
+        by_layer, split_s = list[list[Column]](), list[list[Column]]()
+        if len(pieces) > 1:  # before the whole: a piece may need what another keeps
+            by_layer = _repeated(
+                lambda: _one_pass(pieces, given, device), alike, most_s
+            )
+            # Only what is used below must be precise.
+            split_s = _repeated(
+                lambda: one_split_pass(split, given, device)[1:], alike, most_s
+            )
         *at_once, split_f, split_i, split_w = _repeated(
             lambda: (
                 *_one_pass(whole, given, device),
@@ -255,15 +264,8 @@ class LayerGroup:
         )
         each = zip(*split_f, *split_i, *split_w, strict=True)
         whole_split_s = [[f + i + w for f, i, w in each]]
-        by_layer, split_s = at_once, [split_i, split_w]
-        if len(pieces) > 1:
-            by_layer = _repeated(
-                lambda: _one_pass(pieces, given, device), alike, most_s
-            )
-            # Only what is used below must be precise.
-            split_s = _repeated(
-                lambda: one_split_pass(split, given, device)[1:], alike, most_s
-            )
+        if len(pieces) == 1:
+            by_layer, split_s = at_once, [split_i, split_w]
         state = list(captured.state.tensors.values())
         there = tensors_in([state, given.inputs, self.targets])
         kept, sent = kept_bytes(pieces, given, there)

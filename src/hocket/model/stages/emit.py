@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils import _pytree as pytree
 
 from hocket.model.capture import bindings
@@ -304,7 +305,7 @@ def simplified(mask: Tensor) -> tuple[Tensor | None, bool]:
         The mask, or nothing where it allows everything or is exactly causal; and
         whether it is the latter.
     """
-    if mask.dtype != torch.bool or mask.is_meta:
+    if mask.dtype != torch.bool or mask.is_meta or is_fake(mask):
         return mask, False
     if bool(mask.all()):
         return None, False

@@ -26,7 +26,7 @@ _NUM_SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class FreshWeights:
-    """Weights that are drawn anew; see `init`.
+    """Weights that are drawn afresh; see `init`.
 
     Args:
         seed: the seed of all.

@@ -25,7 +25,7 @@ _MAPPED: Final = 1 << 16  # smaller tensors are part of the heap
 
 
 class HollowTensor:
-    """One tensor of a model, on the host, whose memory can be given back.
+    """One tensor of a model, on the host, whose memory can be released.
 
     Args:
         tensor: on `meta`; becomes one on the host.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, cast
@@ -16,6 +17,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
 from hocket.model.trace.state import model_fault, refuse_meta
+from hocket.model.weights.hollow import make_hollow
 from hocket.options import PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.report import Ranking
@@ -100,9 +102,10 @@ def plan(config: _Arguments) -> Ranking:
         refuse_meta(config.model, "the model", why)
     num_here = config.num_devices // max(1, config.num_nodes)
     cluster = config.cluster(_own_memory(num_here) if device is None else 0)
-    part, args, kwargs = to_capture(config.model, apart(config.batch), 1)
-    refuse_shared(config.model, args, kwargs)
-    captured = enough_layers(capture(config.model, args, kwargs), config.num_devices)
+    model = _with_memory(config.model)
+    part, args, kwargs = to_capture(model, apart(config.batch), 1)
+    refuse_shared(model, args, kwargs)
+    captured = enough_layers(capture(model, args, kwargs), config.num_devices)
     states = settings.state_bytes(captured.state.trained)
     size = part.num_samples if config.batch_size is None else config.batch_size
     loss = config.loss
@@ -135,6 +138,18 @@ def plan(config: _Arguments) -> Ranking:
     return rank(work, cluster, size, search, trials, config.progress)
 
 
+def _with_memory(model: nn.Module) -> nn.Module:
+    """Return a model on meta as a copy on the host, whose memory is never written.
+
+    The code of a model on meta makes constants there, and not where its inputs are.
+    """
+    if not any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        return model
+    own = copy.deepcopy(model)
+    make_hollow(own)
+    return own
+
+
 def _teacher_jobs(
     config: _Arguments,
     student: ModelCosts,
@@ -144,8 +159,9 @@ def _teacher_jobs(
 ) -> Iterator[tuple[str, TeacherJob]]:
     """Yield each teacher's name, and what is to be planned of it and the student."""
     for name, teacher in config.teachers.items():
-        _, args, kwargs = to_capture(teacher.net, config.batch, 1)
-        captured = capture(teacher.net, args, kwargs)
+        net = _with_memory(teacher.net)
+        _, args, kwargs = to_capture(net, config.batch, 1)
+        captured = capture(net, args, kwargs)
         costs = counted_work(captured, device, {}, precision=precision)
         delay = (teacher.delay or 0) if teacher.moves else None
         yield (name, TeacherJob(student, costs, delay, batch_size, teacher.look_ahead))
