@@ -220,6 +220,41 @@ def saved_and_started(folder: str) -> dict[str, Any]:
     return {"states": [x["state"] for x in (first, second, third)]}
 
 
+class Counted(nn.Linear):
+    """A layer with an extra state."""
+
+    count = 0
+
+    def get_extra_state(self) -> int:
+        """How often it was called."""
+        return self.count
+
+    def set_extra_state(self, state: int) -> None:
+        """Go on from there."""
+        self.count = state
+
+
+def test_extra_states_come_with_checkpoints(tmp_path: Path) -> None:
+    """Other files have none, and are refused."""
+
+    def make() -> Any:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), Counted(WIDTH, WIDTH)).double()
+
+    model = make()
+    model[1].count = 7
+    with started(model, mse, SGD, BATCHES[0]) as pipeline:
+        pipeline.step(BATCHES[0])
+        pipeline.save(tmp_path / "run")
+        state = pipeline.state_dict()
+    with torch.device("meta"):
+        other = make()
+    with started(other, mse, SGD, BATCHES[0], weights=tmp_path / "run") as pipeline:
+        assert other[1].count == 7
+        found = pipeline.state_dict()
+    tensors = [k for k, x in state.items() if isinstance(x, Tensor)]
+    assert all(torch.equal(found[k], state[k]) for k in tensors)
+
+
 @pytest.mark.timeout(120)
 def test_checkpoints_of_pipelines_are_files_of_weights(tmp_path: Path) -> None:
     """The weights alone; `load` takes the optimizer with them."""

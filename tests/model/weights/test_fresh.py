@@ -89,6 +89,34 @@ def test_values_are_those_of_each_modules_own_initializer() -> None:
     assert found["norm.num_batches_tracked"] == 0
 
 
+class Whole(nn.Module):
+    """One that initializes its parts, as `apply` does in many constructors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+        self.apply(self._init_weights)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.constant_(module.weight, 3.0)
+
+
+class Alone(nn.Linear):
+    """One whose method of that name is about itself."""
+
+    def _init_weights(self) -> None:
+        raise AssertionError
+
+
+def test_a_whole_initializes_its_parts() -> None:
+    """After their own initializers."""
+    found = drawn(Whole)
+    assert torch.equal(found["inner.0.weight"], torch.full((4, 4), 3.0))
+    assert found["inner.0.bias"].abs().max() > 0
+    assert drawn(lambda: Alone(2, 2))["weight"].std() > 0
+
+
 def test_plain_constructor_gives_the_very_same_numbers() -> None:
     """Where a function is given that calls it."""
     torch.manual_seed(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,11 @@ def test_what_would_be_lost_is_refused_by_name() -> None:
     model.bias.register_hook(lambda grad: grad)
     with pytest.raises(ConfigError, match="bias is on the meta device and has hooks"):
         make_hollow(model)
+    held = on_meta(lambda: nn.Linear(2, 2))
+    reference = weakref.ref(held.weight)
+    with pytest.raises(ConfigError, match="weight cannot be given values: Cannot swap"):
+        make_hollow(held)
+    assert reference() is held.weight
     with pytest.raises(ConfigError, match=r"model\.scale is a tensor on the meta"):
         make_hollow(on_meta(Kept))
     other = on_meta(lambda: nn.Linear(2, 2))

@@ -181,6 +181,19 @@ def test_an_extra_state_is_in_no_such_file(tmp_path: Path) -> None:
         given(tmp_path, lambda: Extra(2, 2))
 
 
+def test_hooks_of_loading_are_refused(tmp_path: Path) -> None:
+    """They would be called with a whole state dict."""
+
+    def hooked() -> nn.Module:
+        net = Net()
+        net.norm.register_load_state_dict_post_hook(lambda module, keys: None)
+        return net
+
+    write(tmp_path, saved())
+    with pytest.raises(ModelError, match="norm has a hook of load_state_dict"):
+        given(tmp_path, hooked)
+
+
 def half(folder: Path) -> None:
     """Leave one of two files away."""
     names = sorted(saved())

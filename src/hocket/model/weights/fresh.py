@@ -2,11 +2,12 @@
 
 What a module draws depends on the seed and on its path alone: not on the cut, nor on
 what else a worker draws. In order, as constructors do it: parts before the whole, and
-`reset_parameters()` before `_init_weights(module)` of the transformers library.
+`reset_parameters()` before the `_init_weights(module)` of a model around it.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -97,9 +98,9 @@ class FreshWeights:
 def init(seed: int = 0, *, like: Like | None = None) -> FreshWeights:
     """Fresh weights for a model on the meta device, `Pipeline(..., weights=init())`.
 
-    Each module's own `reset_parameters()` draws them, and `_init_weights(module)` of
-    models of the transformers library. They depend on the seed and on the module's name
-    alone: not on the number of workers, nor on the cut.
+    Each module's own `reset_parameters()` draws them, and then `_init_weights(module)`
+    of the model around it, as those of the transformers library have. They depend on
+    the seed and on the module's name alone: not on the number of workers or the cut.
 
     Args:
         seed: the seed of all.
@@ -218,7 +219,7 @@ def _initialize(model: nn.Module, path: str, state: State, seed: int) -> None:
     reset = getattr(module, "reset_parameters", None)
     if callable(reset):
         reset()
-    outer = _transformer_around(model, path)
+    outer = _whole_around(model, path)
     if outer is not None:
         outer._init_weights(module)
     elif isinstance(module, nn.MultiheadAttention):
@@ -227,15 +228,30 @@ def _initialize(model: nn.Module, path: str, state: State, seed: int) -> None:
         overwrite(state.tensors[name], value)
 
 
-def _transformer_around(model: nn.Module, path: str) -> Any:
-    """Return the innermost model of the transformers library around a module."""
+def _whole_around(model: nn.Module, path: str) -> Any:
+    """Return the innermost whole around a module that initializes its parts.
+
+    By `_init_weights(module)`, which models of the transformers library have, and many
+    others give to `apply`.
+    """
     while True:
         found = model.get_submodule(path)
-        if hasattr(found, "_init_weights") and hasattr(found, "config"):
+        own = getattr(type(found), "_init_weights", None)
+        if own is not None and _num_needed(own) == 2:  # itself and the part
             return found
         if not path:
             return None
         path = path.rpartition(".")[0]
+
+
+def _num_needed(function: Any) -> int:
+    """Return how many arguments a function must be given."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(x.default is x.empty for x in parameters if x.kind in named)
 
 
 def _unset(tensor: Tensor) -> Tensor:

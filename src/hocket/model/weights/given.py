@@ -41,12 +41,7 @@ class GivenWeights:
         if isinstance(source, StoredWeights):
             source = as_the_model_names_them(source, model)
             self._source, self._names = source, source.names_for(State.of(model))
-            if extra := SavedModules({"": model}).extra_names:
-                raise ModelError(
-                    f"{source.where} has no {min(extra)}: an extra state "
-                    "(`get_extra_state`) is in checkpoints of hocket alone; load the "
-                    "weights into the model before the pipeline is made"
-                )
+            _load_beside(model, source)
         self._hollow = make_hollow(model)
         if isinstance(source, FreshWeights) and not self._hollow:
             raise ConfigError(
@@ -114,3 +109,27 @@ class GivenWeights:
         refuse_unset(draw(self._model, unset, 0, owners), self._model, by_all=False)
         for name in self._hollow.keys() - unset.keys():
             self._hollow[name].release()
+
+
+def _load_beside(model: nn.Module, source: StoredWeights) -> None:
+    """Load what modules save beside tensors.
+
+    Raises:
+        ModelError: the files lack an extra state; or a module has hooks of loading,
+            which see a whole state dict.
+    """
+    for path, module in model.named_modules():
+        if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
+            raise ModelError(
+                f"{path or 'the model'} has a hook of load_state_dict, and no worker "
+                f"of {source.where} has the state dict that it is called with: load "
+                "the weights into the model before the pipeline is made"
+            )
+    modules = SavedModules({"": model})
+    if missing := sorted(modules.extra_names - source.extra.keys()):
+        raise ModelError(
+            f"{source.where} has no {missing[0]}: an extra state (`get_extra_state`) "
+            "is in checkpoints of hocket alone; load the weights into the model before "
+            "the pipeline is made"
+        )
+    modules.load(source.extra)

@@ -63,7 +63,14 @@ class HollowTensor:
             values = nn.Parameter(values, tensor.requires_grad)
         values.__class__ = tensor.__class__
         values.__dict__.update(tensor.__dict__)
-        torch.utils.swap_tensors(tensor, values)
+        try:
+            torch.utils.swap_tensors(tensor, values)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"the model's {name} cannot be given values: {error}. Something else "
+                "refers to it, such as what torch.export has made of this model: make "
+                "the model again"
+            ) from error
         self._tensor = tensor
 
     def release(self) -> None:

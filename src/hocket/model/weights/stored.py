@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,12 +30,14 @@ class StoredWeights:
         where: the folder or file, for errors.
         forms: each tensor's type and shape.
         read: yields tensors by name, one at a time; the caller copies each.
+        extra: the extra states of modules, by name.
         not_asked: names that may be there, and that no model needs.
     """
 
     where: str
     forms: Mapping[str, Form]
     read: Callable[[Collection[str]], Iterator[tuple[str, Tensor]]]
+    extra: Mapping[str, Any] = field(default_factory=dict)
     not_asked: Callable[[str], bool] = field(default=lambda _: False)
 
     def names_for(self, state: State) -> dict[str, tuple[str, ...]]:

@@ -59,4 +59,4 @@ def _of_checkpoint(opened: OpenedCheckpoint) -> StoredWeights:
         for name in names:
             yield name, read_tensor(locations[name], name)
 
-    return StoredWeights(str(opened.path), forms, read)
+    return StoredWeights(str(opened.path), forms, read, opened.extra)

@@ -78,7 +78,7 @@ def build_plan(
         found = cut_and_measure(config, order.program, context, known)
     captured, modules = found.known.captured, found.modules
     if found is known:  # others may have been tried behind it
-        hold_own(config, captured, found.boundaries, order.program, context)
+        hold_own(config, captured, modules, order.program, context)
     if not found.teachers:  # with some, it is frozen before they are added
         order = freeze_stages(order, num_frozen_stages(modules))
     _refuse_reads(config, order.program, found, world)

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from warnings import warn
 
+from torch import nn
+
 from hocket.core.costs import Costs, Link
 from hocket.core.program import Program
 from hocket.errors import ModelError
 from hocket.freeze.shapes import greedy_boundaries
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.costs import stage_costs
-from hocket.model.stages.cut import (
-    boundaries_from_names,
-    check_as_is,
-    cut,
-    names_in_stages,
-)
+from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.model.weights.given import GivenWeights
 from hocket.planner.cluster import MessageCosts
@@ -91,7 +88,7 @@ def cut_and_measure(
         boundaries = balanced_boundaries(known, program, config, context)
     check_as_is(known.captured, boundaries, program.flows)
     modules = cut(known.captured, boundaries, program.flows)
-    hold_own(config, known.captured, boundaries, program, context)
+    hold_own(config, known.captured, modules, program, context)
 
     def measure() -> Costs:
         messages = messages_of(known, config, context)
@@ -125,7 +122,7 @@ def cut_and_measure(
 def hold_own(
     config: PipelineConfig,
     captured: Captured,
-    boundaries: Sequence[int],
+    modules: Sequence[StageModule],
     program: Program,
     context: WorkerContext,
 ) -> None:
@@ -136,8 +133,8 @@ def hold_own(
     Args:
         config: the pipeline's.
         captured: the captured model.
-        boundaries: the layers at which its stages 1, 2, ... begin.
-        program: the stages' devices; those of teachers may come first.
+        modules: all stages of the program.
+        program: the stages' devices.
         context: this worker's context.
 
     Raises:
@@ -145,17 +142,20 @@ def hold_own(
     """
     if not isinstance(config.weights, GivenWeights):
         return
-    names = names_in_stages(captured, boundaries)
-    own = program.stages_on[context.layout.device]
-    first = program.num_stages - len(names)
-    held = {x for i in own if i >= first for x in names[i - first]}
+    net = program.nets[-1].name
+    own = nn.ModuleList(
+        modules[number]
+        for number in program.stages_on[context.layout.device]
+        if program.stages[number].net == net
+    )
+    ids = {id(x) for x in (*own.parameters(), *own.buffers())}
+    tensors = captured.state.tensors
+    held = {name: x for name, x in tensors.items() if id(x) in ids}
     config.report("reading the weights of this worker's stages")
     gc.collect()
     trim_heap()  # of what was measured layer by layer
     config.hold(held)
-    refuse_different_weights(
-        context.world, {name: captured.state.tensors[name] for name in held}
-    )
+    refuse_different_weights(context.world, held)
 
 
 def messages_of(
