@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hocket import cuda
 from hocket.core.hardware import Hardware
@@ -100,6 +101,8 @@ def plan(config: _Arguments) -> Ranking:
     if device is None:
         why = 'to be measured here; with hardware="..." nothing is run'
         refuse_meta(config.model, "the model", why)
+    else:
+        config = replace(config, batch=pytree.tree_map(_with_values, config.batch))
     num_here = config.num_devices // max(1, config.num_nodes)
     cluster = config.cluster(_own_memory(num_here) if device is None else 0)
     model = _with_memory(config.model)
@@ -148,6 +151,12 @@ def _with_memory(model: nn.Module) -> nn.Module:
     own = copy.deepcopy(model)
     make_hollow(own)
     return own
+
+
+def _with_values(leaf: Any) -> Any:
+    """Return zeros for a tensor on meta: only shapes are looked at."""
+    is_meta = isinstance(leaf, Tensor) and leaf.is_meta
+    return torch.zeros_like(leaf, device="cpu") if is_meta else leaf
 
 
 def _teacher_jobs(
