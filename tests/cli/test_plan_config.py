@@ -64,9 +64,39 @@ def test_a_folder_with_a_config_is_planned(tmp_path: Path) -> None:
 def test_other_inputs_are_known(tmp_path: Path, kind: str, more: Any) -> None:
     """Two sequences, and images."""
     folder = written(tmp_path, kind, **more)
-    done = shell(folder, "--hardware", "a100-80g", "--tokens", "8")
+    done = shell(folder, "--hardware", "a100-80g")
     assert done.exit_code == 0, done.output
     assert kind in done.output
+
+
+def test_a_file_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
+    """Not the config.json beside it."""
+    written(tmp_path, "LlamaForCausalLM")
+    other = written(tmp_path / "other", "BertForMaskedLM") / "config.json"
+    path = other.rename(tmp_path / "bert.json")
+    done = shell(path, "--hardware", "a100-80g", "--tokens", "8")
+    assert done.exit_code == 0, done.output
+    assert "BertForMaskedLM" in done.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("ViTForImageClassification", {}, "--tokens has no effect"),
+        ("BertForMaskedLM", {}, "--tokens 9999 is more than a BertForMaskedLM"),
+        ("LlamaForCausalLM", {"architectures": ["Unknown"]}, "no attribute Unknown"),
+    ],
+)
+def test_what_would_plan_another_model_is_refused(
+    tmp_path: Path, kind: str, more: Any, why: str
+) -> None:
+    """Tokens that it does not read, too many of them, and classes of one's own."""
+    folder = written(tmp_path, kind)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    done = shell(folder, "--hardware", "a100-80g", "--tokens", "9999")
+    assert done.exit_code != 0
+    assert why in flat(done.output)
 
 
 def test_what_cannot_be_planned_is_named(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ def test_strides_and_types_stay(shape: tuple[int, ...]) -> None:
     assert model.x.shape == shape
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64],
+)
+def test_large_tensors_of_all_types_are_zero(kind: torch.dtype) -> None:
+    """And zero again, when they were written and are released."""
+    model: Any = nn.Module()
+    model.register_buffer("x", torch.empty(300, 300, device="meta", dtype=kind))
+    hollow = make_hollow(model)
+    for _ in range(2):
+        assert not model.x.view(torch.uint8).any()
+        model.x.copy_(torch.ones(300, 300).to(kind))
+        assert model.x.view(torch.uint8).any()
+        hollow["x"].release()
+    assert model.x.dtype == kind
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_memory_is_taken_by_what_is_written_and_given_back() -> None:
     """Reading takes none: whole layers run."""

@@ -77,7 +77,8 @@ class GivenWeights:
         Args:
             names: first names; what the model does not have is left out.
         """
-        wanted = frozenset(names) & (self._names.keys() or self._hollow.keys())
+        is_drawn = isinstance(self._source, FreshWeights)
+        wanted = frozenset(names) & (self._hollow if is_drawn else self._names).keys()
         for name in self._held - wanted:
             if name in self._hollow:
                 self._hollow[name].release()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -119,16 +120,14 @@ def _tensors_beside(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield from ((name, x) for x in leaves if isinstance(x, Tensor))
 
 
-class _references_loosened:  # noqa: N801  (reads as a statement)
+@contextmanager
+def _references_loosened(model: nn.Module) -> Iterator[None]:
     """Let torch's recurrent layers drop the weak references to their weights."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._layers = [x for x in model.modules() if isinstance(x, nn.RNNBase)]
-
-    def __enter__(self) -> None:
-        for layer in self._layers:
-            layer._flat_weight_refs = []
-
-    def __exit__(self, *_: object) -> None:
-        for layer in self._layers:
+    layers = [x for x in model.modules() if isinstance(x, nn.RNNBase)]
+    for layer in layers:
+        layer._flat_weight_refs = []
+    try:
+        yield
+    finally:
+        for layer in layers:
             layer._init_flat_weights()

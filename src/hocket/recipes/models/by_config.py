@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -66,17 +65,16 @@ def _model_of(path: Path) -> Any:
             "pip install transformers"
         ) from error
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         config = transformers.AutoConfig.from_pretrained(
-            str(path.parent), trust_remote_code=False
+            str(path), trust_remote_code=False
         )
-        (name, *_) = content.get("architectures") or [""]
-        kind: Any = getattr(transformers, name, None)
         config.use_cache = False
+        names = config.architectures or []
         with torch.device("meta"):
-            if kind is None:
-                return transformers.AutoModelForCausalLM.from_config(config)
-            return kind(config)
+            if not names:
+                auto: Any = transformers.AutoModelForCausalLM
+                return auto.from_config(config, dtype=torch.float32)
+            return getattr(transformers, names[0])(config)
     except Exception as error:  # of any kind: the file is the user's
         raise PlanError(
             f"{path} is no config that the transformers library makes a model of: "
@@ -91,9 +89,18 @@ def _example_of(model: Any, num_tokens: int | None) -> tuple[dict[str, Tensor], 
         PlanError: it is not known how one looks.
     """
     config, reads = model.config, model.main_input_name
+    if num_tokens is not None and reads != "input_ids":
+        raise PlanError(
+            f"--tokens has no effect: a {type(model).__name__} reads {reads}"
+        )
     if reads == "input_ids":
-        most = getattr(config, "max_position_embeddings", None) or _MOST_TOKENS
-        length = num_tokens or min(most, _MOST_TOKENS)
+        most = getattr(config, "max_position_embeddings", None)
+        if num_tokens and most and num_tokens > most:
+            raise PlanError(
+                f"--tokens {num_tokens} is more than a {type(model).__name__} of this "
+                f"config takes, which is {most} (max_position_embeddings)"
+            )
+        length = num_tokens or min(most or _MOST_TOKENS, _MOST_TOKENS)
         ids = torch.zeros(_NUM_SAMPLES, length, dtype=torch.long)
         more = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
         return {"input_ids": ids, **more}, ids

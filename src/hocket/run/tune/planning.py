@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Final, cast
@@ -17,6 +16,7 @@ from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
+from hocket.model.stages.on_tensors import copied
 from hocket.model.trace.state import model_fault, refuse_meta
 from hocket.model.weights.hollow import make_hollow
 from hocket.options import PrecisionName
@@ -148,7 +148,7 @@ def _with_memory(model: nn.Module) -> nn.Module:
     """
     if not any(x.is_meta for x in (*model.parameters(), *model.buffers())):
         return model
-    own = copy.deepcopy(model)
+    own: nn.Module = copied(model, {})
     make_hollow(own)
     return own
 

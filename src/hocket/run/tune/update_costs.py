@@ -8,6 +8,7 @@ of a stage, which still copy less, do not count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from statistics import median
@@ -74,9 +75,11 @@ def _measured(
     """Return the fields of a stage's cost that are of its update; none without one."""
     trained = {k: p for k, p in module.named_parameters() if p.requires_grad}
     settings = replace(settings, scheduler=None)
-    part = _part_of(trained)
-    found = _measured_on(_copies(part), settings, device, delay)
-    if found is None and len(part) < len(trained):
+    part, found = _part_of(trained), None
+    if len(part) < len(trained):
+        with suppress(Exception):  # an optimizer may ask for parameters by their names
+            found = _measured_on(_copies(part), settings, device, delay)
+    if found is None:
         part = trained
         found = _measured_on(_copies(part), settings, device, delay)
     scale = _bytes_of(trained) / max(1, _bytes_of(part))
