@@ -76,6 +76,30 @@ def test_values_depend_on_the_seed_and_the_name_alone() -> None:
     assert not torch.equal(other["table.weight"], whole["table.weight"])
 
 
+class Root(nn.Module):
+    """One that initializes all of its parts anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def reset_parameters(self) -> None:
+        """Draw."""
+        for part in self.parts:
+            nn.init.normal_(part.get_parameter("weight"))
+
+
+def test_what_has_values_keeps_them() -> None:
+    """Also where a module draws them with what is on meta, or the whole its parts."""
+    model: Any = on_meta(Root)
+    model.parts[0].bias = nn.Parameter(torch.full((4,), 5.0))
+    model.parts[1].weight = nn.Parameter(torch.full((4, 4), 7.0))
+    GivenWeights(model, init()).hold(State.of(model).tensors)
+    assert torch.equal(model.parts[0].bias, torch.full((4,), 5.0))
+    assert torch.equal(model.parts[1].weight, torch.full((4, 4), 7.0))
+    assert model.parts[0].weight.std() > 0.5
+
+
 def test_values_are_those_of_each_modules_own_initializer() -> None:
     """A tied weight is drawn by the module that has it first."""
     found = drawn(Net)

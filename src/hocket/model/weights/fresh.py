@@ -39,18 +39,21 @@ class FreshWeights:
     like: Like | None = None
     _drawn: list[nn.Module] = field(default_factory=list, repr=False, compare=False)
 
-    def fill(self, model: nn.Module, wanted: Mapping[str, Tensor]) -> None:
+    def fill(
+        self, model: nn.Module, wanted: Mapping[str, Tensor], own: Collection[str]
+    ) -> None:
         """Draw tensors of a model in place.
 
         Args:
             model: the model.
             wanted: its tensors, by first name.
+            own: those that have values of the user's.
 
         Raises:
             ModelError: some stay unset, or the model that `like` makes has others.
         """
         if self.like is None:
-            refuse_unset(draw(model, wanted, self.seed), model, by_all=True)
+            refuse_unset(draw(model, wanted, self.seed, own), model, by_all=True)
             return
         drawn = State.of(self._eager(model))
         for name, tensor in wanted.items():
@@ -125,17 +128,19 @@ def draw(
     model: nn.Module,
     wanted: Mapping[str, Tensor],
     seed: int,
+    own: Collection[str],
     only: Collection[str] | None = None,
 ) -> list[str]:
     """Let modules initialize tensors in place; return the names that none has set.
 
-    What they initialize beside these is theirs, too: the caller knows what to do with
-    it. A tied weight is drawn by the module of its first name.
+    They may initialize others beside these: the caller knows what to do with them. A
+    tied weight is drawn by the module of its first name.
 
     Args:
         model: the model.
         wanted: its tensors, by first name.
         seed: the seed of all.
+        own: first names of those that have values of the user's, and keep them.
         only: the paths of the modules to run; all that have some of `wanted`, or have
             parts that do, when not given.
     """
@@ -147,12 +152,12 @@ def draw(
     ]
     with torch.random.fork_rng([]), torch.no_grad():
         for path in paths:
-            _initialize(model, path, state, seed)
+            _initialize(model, path, state, seed, own)
         flags = {name: x.clone() for name, x in wanted.items() if x.dtype == torch.bool}
         for name in flags:  # a flag that is set stays, whatever it was before
             overwrite(wanted[name], torch.ones_like(flags[name]))
         for path in paths if flags else ():
-            _initialize(model, path, state, seed)
+            _initialize(model, path, state, seed, own)
     return [name for name, x in wanted.items() if not _is_set(x, flags.get(name))]
 
 
@@ -207,14 +212,17 @@ def _reaches(
     return any(name in wanted for name in state.below(path))
 
 
-def _initialize(model: nn.Module, path: str, state: State, seed: int) -> None:
-    """Run a module's own initializers; weights of another module's stay."""
+def _initialize(
+    model: nn.Module, path: str, state: State, seed: int, own: Collection[str]
+) -> None:
+    """Run a module's own initializers; weights of another's, or the user's, stay."""
     module = model.get_submodule(path)
     prefix = f"{path}." if path else ""
-    own = [*module._parameters, *module._buffers]
-    names = [x for x in map(prefix.__add__, own) if x in state.first_name]
-    tied = [first for x in names if (first := state.first_name[x]) != x]
-    before = {name: state.tensors[name].clone() for name in tied}
+    direct = map(prefix.__add__, (*module._parameters, *module._buffers))
+    names = [x for x in direct if x in state.first_name]
+    kept = [first for x in names if (first := state.first_name[x]) != x]
+    kept += [x for x in state.below(path) if x in own]
+    before = {name: state.tensors[name].detach().clone() for name in kept}
     torch.manual_seed(zlib.crc32(f"{seed} {path}".encode()))
     reset = getattr(module, "reset_parameters", None)
     if callable(reset):

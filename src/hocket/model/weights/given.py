@@ -87,7 +87,7 @@ class GivenWeights:
             self._source.fill({x: self._tensors[x] for x in sorted(new)}, self._names)
         elif new and isinstance(self._source, FreshWeights):
             own = {name: self._tensors[name] for name in sorted(wanted)}
-            self._source.fill(self._model, own)
+            self._source.fill(self._model, own, self.others)
             for name in self._hollow.keys() - wanted:  # a whole may draw its parts
                 self._hollow[name].release()
         self._held = wanted
@@ -107,7 +107,8 @@ class GivenWeights:
             return
         unset = {x: self._tensors[x] for x in self._hollow if x not in self._names}
         owners = {name.rpartition(".")[0] for name in unset}
-        refuse_unset(draw(self._model, unset, 0, owners), self._model, by_all=False)
+        still = draw(self._model, unset, 0, self.others, owners)
+        refuse_unset(still, self._model, by_all=False)
         for name in self._hollow.keys() - unset.keys():
             self._hollow[name].release()
 
