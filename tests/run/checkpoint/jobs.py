@@ -16,6 +16,7 @@ from hocket.errors import CheckpointError
 from hocket.run.cluster.world import World, join_world
 from tests.run.checkpoint.faults import CHANGING, disk_is_full, struck
 from tests.run.support.captured_once import captured_once
+from tests.run.support.forked import mark_fault
 from tests.run.support.joined import join
 from tests.run.support.small_models import ZOO, batches, make_model
 from tests.run.support.started import started
@@ -144,6 +145,6 @@ def die_while_others_write(case: dict[str, Any], folder: str) -> None:
     for step, batch in enumerate(data_of(case)):
         pipeline.step(batch)
         if step == 3 and world.rank == 1:
-            Path(folder).parent.joinpath("fault").write_text("1")
+            mark_fault(Path(folder).parent, 1)
             os.kill(os.getpid(), signal.SIGKILL)
         pipeline.save(folder, data=step, background=True)

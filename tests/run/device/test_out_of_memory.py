@@ -27,7 +27,7 @@ from hocket.run.cluster.world import join_world
 from hocket.run.device.out_of_memory import MemoryWatch, explain_start, is_out_of_memory
 from hocket.run.diagnostics.root_cause import worker_error
 from hocket.schedules import make_schedule
-from tests.run.support.forked import FAULT, run_forked
+from tests.run.support.forked import mark_fault, run_forked
 from tests.run.support.started import started
 
 WIDTH: Final = 4
@@ -78,9 +78,7 @@ def train(folder: str, evaluates: bool) -> list[float]:
 def _large(folder: str) -> Iterator[Batch]:
     if env.RANK.integer() == 1:
         _starve()
-        written = Path(folder) / f"{FAULT}.part"
-        written.write_text("1")
-        written.rename(Path(folder) / FAULT)
+        mark_fault(Path(folder), 1)
     yield make_batch(LARGE)
 
 

@@ -23,7 +23,7 @@ from hocket import env
 from hocket.errors import WorkerError
 from hocket.run.cluster.launch import launch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from tests.run.support.forked import FAULT
+from tests.run.support.forked import mark_fault
 from tests.run.support.launched_workers import FAULTS
 from tests.run.support.plainly import Batch, classified
 
@@ -64,9 +64,7 @@ class Trap:
         if self.fault == LINGER:
             time.sleep(LINGER_S)
             return
-        written = Path(self.folder) / f"{FAULT}.part"
-        written.write_text(env.RANK.text())
-        written.rename(Path(self.folder) / FAULT)
+        mark_fault(Path(self.folder), int(env.RANK.text()))
         FAULTS[self.fault]()
 
 

@@ -65,6 +65,16 @@ class Outcome:
     output: dict[int, str]
 
 
+def mark_fault(folder: Path, rank: int) -> None:
+    """Say in the folder of the test which worker is about to have a fault.
+
+    The test reads it whole or not at all: a file is there before it is written.
+    """
+    written = folder / f"{FAULT}.part"
+    written.write_text(str(rank))
+    written.rename(folder / FAULT)
+
+
 def run_forked(
     entry: str,
     *args: Any,

@@ -22,7 +22,7 @@ from tests.run.support.cached_workers import (
     always_pays,
     make_cached,
 )
-from tests.run.support.forked import FAULT
+from tests.run.support.forked import mark_fault
 from tests.run.support.freezing_workers import (
     NUM_PARTS,
     NUM_STEPS,
@@ -154,7 +154,7 @@ def die_in_transition(folder: str) -> None:
 
     def fatal(*args: Any) -> Any:
         if world.rank == 1:
-            (Path(folder).parent / FAULT).write_text("1")
+            mark_fault(Path(folder).parent, 1)
             os.kill(os.getpid(), signal.SIGKILL)
         return transfer(*args)
 
@@ -179,7 +179,7 @@ def die_in_cache_write(folder: str, cache: str) -> None:
         half, record = content.data[: len(content) // 2], Record.of(key, content)
         shard._write(self._handle, half, self._content_at(slot))
         shard._write(self._handle, memoryview(record.pack()), self._record_at(slot))
-        (Path(folder).parent / FAULT).write_text("1")
+        mark_fault(Path(folder).parent, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 
     loader = hocket.SampleLoader(Rows(), BATCH_SIZE, seed=2)
