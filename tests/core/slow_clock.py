@@ -201,7 +201,7 @@ class SlowClock:
         self.start[place] = time
         cost = self.stages[op.stage]
         if op.kind is Kind.REDUCE:
-            members = self.schedule.program.num_replicas
+            members = self.schedule.program.num_pipelines
             begin = max(time, self.reduced.get(facts.device, ZERO))
             link = self.costs.reduce_link
             each = seconds(link, cost.gradient_bytes) / members + Fraction(

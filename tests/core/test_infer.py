@@ -29,7 +29,7 @@ def test_finds_every_plain_chain(schedule: Schedule) -> None:
         [stage.device for stage in program.stages],
         program.num_microbatches_of(0),
         num_steps=program.num_steps,
-        num_replicas=program.num_replicas,
+        num_replicas=program.num_pipelines,
         batch_loss=program.nets[0].batch_loss,
         loss_over_replicas=bool(program.gathered_stages),
     )

@@ -61,7 +61,7 @@ def test_repeating_makes_every_step(program: Program) -> None:
         [stage.device for stage in program.stages],
         program.num_microbatches_of(0),
         num_steps=program.num_steps,
-        num_replicas=program.num_replicas,
+        num_replicas=program.num_pipelines,
     )
 
     def order(device: int) -> list[Op]:

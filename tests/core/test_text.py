@@ -173,6 +173,6 @@ def test_a_program_is_more_than_its_lanes_tell() -> None:
     program = Program.chain([0], 1, num_replicas=3)
     two = Schedule.parse("d0  0F0 0B0 0R 0U")
     three = Schedule(program, two.lanes)
-    assert two.program.num_replicas == 2
+    assert two.program.num_pipelines == 2
     assert str(three).startswith("steps 1\nreplicas 3\n")
     assert Schedule.parse(str(three)) == three

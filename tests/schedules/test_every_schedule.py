@@ -122,7 +122,7 @@ def _check_shape(program: Program, shape: Shape) -> None:
     assert program.num_stages == shape.num_devices * shape.stages_per_device
     assert sum(net.num_microbatches for net in nets) == shape.num_microbatches
     assert program.num_steps == shape.num_steps
-    assert program.num_replicas == shape.num_replicas
+    assert program.num_pipelines == shape.num_replicas
 
 
 @every_schedule

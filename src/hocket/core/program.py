@@ -87,6 +87,9 @@ class Program:
             replicas (op G). Of any other
             flow a microbatch reads its own samples: several microbatches of a net with
             finer ones, a part of one of a net with coarser ones.
+        num_shards: the devices that hold each stage of a replica together: each keeps
+            a part of every weight, and trains on a part of the replica's samples. Ops
+            UNSHARD and RESHARD say when it has all of the weights.
 
     Raises:
         PlanError: the facts contradict each other; the message lists all that do.
@@ -99,6 +102,7 @@ class Program:
     num_replicas: int = 1
     copies: tuple[tuple[int, ...], ...] = ()
     whole_batch_flows: frozenset[tuple[int, int]] = frozenset()
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         """Refuse facts that contradict each other."""
@@ -111,7 +115,7 @@ class Program:
 
     @cached_property
     def _hash(self) -> int:
-        sizes = self.num_steps, self.num_replicas
+        sizes = self.num_steps, self.num_replicas, self.num_shards
         flows = self.flows, self.whole_batch_flows
         return hash((self.nets, self.stages, flows, sizes, self.copies))
 
@@ -123,6 +127,7 @@ class Program:
         *,
         num_steps: int = 1,
         num_replicas: int = 1,
+        num_shards: int = 1,
         trainable: bool = True,
         batch_loss: bool = False,
         loss_over_replicas: bool = False,
@@ -135,6 +140,7 @@ class Program:
             num_microbatches: per step.
             num_steps: updates of every stage.
             num_replicas: copies of the whole pipeline.
+            num_shards: the devices that hold each stage of a replica together.
             trainable: False for evaluation.
             batch_loss: the loss is over the whole batch.
             loss_over_replicas: it is over the batches of all replicas.
@@ -155,12 +161,17 @@ class Program:
         )
         flows = tuple((s, s + 1) for s in range(len(stages) - 1))
         nets = (Net("model", num_microbatches, batch_loss, loss_over_replicas),)
-        return cls(nets, stages, flows, num_steps, num_replicas)
+        return cls(nets, stages, flows, num_steps, num_replicas, num_shards=num_shards)
 
     @property
     def num_stages(self) -> int:
         """How many stages there are in one replica."""
         return len(self.stages)
+
+    @property
+    def num_pipelines(self) -> int:
+        """How many devices train each stage, on other parts of the batch each."""
+        return self.num_replicas * self.num_shards
 
     @cached_property
     def num_devices(self) -> int:
@@ -225,7 +236,7 @@ class Program:
 
     def num_members(self, stage: int) -> int:
         """Return how many stages sum their gradients with this one, which included."""
-        return self.num_replicas * len(self.copies_of[stage])
+        return self.num_pipelines * len(self.copies_of[stage])
 
     @cached_property
     def loss_stages(self) -> frozenset[int]:
@@ -252,7 +263,7 @@ class Program:
 
     def gathers(self, stage: int) -> bool:
         """Return whether a stage's whole-batch loss is over the outputs of replicas."""
-        return self.net_of(stage).loss_over_replicas and self.num_replicas > 1
+        return self.net_of(stage).loss_over_replicas and self.num_pipelines > 1
 
     @cached_property
     def gathered_stages(self) -> frozenset[int]:
@@ -263,13 +274,13 @@ class Program:
             if self.gathers(stage)
             for read in self.loss_inputs(stage)
         )
-        flows = self.whole_batch_flows if self.num_replicas > 1 else ()
+        flows = self.whole_batch_flows if self.num_pipelines > 1 else ()
         return frozenset((*read_by_losses, *(source for source, _ in flows)))
 
     def reads_gathered(self, source: int, target: int) -> bool:
         """Return whether a stage or its loss reads gathered outputs of another one."""
         if (source, target) in self.whole_batch_flows:
-            return self.num_replicas > 1
+            return self.num_pipelines > 1
         return self.gathers(target) and source in self.loss_inputs(target)
 
 
@@ -301,6 +312,7 @@ def _number_faults(program: Program) -> list[str]:
     for name, number in (
         ("num_steps", program.num_steps),
         ("num_replicas", program.num_replicas),
+        ("num_shards", program.num_shards),
         *((f"num_microbatches of {n.name}", n.num_microbatches) for n in program.nets),
     ):
         if number < 1:

@@ -240,6 +240,7 @@ class Schedule(Drawn):
 #
 #     steps 2
 #     replicas 2
+#     shards 2                          devices that hold a stage of a replica together
 #     net teacher microbatches=4
 #     net student microbatches=4 loss=batch
 #     stage 0 net=teacher device=0 delay=1 trainable=no follows=1
@@ -276,6 +277,8 @@ def _ops(lanes: Iterable[Lane]) -> list[tuple[int, tuple[Op, ...]]]:
 
 def _header(program: Program) -> list[str]:
     lines = [f"steps {program.num_steps}", f"replicas {program.num_replicas}"]
+    if program.num_shards > 1:
+        lines.append(f"shards {program.num_shards}")
     for net in program.nets:
         loss = " loss=batch" if net.batch_loss else ""
         loss = " loss=replicas" if net.loss_over_replicas else loss
@@ -312,7 +315,7 @@ class _Draft:
     def read(self, words: list[str]) -> None:
         """Read one line."""
         match words:
-            case ["steps" | "replicas" | "repeats" as name, count]:
+            case ["steps" | "replicas" | "shards" | "repeats" as name, count]:
                 self.counts[name] = _number(count)
             case ["net", name, *pairs]:
                 options = _options(pairs, required={"microbatches"}, known={"loss"})
@@ -330,7 +333,7 @@ class _Draft:
             case _:
                 raise ParseError(
                     "expected a lane (d0 0F0 0B0 ...) or a line that begins with "
-                    f"steps, replicas, repeats, net, stage, flow or copies; "
+                    f"steps, replicas, shards, repeats, net, stage, flow or copies; "
                     f"got {words[0]!r}"
                 )
 
@@ -429,6 +432,7 @@ class _Draft:
             self.counts.get("replicas", 1),
             tuple(self.copies),
             frozenset(self.whole_batch_flows),
+            self.counts.get("shards", 1),
         )
 
 

@@ -33,7 +33,7 @@ def add_whole_batch_loss(schedule: Schedule) -> Schedule:
     program = schedule.program
     if program.num_steps != 1 or len(program.nets) != 1:
         raise ShapeError("a loss over the whole batch needs an order of a single step")
-    gathers = program.num_replicas > 1
+    gathers = program.num_pipelines > 1
     (net,) = program.nets
     net = replace(net, batch_loss=True, loss_over_replicas=gathers)
     program = replace(program, nets=(net,))

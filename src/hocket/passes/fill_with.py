@@ -268,7 +268,7 @@ def _facts(program: Program, nets: tuple[str, ...]) -> dict[str, object]:
         "microbatches of stages": [program.num_microbatches_of(n) for n in kept],
         "whole-batch losses": [place[n] for n in kept if n in program.loss_stages],
         "flows": sorted((place[a], place[b]) for a, b in inner),
-        "replicas": program.num_replicas,
+        "replicas": program.num_pipelines,
         "copies": [tuple(place[n] for n in group) for group in program.copies],
     }
 

@@ -306,7 +306,7 @@ class Pipeline(StagedRun):
                     self.plan.schedule.program, dict(enumerate(self.plan.state_names))
                 ),
                 self.world,
-                self._layout.replica,
+                self._layout.pipeline,
             )
             return self._outline.modules.after_save(state)
 

@@ -221,7 +221,7 @@ class StagedRun(WorkerRun, ABC):
     def _stretch(self) -> Stretch:
         """What is played now."""
         step_s = self.plan.predicted.step_s
-        return Stretch(self._step, self._layout.num_replicas, step_s)
+        return Stretch(self._step, self._layout.num_pipelines, step_s)
 
     def seconds_left(self, num_steps: int) -> float | None:
         """Predict how long the steps take that are left of a run, by this worker.
@@ -339,13 +339,15 @@ class StagedRun(WorkerRun, ABC):
         program = self.plan.schedule.program
         net = program.nets[-1]
         reads_all = net.batch_loss or program.whole_batch_flows
-        num_replicas = 1 if reads_all else layout.num_replicas
+        num_replicas = 1 if reads_all else layout.num_pipelines
         reads = ReadSpec(
             inputs=any(runner.module.batch_inputs for runner in runners),
             targets=any(x.loss.function or x.loss.batch_function for x in runners),
-            num_microbatches=net.num_microbatches * layout.num_replicas // num_replicas,
+            num_microbatches=net.num_microbatches
+            * layout.num_pipelines
+            // num_replicas,
             num_replicas=num_replicas,
-            replica=layout.replica % num_replicas,
+            replica=layout.pipeline % num_replicas,
             device=self.world.device,
         )
         return loader.parts(reads)

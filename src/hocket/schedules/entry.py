@@ -30,6 +30,7 @@ class Shape:
         stages_per_device: the stages per device; `v`.
         num_steps: the steps; `n`.
         num_replicas: copies of the whole pipeline.
+        num_shards: the devices that hold each stage of a replica together.
 
     Raises:
         ShapeError: one of them is below 1; names all that are.
@@ -40,6 +41,7 @@ class Shape:
     stages_per_device: int = 1
     num_steps: int = 1
     num_replicas: int = 1
+    num_shards: int = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers below 1."""
@@ -73,6 +75,7 @@ class Shape:
             self.num_microbatches,
             num_steps=self.num_steps,
             num_replicas=self.num_replicas,
+            num_shards=self.num_shards,
             trainable=trainable,
             delays=delays,
         )

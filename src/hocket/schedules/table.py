@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from hocket.core.schedule import Schedule
-from hocket.errors import PlanError
+from hocket.errors import PlanError, ShapeError
 from hocket.nearest import nearest
 from hocket.schedules import (
     chimera,
@@ -118,6 +118,7 @@ def make_schedule(
     num_microbatches: int,
     num_steps: int = 1,
     num_replicas: int = 1,
+    num_shards: int = 1,
     stages_per_device: int | None = None,
     **options: object,
 ) -> Schedule:
@@ -129,6 +130,7 @@ def make_schedule(
         num_microbatches: the microbatches per step.
         num_steps: the steps of the order.
         num_replicas: copies of the whole pipeline, on other devices.
+        num_shards: the devices that hold each stage of a replica together.
         stages_per_device: the stages per device; the schedule's default when not given.
         options: the schedule's own options.
 
@@ -154,9 +156,20 @@ def make_schedule(
     if stages_per_device is None:
         stages_per_device = entry.stages_per_device
     shape = Shape(
-        num_devices, num_microbatches, stages_per_device, num_steps, num_replicas
+        num_devices,
+        num_microbatches,
+        stages_per_device,
+        num_steps,
+        num_replicas,
+        num_shards,
     )
-    return entry.make(shape, **options)
+    made: Schedule = entry.make(shape, **options)
+    if made.program.num_shards != num_shards:
+        raise ShapeError(
+            f"schedule {name!r} has no order of sharded stages, and was asked for "
+            f"num_shards={num_shards}: use num_replicas, or another schedule"
+        )
+    return made
 
 
 def options_of(name: str) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def one_lane_each(num_workers: int) -> Iterator[Schedule]:
     drawn = (random_schedule(Random(seed), num_workers) for seed in range(40))
     for schedule in (*kept, *drawn):
         program = schedule.program
-        fits = program.num_devices * program.num_replicas == num_workers
+        fits = program.num_devices * program.num_pipelines == num_workers
         if fits and len(schedule.lanes) == program.num_devices > 1:
             yield schedule
 

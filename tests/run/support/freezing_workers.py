@@ -288,7 +288,7 @@ def train_batch_norms() -> Any:
         runners = pipeline._executor.runners.values()
         buffers = {n: x.tolist() for r in runners for n, x in r.module.named_buffers()}
         state = {name: x.tolist() for name, x in pipeline.state_dict().items()}
-        return results, pipeline._layout.replica, buffers, state
+        return results, pipeline._layout.pipeline, buffers, state
 
 
 def rest_of(pipeline: hocket.Pipeline, first: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class ProgramPools:
             AssertionError: a worker failed; says what each of them wrote.
         """
         program = schedule.program
-        num_workers = program.num_devices * program.num_replicas
+        num_workers = program.num_devices * program.num_pipelines
         if num_workers not in self._pools:
             entry = "program_workers:serve"
             self._pools[num_workers] = WorkerPool(

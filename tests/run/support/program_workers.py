@@ -120,7 +120,7 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 def make_batches(program: Program) -> list[tuple[Any, Any]]:
     """Make one batch per step, of samples that do not divide evenly."""
-    most = max(net.num_microbatches for net in program.nets) * program.num_replicas
+    most = max(net.num_microbatches for net in program.nets) * program.num_pipelines
     size = 2 * most * max(1, len(program.copies and program.nets)) + 1
     generator = torch.Generator().manual_seed(7)
 

@@ -243,7 +243,7 @@ def _gathered(
     np.maximum.at(until_s, needs.maker[is_local], times.end_s[needs.row[is_local]])
     np.maximum.at(until_s, work.messages.maker, times.arrived_s)
     sizes = [
-        cost.output_bytes * program.num_microbatches_of(s) * program.num_replicas
+        cost.output_bytes * program.num_microbatches_of(s) * program.num_pipelines
         for s, cost in enumerate(costs)
     ]
     yield from _held_by(columns, Kind.GATHER, times.start_s, until_s, sizes)

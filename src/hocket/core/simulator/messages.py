@@ -185,7 +185,7 @@ def _routes(keys: Ints, program: Program, costs: Costs) -> list[_Route]:
 def _num_bytes(fact: Fact, stage: int, cost: StageCost, program: Program) -> int:
     """Return the size of one message: one microbatch, or all of all replicas."""
     if fact is Fact.GATHERED:
-        num_outputs = program.num_microbatches_of(stage) * program.num_replicas
+        num_outputs = program.num_microbatches_of(stage) * program.num_pipelines
         return cost.output_bytes * num_outputs
     return cost.output_bytes if fact is Fact.OUTPUT else cost.input_grad_bytes
 

@@ -166,7 +166,8 @@ def _seconds(columns: Columns, costs: Costs) -> Floats:
             if kind not in ASYNCHRONOUS:
                 table[code, stage] = cost.seconds(kind) + costs.op_s
         table[CODES[Kind.GATHER], stage] = costs.reduce_link.all_gather_s(
-            cost.output_bytes * program.num_microbatches_of(stage), program.num_replicas
+            cost.output_bytes * program.num_microbatches_of(stage),
+            program.num_pipelines,
         )
         table[CODES[Kind.REDUCE], stage] = costs.reduce_link.ring_s(
             cost.gradient_bytes, program.num_members(stage)

@@ -437,6 +437,7 @@ def _shape(program: Program) -> Shape | None:
         per_device,
         program.num_steps,
         program.num_replicas,
+        program.num_shards,
     )
 
 

@@ -116,7 +116,7 @@ def _parts(timeline: Timeline | None) -> dict[str, Any]:
     transfers = [*timeline.transfers]
     reduced = [x.num_bytes for x in transfers if x.op.kind is Kind.REDUCE]
     messages = [x.num_bytes for x in transfers if x.from_device != x.to_device]
-    if program.num_replicas == 1:
+    if program.num_pipelines == 1:
         reduced = []
     parts_s = (
         seconds(Kind.FORWARD),

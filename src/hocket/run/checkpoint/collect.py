@@ -82,9 +82,9 @@ def collect(
     executor, layout = played.executor, played.layout
     random = random_state(world.device)
     held = _held(played.plan, executor, layout.device)
-    if layout.replica:
+    if layout.pipeline:
         buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
-        return WorkerShare(layout.rank, layout.replica, buffers, (), random)
+        return WorkerShare(layout.rank, layout.pipeline, buffers, (), random)
     kept: dict[str, Tensor] = {}
     updates = tuple(
         updates_of(stage, updater, held, kept)
@@ -108,7 +108,7 @@ def collect(
 def describe(outline: Outline, executor: Executor, layout: Layout) -> RunRecord:
     """Return the facts of the run that every worker knows and that never change."""
     has_averages = any(x.ema is not None for x in executor.updaters.values())
-    return record_of(outline, layout.num_replicas, has_averages=has_averages)
+    return record_of(outline, layout.num_pipelines, has_averages=has_averages)
 
 
 def record_of(outline: Outline, num_replicas: int, *, has_averages: bool) -> RunRecord:

@@ -236,12 +236,12 @@ def _replica_places(
     opened: OpenedCheckpoint, layout: Layout
 ) -> dict[Key, TensorLocation]:
     """Return the locations of this replica's buffers, if as many were saved."""
-    if opened.manifest.run.num_replicas != layout.num_replicas:
+    if opened.manifest.run.num_replicas != layout.num_pipelines:
         return {}
     return {
         (Section.REPLICA, name): location
         for part, file in opened.files(Section.REPLICA)
-        if part.replica == layout.replica
+        if part.replica == layout.pipeline
         for name, location in opened.locations_in(file).items()
     }
 

@@ -1,8 +1,10 @@
-"""Maps ranks to the devices of a pipeline and to its replicas.
+"""Maps ranks to the devices of a pipeline, its replicas, and their shards.
 
-rank      0  1  2  3 │ 4  5  6  7      8 workers, 2 replicas
-device    0  1  2  3 │ 0  1  2  3
-replica   0          │ 1
+rank      0  1 │ 2  3 ║ 4  5 │ 6  7      8 workers: 2 devices, 2 replicas, 2 shards
+shard     0  1 │ 0  1 ║ 0  1 │ 0  1      neighbours, between which most bytes travel
+device    0    │ 1    ║ 0    │ 1
+replica   0           ║ 1
+pipeline  0  1 │ 0  1 ║ 2  3 │ 2  3      trains on a part of the batch of its own
 """
 
 from __future__ import annotations
@@ -16,64 +18,95 @@ from hocket.run.cluster.world import World
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The ranks by device and replica, and this worker's own.
+    """The ranks by device, replica and shard, and this worker's own.
 
     Args:
         rank: this worker's rank.
-        num_devices: workers in one replica.
-        num_replicas: copies of the pipeline.
+        num_devices: workers in one pipeline.
+        num_replicas: copies of the weights of all stages.
+        num_shards: workers that hold one copy of a stage together.
     """
 
     rank: int
     num_devices: int
     num_replicas: int
+    num_shards: int = 1
+
+    @property
+    def num_pipelines(self) -> int:
+        """Pipelines, each of which trains on a part of the batch of its own."""
+        return self.num_replicas * self.num_shards
 
     @property
     def device(self) -> int:
-        """This worker's device in its replica."""
-        return self.rank % self.num_devices
+        """This worker's device in its pipeline."""
+        return self.device_of(self.rank)
 
     @property
-    def replica(self) -> int:
-        """This worker's replica."""
-        return self.rank // self.num_devices
+    def shard(self) -> int:
+        """This worker's place among those that hold a copy of its stages together."""
+        return self.rank % self.num_shards
+
+    @property
+    def pipeline(self) -> int:
+        """This worker's pipeline."""
+        replica = self.rank // (self.num_devices * self.num_shards)
+        return replica * self.num_shards + self.shard
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each device of this replica."""
-        first = self.replica * self.num_devices
-        return tuple(range(first, first + self.num_devices))
+        """The rank of each device of this pipeline."""
+        return tuple(self.ranks_of(d)[self.pipeline] for d in range(self.num_devices))
 
-    def replicas_of(self, device: int) -> tuple[int, ...]:
-        """Return the ranks that hold a device's stages, one per replica."""
+    @property
+    def shard_ranks(self) -> tuple[int, ...]:
+        """The ranks that hold a copy of this worker's stages together."""
+        first = self.rank - self.shard
+        return tuple(range(first, first + self.num_shards))
+
+    def device_of(self, rank: int) -> int:
+        """Return a worker's device in its pipeline."""
+        return rank // self.num_shards % self.num_devices
+
+    def ranks_of(self, device: int) -> tuple[int, ...]:
+        """Return the ranks that have a device's stages, one per pipeline."""
         return tuple(
-            replica * self.num_devices + device for replica in range(self.num_replicas)
+            (replica * self.num_devices + device) * self.num_shards + shard
+            for replica in range(self.num_replicas)
+            for shard in range(self.num_shards)
         )
 
 
-def make_layout(world: World, num_replicas: int) -> Layout:
-    """Split the world's workers into replicas.
+def make_layout(world: World, num_replicas: int, num_shards: int = 1) -> Layout:
+    """Split the world's workers into replicas, and these into shards.
 
     Raises:
         ShapeError: the workers cannot be split evenly; names the numbers that would do.
     """
-    if num_replicas < 1 or world.world_size % num_replicas:
-        fits = [n for n in range(1, world.world_size + 1) if world.world_size % n == 0]
+    size, each = world.world_size, num_replicas * num_shards
+    if num_replicas < 1 or num_shards < 1 or size % each:
+        if num_shards > 1:
+            raise ShapeError(
+                f"{size} workers cannot form {num_replicas} replicas of {num_shards} "
+                "shards: the workers must be a multiple of num_replicas x num_shards, "
+                f"{num_replicas} x {num_shards} = {each}"
+            )
+        fits = [n for n in range(1, size + 1) if size % n == 0]
         raise ShapeError(
-            f"{world.world_size} workers cannot form {num_replicas} equal replicas; "
+            f"{size} workers cannot form {num_replicas} equal replicas; "
             f"num_replicas may be {', '.join(map(str, fits))}"
         )
-    return Layout(world.rank, world.world_size // num_replicas, num_replicas)
+    return Layout(world.rank, size // each, num_replicas, num_shards)
 
 
 def replica_group(layout: Layout, groups: GroupMaker) -> WorkerGroup | None:
-    """Make the group of this worker and its replicas; every worker must call this.
+    """Make the group of those with this worker's stages; all workers must call it.
 
     Args:
         layout: the job's ranks.
         groups: the run's.
     """
-    if layout.num_replicas == 1:
+    if layout.num_pipelines == 1:
         return None
-    ranks = [layout.replicas_of(device) for device in range(layout.num_devices)]
+    ranks = [layout.ranks_of(device) for device in range(layout.num_devices)]
     return groups.join(ranks)[0]

@@ -77,7 +77,7 @@ class MessageAllSum:
     ) -> None:
         own = layout.rank
         ranks = [layout.ranks[d] for d in devices or range(layout.num_devices)]
-        first, *copies = layout.replicas_of(layout.device)
+        first, *copies = layout.ranks_of(layout.device)
         self._peers_in: list[Receiver] = []
         self._peers_out: list[Sender] = []
         self._copies_out: list[Sender] = []

@@ -160,7 +160,7 @@ def talking_ranks(order: Schedule, layout: Layout) -> set[tuple[int, int]]:
         pair
         for a, b in devices
         if a != b
-        for pair in zip(layout.replicas_of(a), layout.replicas_of(b), strict=True)
+        for pair in zip(layout.ranks_of(a), layout.ranks_of(b), strict=True)
     }
 
 
@@ -209,7 +209,7 @@ def buffers_needed(order: Schedule, *, clips: bool = False) -> int:
     """
     program = order.program
     most = max(net.num_microbatches for net in program.nets)
-    late = most if clips and program.num_replicas > 1 else 0
+    late = most if clips and program.num_pipelines > 1 else 0
     messages = max(check(order).num_buffers, buffers_without_waiting(order), late)
     num_steps = program.num_steps - order.num_repeats + 1 if order.body else 1
     return messages + min(messages, num_steps)

@@ -111,7 +111,7 @@ def make_step_batches(
         ModelError: a batch differs from the example in more than the samples.
     """
     each = sum(num_microbatches.values())
-    num_parts = each * layout.num_replicas
+    num_parts = each * layout.num_pipelines
     if salts is None:  # before copies: of tensors on a GPU, only shapes are looked at
         salts = [digest(batch) for batch in batches]
     if device is not None:
@@ -127,7 +127,7 @@ def make_step_batches(
             everywhere = _numbered(
                 [x for at in begins for x in parts[i][at : at + count]]
             )
-            mine = everywhere[layout.replica * count :][:count]
+            mine = everywhere[layout.pipeline * count :][:count]
             sizes = tuple(map(_samples_of, mine))
             step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
             ends_step = i == len(batches) - 1

@@ -195,7 +195,7 @@ class _ActivationMeasure(LayerMeasure):
     def start(self, played: PlayedLayout) -> None:
         """Copy the weights that train."""
         self._reference = {}
-        if played.layout.replica:
+        if played.layout.pipeline:
             return
         stages = played.plan.schedule.program.stages
         for number, runner in played.executor.runners.items():
@@ -206,7 +206,7 @@ class _ActivationMeasure(LayerMeasure):
     def take(self, played: PlayedLayout, batch: Any) -> tuple[float, ...]:
         """Return the distances; 0 for frozen layers."""
         own: dict[str, Json] = {}
-        if not played.layout.replica:
+        if not played.layout.pipeline:
             here = on_device(batch, self._world.device)
             first = split_batch(here, self._num_parts, played.plan.example)[0]
             with torch.no_grad():

@@ -135,7 +135,7 @@ class Reshaper:
         order = make_order(
             self.job.schedule,
             layout,
-            self.job.num_parts // layout.num_replicas,
+            self.job.num_parts // layout.num_pipelines,
             None,
             clips=self.job.training.clip_norm is not None,
         )
@@ -243,7 +243,7 @@ class Reshaper:
     def _holders(
         self, program: Program, layout: Layout, names: Sequence[Set[str]]
     ) -> Holders:
-        workers = [{*layout.replicas_of(x.device)} for x in program.stages]
+        workers = [{*layout.ranks_of(x.device)} for x in program.stages]
         return holders_of(self.net.name, names, workers)
 
     def _moves(

@@ -78,9 +78,9 @@ class Evaluator:
         self._net = net.name
         self._is_whole = net.batch_loss
         self._reads_whole = net.batch_loss or bool(schedule.program.whole_batch_flows)
-        self._num_replicas = 1 if self._reads_whole else self.layout.num_replicas
+        self._num_replicas = 1 if self._reads_whole else self.layout.num_pipelines
         self._num_microbatches = (
-            net.num_microbatches * self.layout.num_replicas // self._num_replicas
+            net.num_microbatches * self.layout.num_pipelines // self._num_replicas
         )
         self._program = schedule.program
         self._channels = PointToPoint(
@@ -146,7 +146,7 @@ class Evaluator:
         runners, layout = self.executor.runners.values(), self.layout
         for runner in runners:
             runner.train(mode=False)
-        first = layout.replicas_of(layout.device)[0]
+        first = layout.ranks_of(layout.device)[0]
         try:
             with (
                 torch.no_grad(),
@@ -190,7 +190,7 @@ class Evaluator:
         )
         here = on_device(batch, self.world.device)
         parts = split_batch(here, num_parts, self._example)
-        first = self.layout.replica * each
+        first = self.layout.pipeline * each
         return parts[first : first + each], num_samples
 
     def _player(self, num_microbatches: int) -> Player:

@@ -190,7 +190,7 @@ class PlayedLayout:
     @property
     def shape(self) -> str:
         """Stages x replicas, such as "4x2"."""
-        return f"{self.layout.num_devices}x{self.layout.num_replicas}"
+        return f"{self.layout.num_devices}x{self.layout.num_pipelines}"
 
 
 def _scaled(batches: Batches, scale: LossScale) -> Batches:

@@ -319,7 +319,7 @@ def add_batch_losses(
                 runner,
                 inputs,
                 table.maker.loss_gradient(stage),
-                layout.replica if gathers else None,
+                layout.pipeline if gathers else None,
             )
 
 
@@ -369,7 +369,7 @@ class _ReductionGroups:
     def _joined(self, devices: tuple[int, ...]) -> WorkerGroup | None:
         layout = self._context.layout
         ranks = tuple(
-            sorted(rank for device in devices for rank in layout.replicas_of(device))
+            sorted(rank for device in devices for rank in layout.ranks_of(device))
         )
         if len(ranks) == 1:
             return None

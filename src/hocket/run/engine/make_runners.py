@@ -93,7 +93,7 @@ def _runner(
     counts = {x.name: x.num_microbatches for x in program.nets}
     each = sum(counts[name] for name in nets)
     before = sum(counts[name] for name in nets[: nets.index(net.name)])
-    num_parts = each * layout.num_replicas * settings.accumulate
+    num_parts = each * layout.num_pipelines * settings.accumulate
     loss = net.loss if module.is_last else None
     is_whole = program.net_of(stage).batch_loss
     gradients = None
@@ -108,7 +108,7 @@ def _runner(
         device=device,
         seed=seed,
         net=net.seed_name,
-        first_microbatch=layout.replica * each + before,
+        first_microbatch=layout.pipeline * each + before,
         precision=settings.compute_precision,
         recomputes=recomputes,
         checks_loss=checks_loss and num_parts > 1,

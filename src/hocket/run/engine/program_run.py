@@ -197,7 +197,7 @@ class ProgramRun(WorkerRun):
                     [x for n, x in runners.items() if program.stages[n].net == net],
                     self._nets.holders[net],
                     self.world,
-                    self._layout.replica,
+                    self._layout.pipeline,
                 )
                 for net, outline in self._nets.outlines.items()
             }
@@ -242,11 +242,11 @@ _num_runs: Final = count()
 
 def _layout(world: World, schedule: Schedule) -> Layout:
     program = schedule.program
-    layout = make_layout(world, program.num_replicas)
+    layout = make_layout(world, program.num_pipelines)
     if layout.num_devices != program.num_devices:
         raise ShapeError(
             f"there are {world.world_size} workers, and the program has "
-            f"{program.num_devices} devices and {program.num_replicas} replicas: start "
-            f"{program.num_devices * program.num_replicas}"
+            f"{program.num_devices} devices in each of {program.num_pipelines} "
+            f"pipelines: start {program.num_devices * program.num_pipelines}"
         )
     return layout

@@ -82,7 +82,7 @@ class WorkerContext:
             if layout.device not in devices:
                 return None
             return MessageAllSum(layout, self.transport, what, devices)
-        ranks = tuple(rank for d in devices for rank in layout.replicas_of(d))
+        ranks = tuple(rank for d in devices for rank in layout.ranks_of(d))
         groups = self.groups.join([ranks])
         return GroupAllSum(groups[0]) if groups else None
 

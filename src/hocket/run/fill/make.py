@@ -270,7 +270,7 @@ def make_filling(
     own = asdict(_measured(fill, world.device))
     parts: list[Any] = world.gather_json(own, "costs of fill")
     forwards = [
-        _slowest([parts[rank] for rank in layout.replicas_of(device)])
+        _slowest([parts[rank] for rank in layout.ranks_of(device)])
         for device in range(layout.num_devices)
     ]
     most = memory_bytes(world) if most_bytes is None else most_bytes
@@ -289,7 +289,7 @@ def make_filling(
     costs = _joined(plan.costs, order, first, forwards)
     filling = _Filling(
         fill,
-        [len(lanes[rank % layout.num_devices]) for rank in range(world.world_size)],
+        [len(lanes[layout.device_of(rank)]) for rank in range(world.world_size)],
         world.rank,
         world.device,
         simulate(order, costs, gates_of(order, clips=False)),

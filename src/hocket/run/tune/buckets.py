@@ -104,7 +104,7 @@ def bucketed_order(
 
 def _refuse(config: PipelineConfig, context: WorkerContext) -> None:
     layout, num_workers = context.layout, context.world.world_size
-    if layout.num_replicas == 1:
+    if layout.num_pipelines == 1:
         raise ShapeError(
             "reverse-first-k hides reductions over replicas, and there is one replica "
             f"of {num_workers} workers: use num_replicas={max(2, num_workers)} on as "
@@ -113,7 +113,7 @@ def _refuse(config: PipelineConfig, context: WorkerContext) -> None:
     if layout.num_devices > 1:
         raise ShapeError(
             f"reverse-first-k puts the whole model on each device: {num_workers} "
-            f"workers with num_replicas={layout.num_replicas} are "
+            f"workers with num_replicas={layout.num_pipelines} are "
             f"{layout.num_devices} devices per replica; use "
             f"num_replicas={num_workers}, or a pipeline such as 1f1b"
         )
@@ -148,7 +148,7 @@ def _searches(
             layers,
             partial(stages_of, recomputes=recomputes),
             costs,
-            context.layout.num_replicas,
+            context.layout.num_pipelines,
             config.num_microbatches,
             config.memory_of(world),
             given=None if cut is None else tuple(boundaries_from_names(captured, cut)),

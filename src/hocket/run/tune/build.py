@@ -169,7 +169,7 @@ def _parts(
     sizes_of = part_sizes(program)
     found = {}
     for net in program.nets:
-        num_parts = net.num_microbatches * program.num_replicas
+        num_parts = net.num_microbatches * program.num_pipelines
         parts = split_batch(config.example, num_parts, sizes_of=sizes_of[net.name])
         found[net.name] = parts[: net.num_microbatches]
     return found

@@ -170,7 +170,7 @@ def may_reverse(config: PipelineConfig, layout: Layout) -> bool:
     """
     return (
         layout.num_devices == 1
-        and layout.num_replicas > 1
+        and layout.num_pipelines > 1
         and config.num_microbatches == 1
         and config.accumulate == 1
         and config.clip_norm is None

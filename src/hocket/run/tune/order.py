@@ -119,7 +119,7 @@ def _made(
         name,
         num_devices=layout.num_devices,
         num_microbatches=num_microbatches,
-        num_replicas=layout.num_replicas,
+        num_replicas=layout.num_pipelines,
         stages_per_device=stages_per_device,
         **options,
     )
@@ -137,12 +137,12 @@ def _given(
     schedule: str | Path | Schedule, layout: Layout, num_microbatches: int
 ) -> Schedule:
     if not isinstance(schedule, Schedule):
-        schedule = read_schedule(Path(schedule), num_replicas=layout.num_replicas)
+        schedule = read_schedule(Path(schedule), num_replicas=layout.num_pipelines)
     refuse_other_sizes(
         schedule.program,
         num_devices=layout.num_devices,
         num_microbatches=num_microbatches,
-        num_replicas=layout.num_replicas,
+        num_replicas=layout.num_pipelines,
         has_body=bool(schedule.body),
     )
     return playable_order(schedule)

@@ -175,7 +175,7 @@ def _stages_per_device(
     def step_s(layers: Sequence[LayerCost], v: int) -> float:
         """Predict one step with groups of layers of nearly equal time."""
         num_stages = layout.num_devices * v
-        ranks = [layout.replicas_of(i % layout.num_devices) for i in range(num_stages)]
+        ranks = [layout.ranks_of(i % layout.num_devices) for i in range(num_stages)]
         stages = stage_costs(
             layers,
             known.profile.balanced(num_stages, hop, ranks),

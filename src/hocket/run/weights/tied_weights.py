@@ -66,7 +66,7 @@ def tie_groups(
     for devices in dict.fromkeys(tie.devices for tie in ties):
         ranks = [
             tuple(replica * layout.num_devices + device for device in devices)
-            for replica in range(layout.num_replicas)
+            for replica in range(layout.num_pipelines)
         ]
         for group in maker.join(ranks):
             own[devices] = group
@@ -156,7 +156,7 @@ def equal_start(
         groups: this worker's groups of the devices that share weights.
     """
     if group is not None:
-        source = layout.replicas_of(layout.device)[0]
+        source = layout.ranks_of(layout.device)[0]
         for runner in runners.values():
             for tensor in saved_tensors(runner.module).values():
                 group.broadcast(tensor.detach(), source, "weights of the first replica")

@@ -125,8 +125,8 @@ class WavePlayer:
         """
         layout, num = self._layout, self._settings.num_microbatches
         batch = on_device(batch, self._device.torch_device)
-        parts = split_batch(batch, num * layout.num_replicas)
-        own = parts[layout.replica * num : (layout.replica + 1) * num]
+        parts = split_batch(batch, num * layout.num_pipelines)
+        own = parts[layout.pipeline * num : (layout.pipeline + 1) * num]
         spec = pytree.tree_structure(call_arguments(batch[0]))
         return WaveStep(number, own, spec, count_samples(batch))
 
@@ -235,11 +235,11 @@ class WavePlayer:
             return
         layout, settings = self._layout, self._settings
         num_parts, each = parts_of(
-            num_samples, settings.num_microbatches, layout.num_replicas
+            num_samples, settings.num_microbatches, layout.num_pipelines
         )
         spec = pytree.tree_structure(call_arguments(batch[0]))
         parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
-        for part in parts[layout.replica * each : (layout.replica + 1) * each]:
+        for part in parts[layout.pipeline * each : (layout.pipeline + 1) * each]:
             add_part(module, self._loss, settings.precision, part, spec, sums)
 
     def _await_draws(self, ops: Sequence[Op]) -> None:
@@ -361,7 +361,7 @@ class WavePlayer:
     def _seed_of(self, op: Op) -> int:
         """Return the seed of a microbatch, numbered over all replicas."""
         num = self._settings.num_microbatches
-        microbatch = self._layout.replica * num + (op.microbatch or 0)
+        microbatch = self._layout.pipeline * num + (op.microbatch or 0)
         return microbatch_seed(self._settings.seed, op.step, microbatch)
 
 

@@ -212,7 +212,9 @@ class Waves(WorkerRun):
         drains = drains_after(drain_every)
         with self._together("train()"):
             check_same_length(loader, self.world)
-            check_last_batch(loader, self._num_microbatches * self._layout.num_replicas)
+            check_last_batch(
+                loader, self._num_microbatches * self._layout.num_pipelines
+            )
         self.synchronize()
         self._under_way.clear()  # of a loop that was left: their results were not read
         begin_s = perf_counter()

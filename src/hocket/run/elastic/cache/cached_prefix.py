@@ -278,7 +278,7 @@ class CachedPrefix:
         self._kept.synchronize()
         compute_s = perf_counter() - begin_s
         kept = now.rows[form].kept(sent)
-        replicas = self._layout.num_replicas
+        replicas = self._layout.num_pipelines
         read_s = self._kept.tried(now, form, samples, kept, replicas)
         if read_s is not None:
             if self._payoff.add_trial(compute_s, read_s):

@@ -149,7 +149,7 @@ def emulate(
             tuple(cuts.get(name, ())),
             freezes.get(name, {}),
             merged.shares[name],
-            program.num_replicas,
+            program.num_pipelines,
         )
         for name in nets_in_order(program, names)
     ]
@@ -169,7 +169,7 @@ def emulate(
             parts = {
                 name: split_batch(
                     pairs[name],
-                    facts[name].num_microbatches * program.num_replicas,
+                    facts[name].num_microbatches * program.num_pipelines,
                     sizes_of=sizes[name],
                 )
                 for name in names
@@ -179,7 +179,9 @@ def emulate(
                 updates = _Updates(program, nets, optimizer_of, settings, clip_norm)
             for net in nets.values():
                 updates.forget_moments(net.begin(number))
-            step = Step(nets, facts, loss_of, parts, program.num_replicas, seed, number)
+            step = Step(
+                nets, facts, loss_of, parts, program.num_pipelines, seed, number
+            )
             for group in gradient_groups(program):
                 step.run_group(group)
             updates.update(number)
@@ -340,7 +342,7 @@ def _followers(
         held = {other: modules[other] for other in others}
         follower = follow(update, module, _owned(net, i), held, where)
         yield follower
-        for replica in range(1, program.num_replicas):
+        for replica in range(1, program.num_pipelines):
             pairs = follower.buffers
             for other in nets.values():
                 own = other.in_set(replica, pairs.own)

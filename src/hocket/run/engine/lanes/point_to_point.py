@@ -364,7 +364,7 @@ def plan_messages(plan: PlayPlan, part: PortionPlan) -> dict[int, Queue]:
     try:
         queues = plan_queues(part.lanes, devices, together)
     except DeadlockError as error:
-        if plan.program.num_replicas > 1 and plan.gates == gates:
+        if plan.program.num_pipelines > 1 and plan.gates == gates:
             raise _refusal(str(error)) from error
         together = ops_together(plan.program)
         queues = plan_queues(part.lanes, devices, together)

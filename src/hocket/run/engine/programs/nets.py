@@ -223,7 +223,7 @@ class ProgramNets:
         counts = {net.name: net.num_microbatches for net in program.nets}
         num_parts = sum(counts[net] for net in nets_of_batch(program, name))
         sizes_of = self.sizes_of[seed_name]
-        num_parts *= program.num_replicas
+        num_parts *= program.num_pipelines
         part, *_ = split_batch(example, num_parts, sizes_of=sizes_of)
         leaves = [
             x

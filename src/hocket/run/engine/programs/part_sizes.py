@@ -40,7 +40,7 @@ def part_sizes(program: Program) -> dict[str, SizesOf]:
         first = next((name for name in group if name in trained), group[0])
         each = (counts[first], *(counts[name] for name in group))
         for name in group:
-            found[name] = partial(_sizes, each, counts[name], program.num_replicas)
+            found[name] = partial(_sizes, each, counts[name], program.num_pipelines)
     return found
 
 

@@ -113,7 +113,7 @@ class SyncMaker:
             sums = self.context.with_devices(devices, f"norms of gate {number}")
         if layout.device not in devices:
             return None
-        counts = layout.replica == 0
+        counts = layout.pipeline == 0
         counted = self._counted() if counts or sums is None else set()
         return Gate(
             own,
@@ -191,7 +191,7 @@ class SyncMaker:
             dtype=reduce(torch.promote_types, types or {torch.float32}),
             members=None if group is None else self._names_of(group),
             rates=self._rates(
-                stages if sums is None or self.context.layout.replica == 0 else ()
+                stages if sums is None or self.context.layout.pipeline == 0 else ()
             ),
             is_alone=self.context.world.world_size == 1,
         )
@@ -201,7 +201,7 @@ class SyncMaker:
         return LiveRates(
             {stage: self.updaters[stage] for stage in stages},
             [self.names.net_of(stage) for stage in range(len(all_stages))],
-            [layout.replicas_of(stage.device)[0] for stage in all_stages],
+            [layout.ranks_of(stage.device)[0] for stage in all_stages],
         )
 
 

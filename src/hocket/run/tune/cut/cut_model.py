@@ -99,7 +99,7 @@ def cut_and_measure(
         )
         costs = replace(costs, accumulates=config.accumulate > 1)
         # With layers that freeze, layouts are compared while training runs.
-        if config.freeze is not None or program.num_replicas > 1:
+        if config.freeze is not None or program.num_pipelines > 1:
             costs = replace(costs, reduce_link=measure_ring(world) or Link())
         return costs
 
@@ -225,5 +225,5 @@ def balanced_boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    ranks = [context.layout.replicas_of(stage.device) for stage in program.stages]
+    ranks = [context.layout.ranks_of(stage.device) for stage in program.stages]
     return known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks)
