@@ -229,7 +229,7 @@ def _ideal_s(recipe: Recipe) -> float:
     layout = WorkerLayout(
         pipeline.num_workers // pipeline.num_replicas, pipeline.num_replicas
     )
-    num_parts = layout.num_pipelines * pipeline.num_microbatches
+    num_parts = layout.num_replicas * pipeline.num_microbatches
     share_s = recipe.training.batch_size / num_parts / layout.num_devices
 
     share = StageCost(forward_s=share_s, input_grad_s=share_s, weight_grad_s=share_s)
@@ -237,7 +237,7 @@ def _ideal_s(recipe: Recipe) -> float:
         pipeline.schedule,
         num_devices=layout.num_devices,
         num_microbatches=pipeline.num_microbatches,
-        num_replicas=layout.num_pipelines,
+        num_replicas=layout.num_replicas,
         stages_per_device=pipeline.stages_per_device,
         num_steps=_FULL_STEPS + layout.num_devices,
     )

@@ -110,7 +110,7 @@ def access_rules(kind: Kind, stage: int, program: Program) -> tuple[AccessRule, 
             return (*_weights_read(kind, stage, program), *changed)
         case Kind.BACKWARD:
             return (*_weights_read(kind, stage, program), gradients)
-        case Kind.BACKWARD_INPUT:
+        case Kind.BACKWARD_INPUT | Kind.UNSHARD:
             return _weights_read(kind, stage, program)
         case Kind.BACKWARD_WEIGHT | Kind.REDUCE:
             return (gradients,)
@@ -119,6 +119,7 @@ def access_rules(kind: Kind, stage: int, program: Program) -> tuple[AccessRule, 
         case (
             Kind.LOSS
             | Kind.GATHER
+            | Kind.RESHARD
             | Kind.SEND_FORWARD
             | Kind.SEND_BACKWARD
             | Kind.RECEIVE_FORWARD

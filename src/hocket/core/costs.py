@@ -111,6 +111,8 @@ class StageCost:
                 | Kind.RECEIVE_FORWARD
                 | Kind.SEND_BACKWARD
                 | Kind.RECEIVE_BACKWARD
+                | Kind.UNSHARD
+                | Kind.RESHARD
             ):
                 return 0.0
             case _:

@@ -44,6 +44,7 @@ class Fact(Enum):
     GATHERED = "gathered y"
     REDUCED_GRAD = "reduced dw"
     WEIGHTS = "weights"
+    WHOLE_WEIGHTS = "whole weights"  # gathered from shards, once or more in a step
 
     __hash__ = object.__hash__  # as in Kind: identity is sound, and fast
 
@@ -93,7 +94,9 @@ class Rule:
 
 
 NEVER_SENT: Final = frozenset({Fact.REDUCED_GRAD})
-PER_MICROBATCH = frozenset({Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD})
+PER_MICROBATCH = frozenset(
+    {Fact.OUTPUT, Fact.INPUT_GRAD, Fact.WEIGHT_GRAD, Fact.WHOLE_WEIGHTS}
+)
 
 
 @lru_cache(maxsize=65536)
@@ -105,10 +108,10 @@ def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
             return (*_inputs(stage, program), *weights)
         case Kind.BACKWARD | Kind.BACKWARD_INPUT:
             return (Rule(Fact.OUTPUT, stage), *_output_grads(stage, program), *weights)
-        case Kind.BACKWARD_WEIGHT:
-            return (Rule(Fact.INPUT_GRAD, stage),)
         case Kind.LOSS:
             return _loss_needs(stage, program)
+        case Kind.UNSHARD:
+            return weights
         case Kind.GATHER | Kind.REDUCE:
             return (_every(_COLLECTED[kind], stage, program),)
         case Kind.UPDATE:
@@ -118,14 +121,18 @@ def need_rules(kind: Kind, stage: int, program: Program) -> tuple[Rule, ...]:
             | Kind.SEND_BACKWARD
             | Kind.RECEIVE_FORWARD
             | Kind.RECEIVE_BACKWARD
+            | Kind.BACKWARD_WEIGHT
+            | Kind.RESHARD
         ):
-            return tuple(Rule(fact, stage) for fact in _SENT.get(kind, ()))
+            return tuple(Rule(fact, stage) for fact in _OWN.get(kind, ()))
         case _:
             assert_never(kind)
 
 
 _COLLECTED: Final = {Kind.GATHER: Fact.OUTPUT, Kind.REDUCE: Fact.WEIGHT_GRAD}
-_SENT: Final = {
+_OWN: Final = {
+    Kind.BACKWARD_WEIGHT: (Fact.INPUT_GRAD,),
+    Kind.RESHARD: (Fact.WHOLE_WEIGHTS,),
     Kind.SEND_FORWARD: (Fact.OUTPUT,),
     Kind.SEND_BACKWARD: (Fact.INPUT_GRAD,),
 }
@@ -146,6 +153,8 @@ _MADE: Final = {
     Kind.GATHER: (Fact.GATHERED,),
     Kind.REDUCE: (Fact.REDUCED_GRAD,),
     Kind.UPDATE: (Fact.WEIGHTS,),  # of the version that comes next
+    Kind.UNSHARD: (Fact.WHOLE_WEIGHTS,),
+    Kind.RESHARD: (),
     **dict.fromkeys(MESSAGES, ()),  # they move a value and make none
 }
 
@@ -205,6 +214,7 @@ def maker(value: Value, program: Program) -> str:
         Fact.GATHERED: Kind.GATHER,
         Fact.REDUCED_GRAD: Kind.REDUCE,
         Fact.WEIGHTS: Kind.UPDATE,
+        Fact.WHOLE_WEIGHTS: Kind.UNSHARD,
     }[value.fact]
     step = value.step - (value.fact is Fact.WEIGHTS)
     op = Op(kind, value.stage, value.microbatch, step)

@@ -25,6 +25,10 @@ class Kind(Enum):
     REDUCE = "R"  # sum the stage's gradients over replicas and copies
     UPDATE = "U"  # the optimizer's step, or a teacher's momentum update
 
+    # of sharded stages, added by a pass; the number counts the stage's in the step
+    UNSHARD = "UNSHARD"  # gather the whole weights from the shards
+    RESHARD = "RESHARD"  # release what was gathered
+
     # messages, added by a pass
     SEND_FORWARD = "SEND_F"
     RECEIVE_FORWARD = "RECV_F"
@@ -44,7 +48,9 @@ SENDS: Final = frozenset({Kind.SEND_FORWARD, Kind.SEND_BACKWARD})
 RECEIVES: Final = frozenset({Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD})
 MESSAGES: Final = SENDS | RECEIVES
 MAKES_WEIGHT_GRAD: Final = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
-COLLECTIVES: Final = frozenset({Kind.GATHER, Kind.REDUCE})
+SHARDING: Final = frozenset({Kind.UNSHARD, Kind.RESHARD})
+READS_WEIGHTS: Final = WHOLE_OR_SPLIT_BACKWARD | {Kind.FORWARD}
+COLLECTIVES: Final = frozenset({Kind.GATHER, Kind.REDUCE, Kind.UNSHARD})
 STEP_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})
 
 # Ops that only start something: the lane goes on at once, others wait for the result.

@@ -335,6 +335,7 @@ def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
         num_steps=1 if sizes.steps is None else sizes.steps,
         num_replicas=1 if sizes.replicas is None else sizes.replicas,
         stages_per_device=sizes.stages_per_device,
+        num_shards=1,  # options that are not known here may have any type
         **({} if costs is None else {"costs": costs}),
     )
 

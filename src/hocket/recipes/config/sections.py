@@ -79,13 +79,13 @@ class PipelineSettings(Settings, ScheduleOptions):
         layout = layout_of(given["layout"])
         both = {
             "num_workers": layout.num_workers,
-            "num_replicas": layout.num_pipelines,
+            "num_replicas": layout.num_replicas,
         }
         said = {**both, **given}
         if any(said[name] != number for name, number in both.items()):
             raise ValueError(
                 f"layout {layout} is {layout.num_workers} workers in "
-                f"{layout.num_pipelines} replicas, but num_workers is "
+                f"{layout.num_replicas} replicas, but num_workers is "
                 f"{said['num_workers']} and num_replicas {said['num_replicas']}: say "
                 "one or the other (--layout replaces both numbers; "
                 "--set pipeline.layout= takes the layout away)"
