@@ -12,7 +12,9 @@ What is proved of a schedule that passes:
 5. explicit messages are posted in the same order at both ends of each pair of devices,
    and collectives on all devices that share a group;
 6. the body of a flush-free order is the same work, one step later, each time;
-7. for links that need one (`Links.ONE_QUEUE`, as of NCCL): the messages of all devices
+7. sharded stages are whole where their weights are read, and nowhere else (see
+   `checker.gathers`);
+8. for links that need one (`Links.ONE_QUEUE`, as of NCCL): the messages of all devices
    have an order in which every device comes to its end.
 
 Find ops that change one thing in place without a path of events between them.
@@ -44,6 +46,7 @@ from hocket.core.checker.faults import (
     op_faults,
     too_much_due,
 )
+from hocket.core.checker.gathers import gather_faults
 from hocket.core.checker.happens_before import (
     RESOURCES,
     Accesses,
@@ -53,7 +56,7 @@ from hocket.core.checker.happens_before import (
 )
 from hocket.core.checker.links import Links, check_queues
 from hocket.core.costs import Costs
-from hocket.core.op import COLLECTIVES, Op
+from hocket.core.op import COLLECTIVES, Kind, Op
 from hocket.core.plans.lane_plan import plan_lanes
 from hocket.core.plans.message_order import ops_together, plan_queues
 from hocket.core.plans.portions import Plans, plan_portions
@@ -108,7 +111,12 @@ def check(
     """
     _refuse(
         schedule,
-        too_much_due(schedule) or [*op_faults(schedule), *body_faults(schedule)],
+        too_much_due(schedule)
+        or [
+            *op_faults(schedule),
+            *body_faults(schedule),
+            *gather_faults(schedule),
+        ],
     )
     work = prepare(schedule, Costs.uniform())
     played = play(work, num_buffers)
@@ -279,11 +287,13 @@ def _lane_faults(
 def _device_faults(work: Work, of_device: dict[int, list[int]]) -> Iterator[Fault]:
     """Find the first collectives that two devices post in different orders."""
     copies_of = work.schedule.program.copies_of
-    # What makes two devices' ops one collective: the kind, the stages and the step.
+    # What makes two devices' ops one collective: the kind, the stages and the step. The
+    # shards of a stage are one device of the schedule: each of its gathers is alone.
     calls = {
         device: {
             (op.kind, copies_of[op.stage], op.step): op
             for op in map(work.columns.op, posts)
+            if op.kind is not Kind.UNSHARD
         }
         for device, posts in sorted(of_device.items())
     }

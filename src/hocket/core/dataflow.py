@@ -17,6 +17,10 @@ Where a whole-batch loss is over all replicas, OUTPUT of all microbatches ──
 GATHERED, which L reads in the place of outputs; and so does F, where the loss of each
 microbatch is over the outputs of another net for the whole batch.
 
+Where stages are sharded, WEIGHTS s are those of a device's own shard. UNSHARD gathers
+WHOLE_WEIGHTS out of them, which F, B, I and W read until RESHARD releases them. Which
+gather it is that an op reads, the order says: the last one before it in its lane.
+
 The knowledge is kept as *rules*: what an op of some kind on some stage needs, whatever
 its microbatch and step. `needs` and `makes` fill in the numbers for one op; the
 simulator and the checker fill them in for a million at once.
@@ -24,13 +28,19 @@ simulator and the checker fill them in for a million at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple, assert_never
 
-from hocket.core.op import MESSAGES, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
+from hocket.core.op import (
+    MESSAGES,
+    READS_WEIGHTS,
+    WHOLE_OR_SPLIT_BACKWARD,
+    Kind,
+    Op,
+)
 from hocket.core.program import Program
 
 
@@ -164,6 +174,22 @@ def needs(op: Op, program: Program) -> tuple[Value, ...]:
     return tuple(_fill(need_rules(op.kind, op.stage, program), op))
 
 
+def lane_needs(
+    ops: Iterable[Op], program: Program
+) -> Iterator[tuple[Op, tuple[Value, ...]]]:
+    """Yield each op of a lane, and what it needs: `needs`, and the gather before it.
+
+    An op that reads weights of a sharded stage needs what the last UNSHARD of its stage
+    makes, which is the order's choice.
+    """
+    whole: dict[int, tuple[Value, ...]] = {}
+    for op in ops:
+        gathered = whole.get(op.stage, ()) if op.kind in READS_WEIGHTS else ()
+        yield op, (*needs(op, program), *gathered)
+        if op.kind is Kind.UNSHARD:
+            whole[op.stage] = makes(op, program)
+
+
 def makes(op: Op, program: Program) -> tuple[Value, ...]:
     """Return the values that exist once `op` has ended."""
     return tuple(_fill(make_rules(op.kind, op.stage), op))
@@ -224,8 +250,8 @@ def maker(value: Value, program: Program) -> str:
 def due_ops(program: Program) -> Iterator[Op]:
     """Yield every op that a schedule of this program must hold exactly once.
 
-    Backwards appear whole (B); a schedule may hold I and W in their place. Messages
-    are not among them: a pass adds those.
+    Backwards appear whole (B); a schedule may hold I and W in their place. Messages,
+    UNSHARD and RESHARD are not among them: passes add those.
     """
     for step in range(program.num_steps):
         for number, stage in enumerate(program.stages):
@@ -246,6 +272,11 @@ def once_per_step(stage: int, program: Program) -> Iterator[Kind]:
         yield Kind.REDUCE
     if program.stages[stage].moves:
         yield Kind.UPDATE
+
+
+def most_gathers(stage: int, program: Program) -> int:
+    """Return how often a stage may be gathered in a step: for each F, I and W."""
+    return 3 * program.num_microbatches_of(stage) * (program.num_shards > 1)
 
 
 def version_read(stage: int, step: int, program: Program) -> int:

@@ -99,7 +99,7 @@ def reverse_first_k(
 def _behind_first_forwards(shape: Shape, k: int) -> Iterator[Op]:
     """Yield a step's ops from the first backward to the last reduction."""
     buckets, m = range(shape.stages_per_device), shape.num_microbatches
-    is_reduced = shape.num_replicas > 1
+    is_reduced = shape.num_replicas * shape.num_shards > 1
     for microbatch in range(m - 1):
         for bucket in reversed(buckets):
             yield Op(Kind.BACKWARD, bucket, microbatch)

@@ -17,6 +17,7 @@ from typing import Final
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError, ShapeError
 from hocket.nearest import nearest
+from hocket.passes.add_gathers import add_gathers
 from hocket.schedules import (
     chimera,
     dualpipe_v,
@@ -130,13 +131,15 @@ def make_schedule(
         num_microbatches: the microbatches per step.
         num_steps: the steps of the order.
         num_replicas: copies of the whole pipeline, on other devices.
-        num_shards: the devices that hold each stage of a replica together.
+        num_shards: the devices that hold each stage of a replica together. With more
+            than one, each stage is gathered once per step (see
+            `hocket.passes.add_gathers`).
         stages_per_device: the stages per device; the schedule's default when not given.
         options: the schedule's own options.
 
     Raises:
         PlanError: the table has no schedule of that name, or the schedule has no such
-            option; names the nearest.
+            option; names the nearest. Or its order cannot be of sharded stages.
         ShapeError: the schedule does not take these numbers; names those that it does.
 
     >>> print(make_schedule("1f1b", num_devices=2, num_microbatches=2))
@@ -169,7 +172,7 @@ def make_schedule(
             f"schedule {name!r} has no order of sharded stages, and was asked for "
             f"num_shards={num_shards}: use num_replicas, or another schedule"
         )
-    return made
+    return add_gathers(made)
 
 
 def options_of(name: str) -> tuple[str, ...]:

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.core.dataflow import due_ops, once_per_step
+from hocket.core.dataflow import due_ops, most_gathers, once_per_step
 from hocket.core.op import (
     BACKWARDS,
     MESSAGES,
     ONCE_PER_STEP,
     RECEIVES,
     SENDS,
+    SHARDING,
     SPLIT_BACKWARD,
     Kind,
     Op,
@@ -57,7 +58,7 @@ def each_op_fault(schedule: Schedule) -> Iterator[Fault]:
             yield f"{op} is there {count} times", op
         if op.kind in MESSAGES:
             yield from _message_faults(op, found, program)
-        elif _whole(op) not in due:
+        elif not (_is_gather(op, program) or _whole(op) in due):
             yield f"{op} is no op of this program ({_sizes(program)})", op
     for op in due:
         if op.kind is Kind.BACKWARD:
@@ -79,6 +80,20 @@ def _backward_faults(op: Op, found: Counter[Op]) -> Iterator[Fault]:
         yield f"{missing} is missing, but {there} is there", None
 
 
+def _is_gather(op: Op, program: Program) -> bool:
+    """Return whether it is an UNSHARD or RESHARD that the program may have.
+
+    Without shards it may have none, which `gather_faults` says.
+    """
+    if op.kind not in SHARDING or program.num_shards == 1:
+        return op.kind in SHARDING
+    return (
+        op.stage < program.num_stages
+        and 0 <= op.step < program.num_steps
+        and 0 <= (op.microbatch or 0) < most_gathers(op.stage, program)
+    )
+
+
 def _whole(op: Op) -> Op:
     return op.as_kind(Kind.BACKWARD) if op.kind in SPLIT_BACKWARD else op
 
@@ -88,6 +103,7 @@ def _sizes(program: Program) -> str:
     return (
         f"{program.num_stages} stages, {microbatches} microbatches, "
         f"{program.num_steps} steps, {program.num_replicas} replicas"
+        f"{f' of {program.num_shards} shards' * (program.num_shards > 1)}"
     )
 
 
@@ -218,6 +234,7 @@ def _are_of_program(columns: Columns, program: Program) -> bool:
     """Return whether the program has the numbers of all ops, on their devices."""
     home = np.array([stage.device for stage in program.stages])
     num_stages, num_microbatches = program.num_stages, _num_microbatches(program)
+    num_gathers = np.array([most_gathers(s, program) for s in range(num_stages)])
     stage = np.clip(columns.stage, 0, num_stages - 1)
     peer = np.clip(columns.peer, 0, num_stages - 1)
     owner = np.where(columns.is_any(RECEIVES), peer, stage)
@@ -228,7 +245,10 @@ def _are_of_program(columns: Columns, program: Program) -> bool:
         (columns.step >= 0) & (columns.step < program.num_steps),
         (columns.microbatch == NONE) == columns.is_any(ONCE_PER_STEP),
         (columns.microbatch >= 0) | columns.is_any(ONCE_PER_STEP),
-        columns.microbatch < num_microbatches[owner],
+        columns.microbatch
+        < np.where(
+            columns.is_any(SHARDING), num_gathers[owner], num_microbatches[owner]
+        ),
     )
     return all(bool(each.all()) for each in expected)
 

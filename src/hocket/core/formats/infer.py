@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hocket.core.op import COLLECTIVES, Kind, Op
+from hocket.core.op import COLLECTIVES, SHARDING, Kind, Op
 from hocket.core.program import Program
 from hocket.errors import ParseError
 
@@ -44,10 +44,14 @@ def infer_program(
             devices[stage]
             for stage in range(_count("stage", [op.stage for op in ops], places))
         ],
-        _count("microbatch", [op.microbatch or 0 for op in ops], places),
+        _count(
+            "microbatch",
+            [0 if op.kind in SHARDING else op.microbatch or 0 for op in ops],
+            places,
+        ),
         num_steps=_count("step", [op.step for op in ops], places),
-        num_replicas=1 if kinds.isdisjoint(COLLECTIVES) else 2,
-        trainable=not kinds <= _IN_EVALUATION,
+        num_replicas=1 if kinds.isdisjoint(COLLECTIVES - SHARDING) else 2,
+        trainable=not kinds - SHARDING <= _IN_EVALUATION,
         batch_loss=Kind.LOSS in kinds,
         loss_over_replicas=Kind.GATHER in kinds,
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hocket.core.dataflow import Value, is_given, is_sent, makes, needs
+from hocket.core.dataflow import Value, is_given, is_sent, lane_needs, makes, needs
 from hocket.core.gates import Gates, stage_gates, with_gate
 from hocket.core.op import ASYNCHRONOUS, MESSAGES, Kind, Op
 from hocket.core.program import Program
@@ -57,9 +57,9 @@ class OpPlan:
         op: the op.
         waits: values whose event the lane waits for: other lanes of the device make
             them, for this op or for its gate, or an op that only starts in the lane and
-            ends later (R, G). A value is listed at the first op of the lane that needs
-            it. What a collective brings from other devices is not: it has come when
-            the device's own R ends.
+            ends later (R, G, UNSHARD). A value is listed at the first op of the lane
+            that needs it. What a collective brings from other devices is not: it has
+            come when the device's own R ends.
         receives: messages that must have arrived, each at the first op of the lane
             that needs its value.
         records: values that `op` makes and whose event other ops wait for.
@@ -138,18 +138,20 @@ class _Facts:
         self.flows: dict[tuple[Value, int], set[Flow]] = defaultdict(set)
         self.needing_lanes: dict[Value, set[int]] = defaultdict(set)
         for number, lane in enumerate(schedule.lanes):
-            for position, op in enumerate(lane.ops):
+            for position, (op, needed) in enumerate(lane_needs(lane.ops, program)):
                 place = _Place(number, lane.device, position)
                 for value in makes(op, program):
                     self.made[value] = place
                     if op.kind in ASYNCHRONOUS:
                         self.asynchronous.add(value)
-                self._read(op, place, program)
+                self._read(op, needed, place, program)
 
-    def _read(self, op: Op, place: _Place, program: Program) -> None:
+    def _read(
+        self, op: Op, needed: tuple[Value, ...], place: _Place, program: Program
+    ) -> None:
         for value in self.gate_needs(op, program):
             self.needing_lanes[value].add(place.lane)
-        for value in needs(op, program):
+        for value in needed:
             self.needing_lanes[value].add(place.lane)
             self.flows[value, place.device].add((value.stage, op.stage))
 
@@ -189,8 +191,8 @@ def _lane(schedule: Schedule, number: int, facts: _Facts) -> Iterator[OpPlan]:
     program, lane = schedule.program, schedule.lanes[number]
     seen: set[Value] = set()
     waited: set[Value] = set()
-    for op in lane.ops:
-        needed = [v for v in needs(op, program) if not is_given(v) and v not in seen]
+    for op, values in lane_needs(lane.ops, program):
+        needed = [v for v in values if not is_given(v) and v not in seen]
         seen.update(needed)
         made = makes(op, program)
         waits = [

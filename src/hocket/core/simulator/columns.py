@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.dataflow import PER_MICROBATCH, Fact, Rule, Value
-from hocket.core.op import RECEIVES, Kind, Op
+from hocket.core.dataflow import PER_MICROBATCH, Fact, Rule, Value, most_gathers
+from hocket.core.op import RECEIVES, SHARDING, Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Bools, Ints
@@ -121,6 +121,7 @@ def _faults(columns: Columns) -> Iterator[str]:
     program = columns.schedule.program
     stages = range(program.num_stages)
     num_microbatches = np.array([program.num_microbatches_of(s) for s in stages])
+    num_gathers = np.array([most_gathers(s, program) for s in stages])
     home = np.array([stage.device for stage in program.stages])
     known = np.clip(columns.stage, 0, program.num_stages - 1)
     outside = (
@@ -131,7 +132,10 @@ def _faults(columns: Columns) -> Iterator[str]:
     # A message carries a microbatch of the stage that it comes from.
     is_received = columns.is_any(RECEIVES)
     owner = np.where(is_received & ~outside, columns.peer, known)
-    outside |= columns.microbatch >= num_microbatches[owner]
+    most = np.where(
+        columns.is_any(SHARDING), num_gathers[owner], num_microbatches[owner]
+    )
+    outside |= columns.microbatch >= most
     misplaced = ~outside & (home[known] != columns.device)
     for wrong, what in (
         (outside, "is no op of this program"),
@@ -158,7 +162,7 @@ class ValueNumbers:
     Args:
         num_stages: the stages of the program.
         num_steps: one more than the program has, because WEIGHTS count updates.
-        num_microbatches: the most that any net has.
+        num_microbatches: the most that any net has, or gathers that a stage may have.
     """
 
     num_stages: int
@@ -168,8 +172,10 @@ class ValueNumbers:
     @classmethod
     def of(cls, program: Program) -> ValueNumbers:
         """Make room for every value of a program."""
-        num_microbatches = max(net.num_microbatches for net in program.nets)
-        return cls(program.num_stages, program.num_steps + 1, num_microbatches)
+        most = max(net.num_microbatches for net in program.nets)
+        stages = range(program.num_stages)
+        most = max(most, *(most_gathers(stage, program) for stage in stages))
+        return cls(program.num_stages, program.num_steps + 1, most)
 
     @property
     def size(self) -> int:

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from hocket.core.dataflow import NEVER_SENT, is_given, make_rules, need_rules
+from hocket.core.dataflow import NEVER_SENT, Fact, is_given, make_rules, need_rules
 from hocket.core.gates import Gates
-from hocket.core.op import ASYNCHRONOUS, Kind
+from hocket.core.op import ASYNCHRONOUS, READS_WEIGHTS, Kind
 from hocket.core.program import Program
 from hocket.core.simulator.columns import (
     CODES,
@@ -74,6 +74,11 @@ class Needs:
         numbers = ValueNumbers.of(program)
         makers = _makers(columns, program)
         row, value = fill(columns, program, partial(need_rules, program=program))
+        if program.num_shards > 1:
+            readers, gathered = _gathers_read(columns, program)
+            row, value = np.append(row, readers), np.append(value, gathered)
+            order = np.argsort(row, kind="stable")
+            row, value = row[order], value[order]
         unmade = np.unique(value[makers[value] == NEVER]).tolist()
         given = [number for number in unmade if is_given(numbers.value(number))]
         makers[np.array(given, np.int64)] = GIVEN
@@ -94,6 +99,26 @@ class Needs:
         arrival[remote] = which
         arrivals = Arrivals(value[first], device[row[first]], maker[first])
         return cls(row, value, maker, arrival, arrivals)
+
+
+def _gathers_read(columns: Columns, program: Program) -> tuple[Ints, Ints]:
+    """Return the ops that read whole weights, and the value that each reads.
+
+    It is what the last UNSHARD of the stage makes, of those before it in its lane.
+    """
+    key = columns.lane * program.num_stages + columns.stage
+    order = np.argsort(key, kind="stable")
+    is_gather = columns.kind[order] == CODES[Kind.UNSHARD]
+    last = np.maximum.accumulate(np.where(is_gather, np.arange(order.size), -1))
+    gather = order[last]
+    reads = columns.is_any(READS_WEIGHTS)[order]
+    reads &= (last >= 0) & (key[gather] == key[order])
+    gather = gather[reads]
+    value = ValueNumbers.of(program).number(
+        np.full(gather.size, FACTS.index(Fact.WHOLE_WEIGHTS)),
+        *(columns.stage[gather], columns.step[gather], columns.microbatch[gather]),
+    )
+    return order[reads], value
 
 
 def _makers(columns: Columns, program: Program) -> Ints:
