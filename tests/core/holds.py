@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.dataflow import Fact, Value, needs, version_read
-from hocket.core.op import BACKWARDS, MESSAGES, Kind, Op
+from hocket.core.op import BACKWARDS, COLLECTIVES, MESSAGES, Kind, Op
 from hocket.core.timelines.timeline import Timeline
 
 Hold = tuple[int, float, float, int]  # device, begin_s, end_s, bytes
@@ -26,6 +27,7 @@ def holds_of(timeline: Timeline, costs: Costs) -> Iterator[Hold]:
     for op, (start_s, end_s) in when.items():
         device, cost = program.stages[op.stage].device, stage_costs[op.stage]
         yield device, start_s, end_s, work_bytes(op, cost)
+        yield from whole_holds(op, timeline, costs, when)
         if op.kind in BACKWARDS | {Kind.FORWARD}:
             yield from local_holds(op, timeline, costs, when)
         if op.kind is Kind.FORWARD:
@@ -40,6 +42,15 @@ def holds_of(timeline: Timeline, costs: Costs) -> Iterator[Hold]:
             ]
             yield device, start_s, max(reads, default=start_s), cost.weight_bytes
     yield from received_holds(timeline, costs, when)
+
+
+def whole_holds(op: Op, timeline: Timeline, costs: Costs, when: When) -> Iterator[Hold]:
+    """Whole weights, from their gather to their release."""
+    if op.kind is Kind.UNSHARD:
+        program = timeline.schedule.program
+        end_s = when[op.as_kind(Kind.RESHARD)][1]
+        num_bytes = costs.of(program)[op.stage].whole_bytes
+        yield program.stages[op.stage].device, when[op][0], end_s, num_bytes
 
 
 def gradient_span(op: Op, when: When) -> tuple[float, float]:
@@ -166,7 +177,7 @@ def received_holds(timeline: Timeline, costs: Costs, when: When) -> Iterator[Hol
     program = timeline.schedule.program
     receives = {op: span for op, span in when.items() if op.kind in MESSAGES}
     for transfer in timeline.transfers:
-        if transfer.op.kind is Kind.REDUCE:
+        if transfer.op.kind in COLLECTIVES:
             continue
         forward = transfer.op.kind is Kind.FORWARD
         fact = Fact.OUTPUT if forward else Fact.INPUT_GRAD
@@ -189,3 +200,19 @@ def received_holds(timeline: Timeline, costs: Costs, when: When) -> Iterator[Hol
         ]
         begin = posted[0] if posted else transfer.start_s
         yield transfer.to_device, begin, max(uses), transfer.num_bytes
+
+
+def assert_curves_add_up(timeline: Timeline, costs: Costs) -> None:
+    """Between any two instants, the bytes are the sum over all that is held then."""
+    holds = [*holds_of(timeline, costs)]
+    ends = {time for _, begin, end, _ in holds for time in (begin, end)}
+    changes = {float(t) for curve in timeline.memory for t in curve.time_s}
+    instants = sorted(t for t in {0.0} | ends | changes if 0.0 <= t < float("inf"))
+
+    for begin, end in pairwise([*instants, instants[-1] + 1.0]):
+        middle = (begin + end) / 2
+        expected = [0] * timeline.schedule.program.num_devices
+        for device, from_s, until_s, num_bytes in holds:
+            if from_s < middle < until_s:
+                expected[device] += num_bytes
+        assert [curve.at(middle) for curve in timeline.memory] == expected

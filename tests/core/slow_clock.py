@@ -13,7 +13,7 @@ from math import isinf
 
 from hocket.core.costs import Costs, Link
 from hocket.core.dataflow import Fact, Value, is_given, makes, needs
-from hocket.core.op import MESSAGES, SENDS, Kind, Op
+from hocket.core.op import MESSAGES, READS_WEIGHTS, SENDS, Kind, Op
 from hocket.core.schedule import Schedule
 
 Seconds = Fraction
@@ -191,7 +191,19 @@ class SlowClock:
             time = max(time, self.have[wish])
             if self.readers.get(wish, [None])[0] == (i, lane.position):
                 time += self.handling(self.num_bytes(value))
-        return time
+        return max(time, self.whole_time(i))
+
+    def whole_time(self, i: int) -> Seconds:
+        """When the weights that a lane's next op reads are whole, if it reads any."""
+        ops, position = self.schedule.lanes[i].ops, self.lanes[i].position
+        if ops[position].kind not in READS_WEIGHTS:
+            return ZERO
+        gathers = [
+            j
+            for j, op in enumerate(ops[:position])
+            if op.kind is Kind.UNSHARD and op.stage == ops[position].stage
+        ]
+        return self.end[i, gathers[-1]] if gathers else ZERO
 
     def begin_op(self, i: int, time: Seconds) -> None:
         """Begin a lane's next op; the lane goes on at once if it only starts it."""
@@ -200,14 +212,16 @@ class SlowClock:
         place = i, lane.position
         self.start[place] = time
         cost = self.stages[op.stage]
-        if op.kind is Kind.REDUCE:
+        if op.kind in (Kind.REDUCE, Kind.UNSHARD):
             members = self.schedule.program.num_pipelines
             begin = max(time, self.reduced.get(facts.device, ZERO))
             link = self.costs.reduce_link
             each = seconds(link, cost.gradient_bytes) / members + Fraction(
                 link.latency_s
             )
-            self.end[place] = begin + 2 * (members - 1) * each
+            is_gather = op.kind is Kind.UNSHARD
+            taken = Fraction(cost.unshard_s) if is_gather else 2 * (members - 1) * each
+            self.end[place] = begin + taken
             self.reduced[facts.device] = self.end[place]
             self.make(op, facts.device, self.end[place])
             lane.free = time

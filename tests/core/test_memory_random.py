@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from tests.core.holds import holds_of
+from tests.core.holds import assert_curves_add_up
 from tests.core.random_orders import costs_for, orders
 
 
@@ -21,19 +19,8 @@ def test_curves_are_what_definitions_add_up_to(
 ) -> None:
     """Between any two instants, the sum over all that is held then, op by op."""
     costs = data.draw(costs_for(schedule.program))
-    timeline = simulate(schedule, costs)
-    holds = [*holds_of(timeline, costs)]
-    ends = {time for _, begin, end, _ in holds for time in (begin, end)}
-    changes = {float(t) for curve in timeline.memory for t in curve.time_s}
-    instants = sorted(t for t in {0.0} | ends | changes if 0.0 <= t < float("inf"))
 
-    for begin, end in pairwise([*instants, instants[-1] + 1.0]):
-        middle = (begin + end) / 2
-        expected = [0] * schedule.program.num_devices
-        for device, from_s, until_s, num_bytes in holds:
-            if from_s < middle < until_s:
-                expected[device] += num_bytes
-        assert [curve.at(middle) for curve in timeline.memory] == expected
+    assert_curves_add_up(simulate(schedule, costs), costs)
 
 
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))

@@ -55,6 +55,9 @@ class StageCost:
         holds_input: whether W needs what the stage received; else I releases it.
         split_s: how much longer I and W take together than B; each takes its share of
             it in proportion.
+        unshard_s: UNSHARD, from its begin until the weights are whole, where shards
+            gather them; `weight_bytes` are then those of one shard.
+        whole_bytes: what a gather holds until its RESHARD, and the size of it.
     """
 
     forward_s: float = 0.0
@@ -78,6 +81,8 @@ class StageCost:
     recomputes: bool = False
     holds_input: bool = True
     split_s: float = 0.0
+    unshard_s: float = 0.0
+    whole_bytes: int = 0
 
     @property
     def kept_bytes(self) -> int:
@@ -398,5 +403,6 @@ def _check_device(program: Program, device: int) -> None:
 
 def _slowed(cost: StageCost, factor: float) -> StageCost:
     names = [field.name for field in fields(cost) if field.name.endswith("_s")]
+    names.remove("unshard_s")  # the link's time, as a reduction's
     changed: dict[str, float] = {name: getattr(cost, name) * factor for name in names}
     return replace(cost, **changed)  # type: ignore[arg-type]

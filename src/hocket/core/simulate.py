@@ -12,9 +12,10 @@ The model:
 - `costs.handling` keeps a lane busy after an op for each message that it sends, and
   before an op for each that it reads (the first lane to be listed that needs it). It is
   a part of no op. A RECV itself takes no time.
-- R and G begin when they are reached and the device's last collective has ended; their
-  lane goes on at once. All replicas run in lockstep: one is simulated. Where stages are
-  copies of one another, U waits for the R of each.
+- R, G and UNSHARD begin when they are reached and the device's last collective has
+  ended; their lane goes on at once. All replicas run in lockstep: one is simulated.
+  Where stages are copies of one another, U waits for the R of each. Where stages are
+  sharded, an op that reads weights waits for the UNSHARD before it in its lane.
 - With `costs.jitter`, an op takes longer or shorter than the mean, at random but the
   same at every call; the ops of one kind and stage take the mean together.
 - While `n` lanes of a device work, each is `min(1, lane_capacity / n)` as fast.
@@ -153,6 +154,7 @@ def _collective_bytes(program: Program, costs: Costs) -> Ints:
     for stage, cost in enumerate(costs.of(program)):
         num_outputs = program.num_microbatches_of(stage)
         sizes[CODES[Kind.REDUCE], stage] = cost.gradient_bytes
+        sizes[CODES[Kind.UNSHARD], stage] = cost.whole_bytes
         sizes[CODES[Kind.GATHER], stage] = cost.output_bytes * num_outputs
     return sizes
 

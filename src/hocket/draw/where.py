@@ -16,7 +16,8 @@ MEANINGS: Final = {
     "after it has begun to drain",
     Cause.MESSAGE: "waiting for a message that is on its way, here or at the device "
     "that is waited for",
-    Cause.REDUCTION: "waiting until gradients are summed over replicas",
+    Cause.REDUCTION: "waiting until gradients are summed over replicas, or weights "
+    "are gathered from shards",
     Cause.IMBALANCE: "waiting because this device has less work than the busiest one",
     Cause.OTHER: "waiting for other devices while the pipeline is full: the order of "
     "ops, or ops of uneven length",

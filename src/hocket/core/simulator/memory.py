@@ -19,6 +19,7 @@ What is counted, of each stage, and for how long:
     weight_grad_work_bytes                                 W ├─┤
     update_work_bytes                                            U ├─┤
     gradients, once more                                    R ├──┤
+    whole weights                        UNSHARD ├────────┤ RESHARD
     all replicas' outputs                from the start of G until L has ended, or until
                                          they are sent
     the output, where only forward runs  from the end of F until it is sent and read
@@ -78,6 +79,7 @@ def memory_curves(work: Work, costs: Costs, times: Times) -> tuple[MemoryCurve, 
         *_work(work, stage_costs, times),
         *_gradients(work, costs, times),
         *_old_weights(work, program, stage_costs, times),
+        *_whole_weights(work, stage_costs, times),
         *_outputs(work, stage_costs, times, released_s),
         *_gathered(work, stage_costs, times),
         *_received(work, times, released_s),
@@ -209,6 +211,23 @@ def _old_weights(
     )
 
 
+def _whole_weights(
+    work: Work, costs: Sequence[StageCost], times: Times
+) -> Iterator[_Changes]:
+    """Yield what is gathered of sharded stages, until the RESHARD that needs it."""
+    columns, needs = work.columns, work.needs
+    is_release = columns.kind[needs.row] == CODES[Kind.RESHARD]
+    pairs = np.flatnonzero(is_release & (needs.maker >= 0))
+    gathers, releases = needs.maker[pairs], needs.row[pairs]
+    size = np.array([cost.whole_bytes for cost in costs], float)
+    yield from _held(
+        columns.device[gathers],
+        times.start_s[gathers],
+        times.end_s[releases],
+        size[columns.stage[gathers]],
+    )
+
+
 def _outputs(
     work: Work, costs: Sequence[StageCost], times: Times, released_s: Floats
 ) -> Iterator[_Changes]:
@@ -296,7 +315,8 @@ class PeakBytes:
     """The parts of one device's peak.
 
     Args:
-        weight_bytes: one version of the weights, and buffers.
+        weight_bytes: one version of the weights, what shards have gathered, and
+            buffers.
         gradient_bytes: the weights' gradients; none if the peak comes before the step's
             first backward has ended.
         optimizer_bytes: the optimizer's state, and averages.
@@ -337,12 +357,14 @@ def peak_parts(timeline: Timeline, costs: Costs) -> tuple[PeakBytes, ...]:
     lasting = _activations(work, stage_costs, times)
     activations = _curves([*lasting, *_work(work, stage_costs, times)], none)
     gradients = _curves(tuple(_gradients(work, costs, times)), none)
+    gathered = _curves(tuple(_whole_weights(work, stage_costs, times)), none)
     parts = []
     for device, own in enumerate(program.stages_on):
         peak = timeline.peak_bytes(device)
         curve = timeline.memory[device]
         time_s = float(curve.time_s[curve.amount.argmax()])
         weights = sum(stage_costs[stage].weight_bytes for stage in own)
+        weights += round(gathered[device].at(time_s))
         trained = [stage for stage in own if program.stages[stage].trainable]
         states = sum(stage_costs[stage].optimizer_bytes for stage in trained)
         alive = round(activations[device].at(time_s))

@@ -34,7 +34,7 @@ class Work:
         messages: the messages between them.
         num_items: the number of ops and arrivals, and one that never comes.
         seconds: how long each op takes; a collective, until its result is there.
-        is_collective: whether each op is R or G.
+        is_collective: whether each op is R, G or UNSHARD.
         wait_from: where the waits of each op begin in the next two lists.
         wait_item: what an op waits for, in the order of its needs.
         wait_handling_s: what the lane spends on it then.
@@ -165,6 +165,7 @@ def _seconds(columns: Columns, costs: Costs) -> Floats:
         for code, kind in enumerate(KINDS):
             if kind not in ASYNCHRONOUS:
                 table[code, stage] = cost.seconds(kind) + costs.op_s
+        table[CODES[Kind.UNSHARD], stage] = cost.unshard_s
         table[CODES[Kind.GATHER], stage] = costs.reduce_link.all_gather_s(
             cost.output_bytes * program.num_microbatches_of(stage),
             program.num_pipelines,
