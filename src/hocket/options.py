@@ -65,6 +65,9 @@ class ScheduleOptions:
         num_microbatches: parts of the batch in each replica.
         num_replicas: copies of the pipeline on other workers, each with its part of
             every batch.
+        num_shards: the workers that hold each stage of a replica together (FSDP): each
+            keeps a part of every weight and of the optimizer's state, gathers the
+            whole weights to compute, and trains on its part of the replica's batch.
         stages_per_device: stages on each device, if the schedule has a choice.
         cut: the modules with which stages 1, 2, ... begin; balanced by a profile when
             not given.
@@ -90,6 +93,7 @@ class ScheduleOptions:
     max_delay: int = 0
     num_microbatches: int = 8
     num_replicas: int = 1
+    num_shards: int = 1
     stages_per_device: int | None = None
     cut: Sequence[str] | None = None
     recompute: RecomputeName = "none"
@@ -236,6 +240,7 @@ _LIMITS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "max_delay": (lambda x: x >= 0, "weights are 0 or more updates old"),
     "num_microbatches": _AT_LEAST_1,
     "num_replicas": _AT_LEAST_1,
+    "num_shards": _AT_LEAST_1,
     "stages_per_device": _AT_LEAST_1,
     "memory_bytes": _AT_LEAST_1,
     "timeout_s": (_is_positive, "it must be above 0"),

@@ -298,7 +298,11 @@ class Pipeline(StagedRun):
         """
         self._drain()
         call = f"state_dict({'ema=True' if ema else ''})"
-        with self._executor.averaged(is_used=ema), self._together(call):
+        with (
+            self._executor.averaged(is_used=ema),
+            self._together(call),
+            self._executor.whole_weights(),
+        ):
             state = gather_state(
                 self._outline,
                 self._executor.runners.values(),
@@ -337,6 +341,8 @@ class Pipeline(StagedRun):
         own = {
             name: x for name, x in state.items() if not name.startswith(self._followers)
         }
+        if self._executor.shards is not None:
+            self._executor.shards.lend(model)
         try:
             model.load_state_dict(own)
         except RuntimeError as error:

@@ -91,7 +91,9 @@ class StagedRun(WorkerRun, ABC):
             given = given_weights(config.model, config.weights)
             config = replace(config, weights=given)
             example = apart(on_device(config.example, world.device))
-            layout = self._layout = make_layout(world, config.num_replicas)
+            layout = self._layout = make_layout(
+                world, config.num_replicas, config.num_shards
+            )
             with StartupReporter(
                 config.progress,
                 is_leader=world.rank == 0,

@@ -11,7 +11,7 @@ Written by the first replica, each tensor by the device of the first stage that 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.plan import Plan
+from hocket.run.weights.local import is_sharded, whole
 from hocket.run.weights.updater import Updater
 
 _NO_OPTIONS: Final = frozenset({"params", "param_names"})
@@ -82,9 +83,10 @@ def collect(
     executor, layout = played.executor, played.layout
     random = random_state(world.device)
     held = _held(played.plan, executor, layout.device)
-    if layout.pipeline:
-        buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
-        return WorkerShare(layout.rank, layout.pipeline, buffers, (), random)
+    buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
+    beside = WorkerShare(layout.rank, layout.pipeline, buffers, (), random)
+    if layout.pipeline >= layout.num_shards:
+        return beside
     kept: dict[str, Tensor] = {}
     updates = tuple(
         updates_of(stage, updater, held, kept)
@@ -101,6 +103,13 @@ def collect(
         Section.OLD: old_weights(executor.runners.values(), held),
         Section.WATCHED: {name: x for name, x in watched.items() if name in held},
     }
+    if executor.shards is not None:  # those that share them gather together
+        keeps = not layout.pipeline
+        tensors = {
+            at: dict(_wholes(named, keeps=keeps)) for at, named in tensors.items()
+        }
+    if layout.pipeline:
+        return beside
     extra = packed_extra(modules, executor.runners.values(), layout.rank)
     return WorkerShare(layout.rank, 0, tensors, updates, random, extra)
 
@@ -145,11 +154,26 @@ def _named(
     executor: Executor, held: frozenset[str], *, parameters: bool
 ) -> dict[str, Tensor]:
     return {
-        name: x.detach()
+        name: executor.stored(x).detach()
         for runner in executor.runners.values()
         for name, x in runner.saved_state(parameters=parameters).items()
         if name in held
     }
+
+
+def _wholes(
+    named: Mapping[str, Tensor], *, keeps: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors with those that are sharded gathered, one by one, on the host.
+
+    Args:
+        named: the tensors.
+        keeps: whether this worker writes them.
+    """
+    for name, tensor in named.items():
+        found = whole(tensor)
+        if keeps:
+            yield name, found.cpu() if is_sharded(tensor) else found
 
 
 def _averages(executor: Executor, held: frozenset[str]) -> dict[str, Tensor]:

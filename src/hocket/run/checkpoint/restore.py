@@ -30,6 +30,7 @@ from hocket.run.cluster.store.values import decode, tensor_names
 from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
+from hocket.run.weights.local import is_sharded, local, part_of
 from hocket.run.weights.updater import Updater
 
 Key = tuple[Section, str]
@@ -161,7 +162,8 @@ def _put_weights(
     for name, target in _stage_tensors(executor):
         stored = plan_to_restore.names[name]
         own = tensors.get((Section.REPLICA, stored))
-        overwrite(target, tensors[Section.WEIGHTS, stored] if own is None else own)
+        value = tensors[Section.WEIGHTS, stored] if own is None else own
+        overwrite(local(target.detach()), local(part_of(value, target)))
     old = _of(Section.OLD, tensors)
     for runner in executor.runners.values():
         put_old(runner, plan_to_restore.names, plan_to_restore.num_old, old)
@@ -169,7 +171,8 @@ def _put_weights(
 
 def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:
     for runner in executor.runners.values():
-        yield from runner.saved_state(parameters=True).items()
+        for name, x in runner.saved_state(parameters=True).items():
+            yield name, executor.stored(x)
         yield from runner.saved_state(parameters=False).items()
 
 
@@ -324,7 +327,8 @@ def put_averages(
 ) -> None:
     """Restore averaged weights, if there are any."""
     for name, average in (updater.ema or {}).items():
-        average.copy_(tensors[Section.AVERAGED, names[name]])
+        value = part_of(tensors[Section.AVERAGED, names[name]], average)
+        local(average).copy_(local(value))
 
 
 def put_updates(
@@ -361,4 +365,6 @@ def placed(
         return value
     if value.shape != like.shape:
         return value.to(like.device)
+    if is_sharded(like):
+        return part_of(value, like).detach()
     return torch.empty_like(like, dtype=value.dtype).copy_(value).detach()

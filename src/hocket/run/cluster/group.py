@@ -63,20 +63,20 @@ class WorkerGroup:
 
     def all_reduce(self, tensor: Tensor, what: str) -> GroupWork:
         """Start an all-reduce (sum) of a tensor, in place."""
-        with self._peer_failure(what):
+        with self.peer_failure(what):
             work = dist.all_reduce(tensor, group=self.process_group, async_op=True)
         return self._started(work, tensor)
 
     def all_gather(self, into: list[Tensor], own: Tensor, what: str) -> GroupWork:
         """Start to gather every member's tensor into a list."""
-        with self._peer_failure(what):
+        with self.peer_failure(what):
             work = dist.all_gather(into, own, group=self.process_group, async_op=True)
         return self._started(work, own)
 
     def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
         """Replace a tensor by one member's, of whatever type and strides."""
         group, data = self.process_group, as_bytes(tensor)
-        with self._peer_failure(what):
+        with self.peer_failure(what):
             work = dist.broadcast(data, from_rank, group=group, async_op=True)
         self.wait(self._started(work, data), what)
         if data.data_ptr() != tensor.data_ptr():
@@ -95,7 +95,7 @@ class WorkerGroup:
             ranks = ", ".join(map(str, self.ranks))
             work.device_waits.wait(work.work, f"the {what} over ranks {ranks}")
             return
-        with self._peer_failure(what):
+        with self.peer_failure(what):
             work.work.wait(timedelta(seconds=self.timeout_s))
 
     def leave(self, *, failed: bool) -> None:
@@ -114,7 +114,7 @@ class WorkerGroup:
         return GroupWork(work, None if is_on_host else self.device_waits)
 
     @contextmanager
-    def _peer_failure(self, what: str) -> Iterator[None]:
+    def peer_failure(self, what: str) -> Iterator[None]:
         """Return the error for an operation that the other members did not join."""
         try:
             yield

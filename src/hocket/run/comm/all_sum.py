@@ -57,7 +57,7 @@ class AllSum(Protocol):
 
 
 class MessageAllSum:
-    """Sums by messages between each two workers of the first replica.
+    """Sums by messages between each two workers of the first replica, all its shards.
 
     Args:
         layout: the ranks by device and replica.
@@ -76,8 +76,10 @@ class MessageAllSum:
         devices: Sequence[int] | None = None,
     ) -> None:
         own = layout.rank
-        ranks = [layout.ranks[d] for d in devices or range(layout.num_devices)]
-        first, *copies = layout.ranks_of(layout.device)
+        size = layout.num_shards  # those of the first replica have numbers, too
+        numbers = devices or range(layout.num_devices)
+        ranks = [rank for d in numbers for rank in layout.ranks_of(d)[:size]]
+        first, *copies = layout.ranks_of(layout.device)[layout.shard :: size]
         self._peers_in: list[Receiver] = []
         self._peers_out: list[Sender] = []
         self._copies_out: list[Sender] = []

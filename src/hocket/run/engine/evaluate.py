@@ -150,6 +150,7 @@ class Evaluator:
         try:
             with (
                 torch.no_grad(),
+                self.executor.whole_weights(),
                 first_replica_buffers(runners, self.executor.replicas, first),
             ):
                 for batch in recorded_batches(

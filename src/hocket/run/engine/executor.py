@@ -6,13 +6,13 @@ Detects parameters that are trained under way and were not before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.errors import ConfigError, ModelError
@@ -29,6 +29,7 @@ from hocket.run.engine.refusals import InputReads, refuse_hooks
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
+from hocket.run.weights.shards import Shards
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
@@ -51,6 +52,7 @@ class Executor:
         wiring: which values go along each flow.
         replicas: this worker and its replicas; None where there is one replica.
         reads: what each stage of the program reads of a batch.
+        shards: the weights of this worker's stages, where they are sharded.
         follows: whether what the loop freezes is followed, and compared with others.
 
     Attributes:
@@ -72,6 +74,7 @@ class Executor:
     wiring: Wiring
     replicas: WorkerGroup | None
     reads: Sequence[InputReads]
+    shards: Shards | None = None
     follows: bool = True
     trained: TrainableCheck = field(init=False)
     changes: int = field(init=False, default=0)
@@ -139,6 +142,17 @@ class Executor:
                 runner.versions.resume_from(number)
         self.ties.resume_from(number)
         self.sync.resume_from(number)
+
+    def stored(self, parameter: Tensor) -> Tensor:
+        """Return what this worker keeps of a parameter: itself, or its shard of it."""
+        return parameter if self.shards is None else self.shards.shard_of(parameter)
+
+    def whole_weights(self) -> AbstractContextManager[None]:
+        """Let this worker have the whole weights of its stages for a while.
+
+        Where they are sharded, all workers must call this.
+        """
+        return nullcontext() if self.shards is None else self.shards.whole()
 
     @contextmanager
     def averaged(self, *, is_used: bool = True) -> Iterator[None]:

@@ -128,7 +128,8 @@ def holders_of(
     holders: dict[str, int] = {}
     for stage, names in state_names.items():
         for name in names:
-            holders.setdefault(name, program.stages[stage].device)
+            rank = program.stages[stage].device * program.num_shards
+            holders.setdefault(name, rank)
     return holders
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from torch import nn
+
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
@@ -35,8 +37,9 @@ from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
-from hocket.run.weights.reduce import Reducer
+from hocket.run.weights.reduce import GradientSum, Reducer
 from hocket.run.weights.settings import TrainingConfig
+from hocket.run.weights.shards import Shards, make_shards
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.step_check import refuse_joint_steps
@@ -120,14 +123,13 @@ def make_executor(
     if not is_cut_again:
         equal_start(runners, trained, layout, replicas, ties, groups)
     owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
-    updaters: dict[int, Updater] = {}
-    for stage, own in owned.items():
-        how = by_net[program.stages[stage].net].settings
-        assert how is not None
-        group, what = groups_of.reduces(stage), f"gradients of stage {stage}"
-        reducer = None if group is None else Reducer([*own.values()], group, what)
-        whole = by_net[program.stages[stage].net].parameters
-        updaters[stage] = Updater(own, how, reducer=reducer, whole=whole)
+    shards = None
+    if program.num_shards > 1:
+        named = {number: runner.parameters for number, runner in runners.items()}
+        shards = make_shards(named, layout, context.groups, replicas, context.world)
+    how = {stage: by_net[program.stages[stage].net] for stage in owned}
+    sums = {stage: groups_of.reduces(stage) for stage in owned}
+    updaters, updated = _updaters(owned, how, sums, shards)
     if is_stale:
         why = "old weights are kept of the first alone: take a schedule without delays"
         refuse_modes(updaters, why)
@@ -146,7 +148,7 @@ def make_executor(
         ties,
         {
             stage: tie_reducers(ties, groups, {stage: own})
-            for stage, own in owned.items()
+            for stage, own in updated.items()
         },
         settings.compute_precision.make_scale(context.world.device),
     )
@@ -172,6 +174,7 @@ def make_executor(
         lanes=context.lanes,
         wiring=wiring,
         followers=_followers(schedule, by_net, runners),
+        shards=shards,
     )
     add_batch_losses(table, program, by_net, runners, layout, groups_of)
     return Executor(
@@ -188,7 +191,44 @@ def make_executor(
         wiring,
         replicas,
         input_reads(program, modules),
+        shards=shards,
     )
+
+
+def _updaters(
+    owned: Mapping[int, Mapping[str, nn.Parameter]],
+    nets: Mapping[int, NetSetup],
+    groups: Mapping[int, WorkerGroup | None],
+    shards: Shards | None,
+) -> tuple[dict[int, Updater], dict[int, Mapping[str, nn.Parameter]]]:
+    """Return the updaters of this worker's stages, and what each of them updates.
+
+    Args:
+        owned: the parameters that each stage updates.
+        nets: the net of each stage.
+        groups: the workers that add up the gradients of each stage.
+        shards: the weights, where they are sharded.
+    """
+    updaters: dict[int, Updater] = {}
+    updated: dict[int, Mapping[str, nn.Parameter]] = {}
+    for stage, own in owned.items():
+        settings, whole = nets[stage].settings, nets[stage].parameters
+        assert settings is not None
+        group, what = groups[stage], f"gradients of stage {stage}"
+        reducer: GradientSum | None = None
+        if shards is not None:
+            reducer = shards.reducer([*own.values()], what)
+        elif group is not None:
+            reducer = Reducer([*own.values()], group, what)
+        mine = dict(own)
+        if shards is not None:
+            mine, whole = (
+                {name: shards.shard_of(x) for name, x in named.items()}
+                for named in (own, whole)
+            )
+        updaters[stage] = Updater(mine, settings, reducer=reducer, whole=whole)
+        updated[stage] = mine
+    return updaters, updated
 
 
 def _trained(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hocket.core.check import check
 from hocket.core.costs import Costs
 from hocket.core.formats import costs_json
 from hocket.core.program import Program
@@ -19,6 +20,7 @@ from hocket.core.simulate import simulate
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.model.stages.kept_elsewhere import refuse_kept
 from hocket.model.trace.state import saved_tensors
+from hocket.passes.add_gathers import add_gathers
 from hocket.passes.freeze_stages import freeze_stages
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.world import World
@@ -119,6 +121,10 @@ def build_plan(
         costs = kept_costs(
             folder, known.profile, known.code, depends_on, world, in_place
         )
+    layout = context.layout
+    if layout.num_shards > 1:
+        order = sharded(order, layout.num_replicas, layout.num_shards)
+        play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
     plan = Plan(
@@ -141,6 +147,20 @@ def build_plan(
     )
     refuse_differences(world, {"plan": plan.digest})
     return plan, play_plan, nets, channels, wiring, found
+
+
+def sharded(order: Schedule, num_replicas: int, num_shards: int) -> Schedule:
+    """Return an order of replicas as one whose stages are sharded, with its gathers.
+
+    Args:
+        order: of as many replicas as there are pipelines.
+        num_replicas: copies of the weights.
+        num_shards: the workers that hold a copy of a stage together.
+    """
+    program = replace(order.program, num_replicas=num_replicas, num_shards=num_shards)
+    found = add_gathers(replace(order, program=program))
+    check(found)
+    return found
 
 
 def followed_nets(found: CutModel) -> tuple[FollowedNet, ...]:
@@ -185,7 +205,7 @@ def _to_compile(
     first = 0
     for teacher in found.teachers:
         known = teacher.known
-        num_parts = known.num_microbatches * config.num_replicas
+        num_parts = known.num_microbatches * config.num_replicas * config.num_shards
         parts = split_batch(example, num_parts, sizes_of=sizes_of[known.name])
         training = known.teacher.is_training
         yield (

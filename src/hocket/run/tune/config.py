@@ -212,8 +212,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
 
     @property
     def num_parts(self) -> int:
-        """The number of microbatches in a batch, over all replicas."""
-        return self.num_microbatches * self.num_replicas
+        """The number of microbatches in a batch, over all replicas and shards."""
+        return self.num_microbatches * self.num_replicas * self.num_shards
 
     @property
     def whole_batch(self) -> bool:

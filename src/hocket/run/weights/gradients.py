@@ -30,6 +30,7 @@ from hocket.run.comm.all_sum import AllSum
 from hocket.run.device.copies import CopyEvent, copies_of
 from hocket.run.device.late import Late
 from hocket.run.weights.live_rates import LiveRates
+from hocket.run.weights.local import local
 
 _NONE: Final = -1.0  # posted instead of a norm: the parameter got no gradient
 
@@ -72,6 +73,9 @@ class Gradients:
             has zeros among its terms may be rounded otherwise.
         rates: the learning rates, which travel behind the norms.
         is_alone: whether there are no other workers that rates would travel to.
+        num_shards: the workers that hold each gradient together. They post the squares
+            of their parts' norms, whose sums are the squares of the whole norms.
+        shard: this worker's place among them.
     """
 
     names: tuple[str, ...]
@@ -83,6 +87,8 @@ class Gradients:
     members: Collection[str] | None = None
     rates: LiveRates | None = None
     is_alone: bool = False
+    num_shards: int = 1
+    shard: int = 0
 
     def __post_init__(self) -> None:
         """Note where in the norms those of this worker are."""
@@ -149,6 +155,8 @@ class Gradients:
     def status_of(self, norms: Tensor, rate_fault: str = "") -> GradientStatus:
         """Return the status that follows from complete norms."""
         norms = norms[: len(self.names)].cpu()
+        if self.num_shards > 1:
+            norms = torch.where(norms == _NONE, norms, norms.sqrt())
         values = norms.tolist()
         # Selecting some costs several times as much as the rest.
         found = norms if self._members is None else norms[self._members]
@@ -182,7 +190,13 @@ class Gradients:
         if not isinstance(norm, Tensor):
             # Unlike torch.tensor, this copies nothing to a GPU.
             norm = torch.full((), norm, dtype=self._type, device=self.device)
-        torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, norm)
+        if self.num_shards == 1:
+            torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, norm)
+            return
+        # It would multiply DTensors by a plain tensor, which they refuse.
+        grads = [local(p.grad) for p in self._held if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
     def rate_fault(self) -> str:
         """Describe how this worker's learning rates differ between its stages."""
@@ -205,9 +219,14 @@ class Gradients:
             norms[len(self.names) :].copy_(self._rates_here, non_blocking=True)
         grads = [_values(p.grad) for _, p in self._places if p.grad is not None]
         found = iter(torch._foreach_norm(grads) if grads else ())
-        own = [self._none if p.grad is None else next(found) for _, p in self._places]
+        # Of a sum over shards, one of them says that there is no gradient.
+        none = self._none if not self.shard else torch.zeros_like(self._none)
+        own = [none if p.grad is None else next(found) for _, p in self._places]
         if own:
-            norms.index_copy_(0, self._rows, torch.stack(own).double())
+            posted = torch.stack(own).double()
+            if self.num_shards > 1:
+                posted = torch.where(posted == _NONE, posted, posted.square())
+            norms.index_copy_(0, self._rows, posted)
         return norms
 
     def _first_at_fault(self, norms: list[float]) -> str:
@@ -220,4 +239,4 @@ class Gradients:
 
 def _values(grad: Tensor) -> Tensor:
     """Return the values that a gradient's norm is computed from; it may be sparse."""
-    return grad.coalesce().values() if grad.is_sparse else grad
+    return grad.coalesce().values() if grad.is_sparse else local(grad)

@@ -9,11 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from hocket.run.cluster.group import GroupWork, WorkerGroup
+
+
+class GradientSum(Protocol):
+    """Sums the gradients of a stage over workers."""
+
+    def start(self) -> None:
+        """Start to sum the gradients, which must be complete, and take them."""
+
+    def is_done(self) -> bool:
+        """Return whether `finish` would return at once, as far as is known here."""
+
+    def finish(self) -> None:
+        """Wait for the sums, and put them in place of the gradients."""
 
 
 @dataclass(slots=True)

@@ -65,8 +65,8 @@ def tie_groups(
     own: dict[tuple[int, ...], WorkerGroup] = {}
     for devices in dict.fromkeys(tie.devices for tie in ties):
         ranks = [
-            tuple(replica * layout.num_devices + device for device in devices)
-            for replica in range(layout.num_pipelines)
+            tuple(layout.ranks_of(device)[pipeline] for device in devices)
+            for pipeline in range(layout.num_pipelines)
         ]
         for group in maker.join(ranks):
             own[devices] = group

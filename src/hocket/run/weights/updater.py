@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
+from hocket.run.weights.local import is_sharded, local
 from hocket.run.weights.optimizer_check import OptimizerCheck
-from hocket.run.weights.reduce import Reducer
+from hocket.run.weights.reduce import GradientSum
 from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
 
 
@@ -39,7 +40,7 @@ class Updater:
         parameters: dict[str, nn.Parameter],
         settings: TrainingConfig,
         *,
-        reducer: Reducer | None = None,
+        reducer: GradientSum | None = None,
         whole: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.parameters = parameters
@@ -64,8 +65,8 @@ class Updater:
 
     @property
     def grads(self) -> list[Tensor]:
-        """The gradients of all parameters that have one."""
-        return [p.grad for p in self._trained.values() if p.grad is not None]
+        """The gradients of all parameters that have one: the parts that are here."""
+        return [local(p.grad) for p in self._trained.values() if p.grad is not None]
 
     def rates(self) -> list[float]:
         """Return the learning rate of each group; 0 for groups that have none."""
@@ -172,7 +173,7 @@ class Updater:
         finally:
             modes.train()
             for p, value in zip(self._trained.values(), before, strict=True):
-                p.data.copy_(value)
+                local(p.detach()).copy_(local(value))
 
     def swap(self) -> None:
         """Exchange the weights and their averages; a second call undoes it.
@@ -182,7 +183,12 @@ class Updater:
         assert self.ema is not None
         for name, average in self.ema.items():
             parameter = self._trained[name]
-            self.ema[name], parameter.data = parameter.data, average
+            if is_sharded(parameter):  # which ignores an assignment to `data`
+                weights = parameter.detach().clone()
+                local(parameter.detach()).copy_(local(average))
+                self.ema[name] = weights
+            else:
+                self.ema[name], parameter.data = parameter.data, average
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from hocket.core.op import Kind, Op
+from hocket.core.op import READS_WEIGHTS, Kind, Op
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, StepBatch
 from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
+from hocket.run.engine.lanes.op_times import OpTimer
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
 from hocket.run.engine.lanes.player import OnError, OpTable, Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
@@ -31,6 +32,7 @@ from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower
+from hocket.run.weights.shards import Shards
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
@@ -58,6 +60,7 @@ class StageTable(OpTable):
         wiring: which values go along each flow; all along every flow when not given.
         followers: the stages whose weights follow those of others (as in MoCo and
             BYOL).
+        shards: the weights of this worker's stages, where they are sharded.
 
     Attributes:
         maker: makes the inputs and outputs of stages.
@@ -77,6 +80,7 @@ class StageTable(OpTable):
     lanes: Device | None = None
     wiring: Wiring = field(default_factory=Wiring)
     followers: Mapping[int, Follower] = field(default_factory=dict)
+    shards: Shards | None = None
     takes_others = True
 
     def __post_init__(self) -> None:
@@ -108,6 +112,7 @@ class StageTable(OpTable):
         if self.sync.posts_early and any(x.reducer for x in self.updaters.values()):
             self.channels.do_meanwhile(self._end.await_norms)
         self._num_forwards, self._num_gradients = Countdown(), Countdown()
+        self._gathers: dict[int, OpTimer] = {}  # of UNSHARD, by stage, until it ends
         # Stages and microbatches whose backward is I and W in some portion. Where it is
         # B, it is played as I and W, too.
         self._split = frozenset(
@@ -164,7 +169,11 @@ class StageTable(OpTable):
     def action(self, op: Op) -> OpAction:
         """See `OpTable.action`."""
         ops, index = self.stages[op.stage], op.microbatch
-        return OpAction(self._instructions(op, ops), index or 0)
+        first: tuple[Instruction, ...] = ()
+        if self.shards is not None and op.kind in READS_WEIGHTS:
+            take = partial(self._take_weights, op.stage)
+            first = (Instruction("take whole weights", take),)
+        return OpAction((*first, *self._instructions(op, ops)), index or 0)
 
     def _instructions(self, op: Op, ops: StageOps) -> Iterator[Instruction]:
         splits = (op.stage, op.microbatch) in self._split
@@ -197,6 +206,10 @@ class StageTable(OpTable):
 
     def _once_per_step(self, op: Op, ops: StageOps) -> Iterator[Instruction]:
         match op.kind:
+            case Kind.UNSHARD:
+                yield Instruction("begin to gather", partial(self._unshard, op.stage))
+            case Kind.RESHARD:
+                yield Instruction("release", partial(self._reshard, op.stage))
             case Kind.LOSS:
                 yield Instruction("loss", partial(self._loss, ops))
             case Kind.GATHER:
@@ -211,6 +224,23 @@ class StageTable(OpTable):
                 yield Instruction("update", partial(self._end.update, ops))
             case _:
                 raise AssertionError(f"{op}: playable_order leaves no such op")
+
+    def _unshard(self, stage: int, one: Playing) -> None:
+        assert self.shards is not None
+        one.timer.start()
+        self.shards.unshard(stage)
+        self._gathers[stage] = one.timer
+
+    def _take_weights(self, stage: int, _: Playing) -> None:
+        assert self.shards is not None
+        self.shards.take(stage)
+        if stage in self._gathers:
+            self._gathers.pop(stage).end()
+            self._notes.resume()
+
+    def _reshard(self, stage: int, _: Playing) -> None:
+        assert self.shards is not None
+        self.shards.reshard(stage)
 
     def _hand_out(self, ops: StageOps, give: OnOutput, one: Playing) -> None:
         give(one.batch[ops.net].microbatches[one.index], *one.made)

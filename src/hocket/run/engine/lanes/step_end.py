@@ -23,7 +23,7 @@ from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower
-from hocket.run.weights.reduce import Reducer
+from hocket.run.weights.reduce import GradientSum
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
@@ -94,9 +94,9 @@ class StepEnd:
     def take_finished(self) -> None:
         """Finish the reductions that have ended."""
         if self.reducing:
-            self._take(Reducer.is_done)
+            self._take(lambda reducer: reducer.is_done())
 
-    def _take(self, is_taken: Callable[[Reducer], bool]) -> None:
+    def _take(self, is_taken: Callable[[GradientSum], bool]) -> None:
         over = []
         with self._lock:
             for stage, work in [*self.reducing.items()]:

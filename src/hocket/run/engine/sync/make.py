@@ -113,7 +113,7 @@ class SyncMaker:
             sums = self.context.with_devices(devices, f"norms of gate {number}")
         if layout.device not in devices:
             return None
-        counts = layout.pipeline == 0
+        counts = layout.pipeline < layout.num_shards  # the first replica
         counted = self._counted() if counts or sums is None else set()
         return Gate(
             own,
@@ -194,6 +194,8 @@ class SyncMaker:
                 stages if sums is None or self.context.layout.pipeline == 0 else ()
             ),
             is_alone=self.context.world.world_size == 1,
+            num_shards=self.context.layout.num_shards,
+            shard=self.context.layout.shard,
         )
 
     def _rates(self, stages: Iterable[int]) -> LiveRates:

@@ -123,7 +123,9 @@ def _known(
     if not (teacher.is_training and teacher.net.training):
         teacher.net.train(teacher.is_training)  # as what will run as it is does, too
     microbatch, args, kwargs = to_capture(
-        teacher.net, config.example, num_microbatches * config.num_replicas
+        teacher.net,
+        config.example,
+        num_microbatches * config.num_replicas * config.num_shards,
     )
     names = {path for path, _ in teacher.net.named_modules()}
     cut_at = config.cut if teacher.moves else teacher.cut

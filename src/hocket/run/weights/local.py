@@ -1,0 +1,51 @@
+"""Tensors of which each worker may hold a part: DTensors, one row block each.
+
+torch's class is not imported here, for that takes a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether each worker holds a part of a tensor (a DTensor)."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this worker's part of a tensor that may be sharded; it shares memory."""
+    one: Any = tensor
+    part: Tensor = one.to_local() if is_sharded(tensor) else tensor
+    return part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that may be sharded; those that share it must call this.
+
+    Of a sharded one it is a copy, gathered from them; any other is returned itself.
+    """
+    one: Any = tensor
+    found: Tensor = one.full_tensor() if is_sharded(tensor) else tensor
+    return found
+
+
+def part_of(value: Tensor, like: Tensor) -> Tensor:
+    """Return of a whole tensor what a worker holds, in the way of another one.
+
+    Args:
+        value: the same on all workers that share it.
+        like: a tensor of its shape, which may be sharded.
+    """
+    if not is_sharded(like):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    one: Any = like
+    here = value.to(one.device)
+    found: Tensor = distribute_tensor(
+        here, one.device_mesh, one.placements, src_data_rank=None
+    )
+    return found
