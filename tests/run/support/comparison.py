@@ -16,7 +16,7 @@ from hocket.run.data.batch import split_batch
 from hocket.run.data.loss import named_losses
 from tests.run.support.exactness import NUM_EVALUATED, num_copies
 from tests.run.support.forked import answers_of
-from tests.run.support.plain_loop import call_model, plain_loop
+from tests.run.support.plain_loop import call_model, num_parts_of, plain_loop
 from tests.run.support.small_models import batches, make_model, specimen_of
 
 TOLERANCE: Final = 1e-10
@@ -129,7 +129,7 @@ def check_run(
     """
     expected, history = _oracle(
         run["model"],
-        num_parts=run["num_microbatches"] * run["num_replicas"],
+        num_parts=num_parts_of(run),
         num_steps=run["num_steps"],
         batch_size=run["batch_size"],
         last=run["last"],
@@ -175,7 +175,7 @@ def check_evaluation(
     model.eval()
     specimen = specimen_of(run["model"])
     # In float32 the rounding of products depends on the number of rows.
-    num_parts = run["num_microbatches"] * run.get("num_replicas", 1)
+    num_parts = num_parts_of(run)
     num_parts = 1 if specimen.is_double else num_parts
     data = batches(run["model"], run["num_steps"], run["batch_size"], run["last"])
     data = data[-NUM_EVALUATED:]

@@ -72,6 +72,13 @@ def loss_of(case: dict[str, Any]) -> Any:
     return loss if factor == 1.0 else lambda x, y: factor * loss(x, y)
 
 
+def num_parts_of(case: dict[str, Any]) -> int:
+    """Return how many microbatches all pipelines of a run have together."""
+    num_pipelines = case.get("num_replicas", 1) * case.get("num_shards", 1)
+    found: int = case["num_microbatches"] * num_pipelines
+    return found
+
+
 def plain_loop(
     name: str, *, num_parts: int, **sizes: int
 ) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
@@ -82,7 +89,7 @@ def plain_loop(
         num_parts: microbatches over all replicas.
         sizes: `num_steps`, `batch_size` of all batches but the last, and `last`.
     """
-    case = {"model": name, "num_microbatches": num_parts, "num_replicas": 1, **sizes}
+    case = {"model": name, "num_microbatches": num_parts, **sizes}
     found = plain_training(case)
     return found.state, found.losses
 
@@ -137,7 +144,7 @@ def _backwards(
     stage, whose code seeds each layer that draws.
     """
     data, loss = data_of(case), loss_of(case)
-    num_parts = case["num_microbatches"] * case["num_replicas"]
+    num_parts = num_parts_of(case)
     uncut = None
     if specimen_of(case["model"]).is_random:
         uncut = uncut_stage(model, data[0], num_parts)

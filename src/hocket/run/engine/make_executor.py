@@ -126,7 +126,9 @@ def make_executor(
     shards = None
     if program.num_shards > 1:
         named = {number: runner.parameters for number, runner in runners.items()}
-        shards = make_shards(named, layout, context.groups, replicas, context.world)
+        shards = make_shards(
+            named, layout, context.world, replicas, context.recorder.wait
+        )
     how = {stage: by_net[program.stages[stage].net] for stage in owned}
     sums = {stage: groups_of.reduces(stage) for stage in owned}
     updaters, updated = _updaters(owned, how, sums, shards)

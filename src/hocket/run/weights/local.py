@@ -32,6 +32,27 @@ def whole(tensor: Tensor) -> Tensor:
     return found
 
 
+def as_part(own: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor of which this worker has its own part.
+
+    Args:
+        own: what this worker has of it.
+        like: a tensor of the whole's shape, which may be sharded.
+    """
+    if not is_sharded(like):
+        return own
+    one: Any = like
+    found: Tensor = type(one.data).from_local(
+        own,
+        one.device_mesh,
+        one.placements,
+        run_check=False,
+        shape=one.shape,
+        stride=one.stride(),
+    )
+    return found
+
+
 def part_of(value: Tensor, like: Tensor) -> Tensor:
     """Return of a whole tensor what a worker holds, in the way of another one.
 

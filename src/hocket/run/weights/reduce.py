@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.run.cluster.group import GroupWork, WorkerGroup
+from hocket.run.weights.local import as_part, local
 
 
 class GradientSum(Protocol):
@@ -104,15 +105,22 @@ class Reducer:
 
 
 def _flattened(parameters: Sequence[nn.Parameter], present: Tensor) -> Tensor:
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    grads = [
+        torch.zeros_like(local(p.detach())) if p.grad is None else local(p.grad)
+        for p in parameters
+    ]
     return torch.cat([*(grad.reshape(-1) for grad in grads), present])
 
 
 def _put_back(bucket: _Bucket) -> None:
     """Make gradients views of the flat sum, without copies."""
-    sizes = [parameter.numel() for parameter in bucket.parameters]
+    parts = [local(parameter.detach()) for parameter in bucket.parameters]
+    sizes = [part.numel() for part in parts]
     *sums, present = bucket.flat.split([*sizes, len(sizes)])
     # The host waits for the sums of others only if a gradient is missing here.
     counts = bucket.present if all(bucket.present) else present.tolist()
-    for parameter, total, count in zip(bucket.parameters, sums, counts, strict=True):
-        parameter.grad = total.view_as(parameter) if count else None
+    for parameter, part, total, count in zip(
+        bucket.parameters, parts, sums, counts, strict=True
+    ):
+        found = as_part(total.view_as(part), parameter)
+        parameter.grad = found if count else None

@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -27,6 +28,7 @@ from hocket.errors import ModelError
 from hocket.run.cluster.group import GroupMaker, GroupWork, WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
+from hocket.run.diagnostics.flight_recorder import OnWait
 
 if TYPE_CHECKING:  # importing them takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -123,8 +125,19 @@ class _Gathered:
             weight.data = memory
 
     def release(self) -> None:
-        """Release what was gathered: the model reads NaN until the next gather."""
-        self.unit.reshard()
+        """Release what was gathered: the model reads NaN until the next gather.
+
+        Raises:
+            ModelError: an array of NumPy has the memory of a weight.
+        """
+        try:
+            self.unit.reshard()
+        except RuntimeError as error:
+            raise ModelError(
+                "the memory of a gathered weight cannot be released "
+                f"({error}): NumPy has it, since .numpy() was called on the weight, "
+                "or it is shared between processes. Call .clone() before"
+            ) from error
         for weight, nothing in zip(self.weights, self._released, strict=True):
             weight.data = nothing
 
@@ -243,28 +256,46 @@ class Shards:
         return ShardReducer(own, self._everyone, what)
 
 
+# By job and layout, for as long as the process runs. DTensor remembers what came of an
+# operator on a mesh, with the mesh that it first saw: an equal one with groups of its
+# own would be taken for that one, whose groups are gone.
+_MESHES: Final[dict[Any, tuple[DeviceMesh, WorkerGroup]]] = {}
+
+
 def make_shards(
     stages: Mapping[int, Mapping[str, nn.Parameter]],
     layout: Layout,
-    groups: GroupMaker,
-    everyone: WorkerGroup | None,
     world: World,
+    everyone: WorkerGroup | None,
+    on_wait: OnWait,
 ) -> Shards:
     """Shard the weights of this worker's stages; every worker must call this.
 
     Args:
         stages: the parameters of each of its stages, by name.
         layout: this worker's place.
-        groups: makes the groups.
-        everyone: the workers with the same stages.
         world: the job.
+        everyone: the workers with the same stages.
+        on_wait: called before each wait.
 
     Raises:
         ModelError: a weight cannot be sharded.
     """
+    assert everyone is not None, "several shards"
+    key = world.token, world.attempt, layout
+    if key not in _MESHES:
+        _MESHES[key] = _mesh_of(layout, world, on_wait)
+    mesh, group = _MESHES[key]
+    return Shards(stages, mesh, replace(group, on_wait=on_wait), everyone)
+
+
+def _mesh_of(
+    layout: Layout, world: World, on_wait: OnWait
+) -> tuple[DeviceMesh, WorkerGroup]:
+    """Make the mesh of this worker's shards and replicas, and the group of shards."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    assert everyone is not None, "several shards"
+    groups = GroupMaker(layout.rank, world.timeout_s, on_wait)
     size, devices = layout.num_shards, range(layout.num_devices)
     own = layout.ranks_of(layout.device)
     ranks = [
@@ -284,7 +315,7 @@ def make_shards(
         mesh=torch.tensor(own).view(-1, size) if across else torch.tensor(group.ranks),
         mesh_dim_names=("dp_replicate", "dp_shard")[not across :],
     )
-    return Shards(stages, mesh, group, everyone)
+    return mesh, group
 
 
 class ShardReducer:
