@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from torch.distributed.pipelining.schedules import _Action
+from torch.distributed.pipelining.schedules import (
+    RESHARD,
+    UNSHARD,
+    _Action,
+    _add_unshard_reshard,
+)
 
+from hocket.core.check import check
 from hocket.core.formats.torch_csv import from_csv, to_csv
-from hocket.core.op import Kind
+from hocket.core.op import SHARDING, STEP_ENDS, Kind, Op
 from hocket.core.program import Program
-from hocket.core.schedule import Schedule
+from hocket.core.schedule import Lane, Schedule
 from hocket.errors import ParseError, PlanError, ScheduleError
+from hocket.passes.add_gathers import KEEPS, Keep, add_gathers, drop_gathers
 from hocket.passes.add_messages import add_messages
 from hocket.passes.split_backward import split_backward
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.core.support.torch_actions import (
+    Rows,
     actions_of,
     assert_torch_simulates,
     ends_over_one_queue,
@@ -238,3 +246,60 @@ def test_refuses_what_the_format_cannot_hold(schedule: Schedule, reason: str) ->
     """Rather than to write an order that means something else."""
     with pytest.raises(PlanError, match=reason):
         to_csv(schedule)
+
+
+@pytest.mark.parametrize("keeps", KEEPS)
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
+def test_gathers_come_back(name: str, keeps: Keep) -> None:
+    """Where they stood, with their numbers; torch reads each cell."""
+    schedule = make_schedule(name, num_devices=2, num_microbatches=4, num_shards=2)
+    schedule = add_gathers(schedule, keeps)
+    text = to_csv(add_messages(schedule))
+
+    read = from_csv(text, num_shards=2)
+    check(read)
+    assert add_gathers(read, keeps) == schedule
+    assert [drop_reductions(x) for x in read.lanes] == [
+        drop_reductions(x) for x in schedule.lanes
+    ]
+    assert_torch_simulates(without_gathers(actions_of(text)), schedule)
+    whole = from_csv(text, num_replicas=2)
+    assert whole.kinds.isdisjoint(SHARDING)
+    check(whole)
+
+
+def drop_reductions(lane: Lane) -> tuple[Op, ...]:
+    """A lane without what the file does not hold in its place."""
+    return tuple(op for op in lane.ops if op.kind not in STEP_ENDS)
+
+
+def without_gathers(rows: Rows) -> Rows:
+    """The rows that torch's simulation of messages knows."""
+    return {
+        rank: [x for x in row if x.computation_type not in (UNSHARD, RESHARD)]
+        for rank, row in rows.items()
+    }
+
+
+def test_compute_alone_has_no_gathers() -> None:
+    """As in torch's form "compute_only"; they are placed again when it is read."""
+    schedule = make_schedule("1f1b", num_devices=2, num_microbatches=2, num_shards=2)
+    text = to_csv(schedule)
+
+    assert text == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+    assert add_gathers(from_csv(text, num_shards=2)) == schedule
+
+
+def test_gathers_that_torch_places_are_right() -> None:
+    """It holds three stages of a rank at most, and releases others for those."""
+    plain = make_schedule(
+        "interleaved-1f1b", num_devices=2, num_microbatches=4, stages_per_device=4
+    )
+    rows = actions_of(to_csv(plain))
+    lowered = {rank: _add_unshard_reshard([*row]) for rank, row in rows.items()}
+    text = "".join(",".join(map(str, row)) + "\n" for row in lowered.values())
+    schedule = from_csv(text, num_shards=2)
+
+    assert schedule.kinds >= SHARDING
+    check(schedule)
+    assert drop_gathers(schedule).lanes == from_csv(text, num_replicas=2).lanes

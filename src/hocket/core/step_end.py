@@ -53,7 +53,11 @@ def close_step(program: Program, device: int, ops: Iterable[Op]) -> Lane:
 
 
 def _closed(program: Program, device: int, ops: tuple[Op, ...]) -> Iterator[Op]:
-    last = {op.stage: i for i, op in enumerate(ops) if op.kind in MAKES_WEIGHT_GRAD}
+    last: dict[int, int] = {}
+    for i, op in enumerate(ops):
+        is_released = op.kind is Kind.RESHARD and last.get(op.stage) == i - 1
+        if op.kind in MAKES_WEIGHT_GRAD or is_released:
+            last[op.stage] = i
     step = ops[0].step if ops else 0
     reduced = program.reduced_stages
     for i, op in enumerate(ops):

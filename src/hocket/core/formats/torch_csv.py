@@ -12,7 +12,8 @@ its own, starts ops one by one, and leaves waiting to the simulator. Where bubbl
 overlapped pairs stood is kept for the next file.
 
 A schedule that holds messages is written with them, where torch posts them (see
-`torch_messages`).
+`torch_messages`), and with its UNSHARD and RESHARD, which torch does not number. They
+are kept when the file is read for sharded stages, and left out for whole ones.
 
 Source: torch.distributed.pipelining, `_PipelineScheduleRuntime._load_csv`.
 
@@ -36,14 +37,21 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from hocket.core.dataflow import Fact, is_sent, makes, needs
 from hocket.core.formats.infer import infer_program
-from hocket.core.op import BACKWARDS, MAKES_WEIGHT_GRAD, MESSAGES, Kind, Op
+from hocket.core.op import (
+    BACKWARDS,
+    MAKES_WEIGHT_GRAD,
+    MESSAGES,
+    SHARDING,
+    Kind,
+    Op,
+)
 from hocket.core.plans.lane_plan import Message
 from hocket.core.plans.message_order import Item, Receives, play_messages
 from hocket.core.program import Program
@@ -54,6 +62,7 @@ from hocket.errors import ParseError, PlanError, ScheduleError
 _COMPUTE: Final = BACKWARDS | {Kind.FORWARD, Kind.BACKWARD_WEIGHT}
 _OP: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 _OVERLAPPED: Final = re.compile(r"\(([^();]+);([^();]+)\)OVERLAP_F_B")
+_GATHER: Final = re.compile(r"(\d{1,9})(UNSHARD|RESHARD)", re.ASCII)
 _NO_OP: Final = re.compile(  # what torch writes beside the compute
     r"\d{1,9}(?:(?:(?:WAIT_)?SEND_[FB]|RECV_[FB])\d{1,9}"
     r"|UNSHARD|RESHARD|(?:WAIT_)?REDUCE_GRAD)",
@@ -69,6 +78,9 @@ _EXPECTED: Final = (
 
 def to_csv(schedule: Schedule) -> str:
     """Write the forwards and backwards of a one-step order, and the messages it holds.
+
+    With messages, the gathers of sharded stages, too: torch's form without them is of
+    compute alone.
 
     Raises:
         PlanError: the order has several steps, several lanes on a device, or a program
@@ -95,18 +107,23 @@ def to_csv(schedule: Schedule) -> str:
     rows = (
         [[cell_text(ops) for ops in row] for row in cells]
         if schedule.kinds.isdisjoint(MESSAGES)
-        else rows_with_messages(cells, program)
+        else rows_with_messages(cells, program, schedule.lanes)
     )
     return "".join(f"{','.join(row)}\n" for row in rows)
 
 
-def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedule:
+def from_csv(
+    text: str, *, path: str = "<csv>", num_replicas: int = 1, num_shards: int = 1
+) -> Schedule:
     """Read rows of ops, and leave out messages, which the runtime adds itself.
 
     Args:
         text: the file's text, in either form.
         path: the name of the file in errors.
         num_replicas: replicas that reduce their gradients; the file does not hold them.
+        num_shards: devices that hold a stage of a replica together. With several, the
+            file's UNSHARD and RESHARD are kept, counted from 0; of a file without any,
+            `hocket.passes.add_gathers` places them. With one they are left out.
 
     Raises:
         ParseError: a cell is no action, or the ops fit no program; names the path, the
@@ -115,7 +132,7 @@ def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedu
             all of them, each with its place.
     """
     rows = [
-        tuple(_cells(row, f"{path}, line {number}"))
+        tuple(_cells(row, f"{path}, line {number}", has_shards=num_shards > 1))
         for number, row in enumerate(_rows(text, path), start=1)
     ]
     if not rows:
@@ -126,6 +143,7 @@ def from_csv(text: str, *, path: str = "<csv>", num_replicas: int = 1) -> Schedu
     program = replace(
         infer_program([(x.device, x.ops) for x in lanes], path=path),
         num_replicas=num_replicas,
+        num_shards=num_shards,
     )
     faults = tuple(_faults([cell for row in rows for cell in row]))
     if faults:
@@ -141,7 +159,12 @@ def _lane(device: int, row: Sequence[_Cell], path: str) -> Lane:
     ops = tuple(op for cell in row for op in cell.ops)
     if not ops:
         raise ParseError(f"{path}, line {device + 1}: device {device} has no ops")
-    return Lane(device, 0, ops, tuple(cell.ops for cell in row))
+    cells = (cell.ops for cell in row if not _is_gather(cell))
+    return Lane(device, 0, ops, tuple(cells))
+
+
+def _is_gather(cell: _Cell) -> bool:
+    return any(op.kind in SHARDING for op in cell.ops)
 
 
 def _is_plain_chain(program: Program) -> bool:
@@ -179,9 +202,15 @@ def _rows(text: str, path: str) -> Iterator[list[str]]:
         raise ParseError(f"{path}, line {reader.line_num}: {error}") from None
 
 
-def _cells(row: Iterable[str], where: str) -> Iterator[_Cell]:
+def _cells(row: Iterable[str], where: str, *, has_shards: bool) -> Iterator[_Cell]:
+    counts: Counter[str] = Counter()
     for number, cell in enumerate(map(str.strip, row), start=1):
         place = f"{where}, cell {number}"
+        gather = _GATHER.fullmatch(cell)
+        if gather and has_shards:
+            op = Op(Kind(gather[2]), int(gather[1]), counts[cell])
+            counts[cell] += 1
+            yield _Cell((op,), place)
         if _NO_OP.fullmatch(cell):
             continue
         both = _OVERLAPPED.fullmatch(cell)
@@ -199,7 +228,7 @@ def _faults(cells: Iterable[_Cell]) -> Iterator[str]:
     place: dict[Op, str] = {}
     work: dict[tuple[int, int | None], list[Op]] = defaultdict(list)
     for cell in cells:
-        for op in cell.ops:
+        for op in () if _is_gather(cell) else cell.ops:
             if op in place:
                 yield (
                     f"{cell.place}: {op} is there again, after {place[op]}; "
@@ -235,20 +264,23 @@ def cell_text(ops: CsvCell) -> str:
 
 
 def rows_with_messages(
-    rows: Sequence[Sequence[CsvCell]], program: Program
+    rows: Sequence[Sequence[CsvCell]], program: Program, lanes: Sequence[Lane]
 ) -> list[list[str]]:
     """Write the cells of each device, with messages and reductions, without bubbles.
 
     Args:
         rows: the compute of each device.
         program: one chain of stages.
+        lanes: say where the gathers of sharded stages stand.
 
     Raises:
         DeadlockError: the devices wait for each other.
     """
-    lanes = [[*_items(row, device, program)] for device, row in enumerate(rows)]
+    items = [
+        [*_items(row, lane, program)] for row, lane in zip(rows, lanes, strict=True)
+    ]
     written: list[list[str]] = [[] for _ in rows]
-    for event in play_messages(lanes, Receives.AT_ONCE):
+    for event in play_messages(items, Receives.AT_ONCE):
         if isinstance(event, Item):
             written[event.device].append(event.what)
             continue
@@ -262,10 +294,9 @@ def rows_with_messages(
     return written
 
 
-def _items(
-    row: Sequence[CsvCell], device: int, program: Program
-) -> Iterator[Item[str]]:
-    """Yield cells, and REDUCE_GRAD after each stage's last backward."""
+def _items(row: Sequence[CsvCell], lane: Lane, program: Program) -> Iterator[Item[str]]:
+    """Yield cells, REDUCE_GRAD after each stage's last backward, and gathers."""
+    device, (before, behind) = lane.device, _gathers(row, lane)
     last = {
         op.stage: i
         for i, ops in enumerate(row)
@@ -273,6 +304,7 @@ def _items(
         if op.kind in MAKES_WEIGHT_GRAD
     }
     for i, ops in enumerate(row):
+        yield from (Item(text, device) for text in before[i])
         if ops:
             yield Item(
                 cell_text(ops),
@@ -284,6 +316,29 @@ def _items(
         ended = (op.stage for op in ops if last.get(op.stage) == i)
         for stage in dict.fromkeys(ended):
             yield Item(f"{stage}REDUCE_GRAD", device)
+        yield from (Item(text, device) for text in behind[i])
+
+
+def _gathers(
+    row: Sequence[CsvCell], lane: Lane
+) -> tuple[dict[int, list[str]], dict[int, list[str]]]:
+    """Return the UNSHARD to write before each cell, and the RESHARD behind each."""
+    place = {op: i for i, ops in enumerate(row) for op in ops}
+    before: defaultdict[int, list[str]] = defaultdict(list)
+    behind: defaultdict[int, list[str]] = defaultdict(list)
+    waiting: list[str] = []
+    last = 0
+    for op in lane.ops:
+        text = f"{op.stage}{op.kind.value}"
+        if op.kind is Kind.UNSHARD:
+            waiting.append(text)
+        elif op.kind is Kind.RESHARD:
+            behind[last].append(text)
+        elif op in place:
+            last = place[op]
+            before[last] += waiting
+            waiting = []
+    return before, behind
 
 
 def _messages(ops: CsvCell, device: int, program: Program) -> Iterator[Message]:
