@@ -65,6 +65,8 @@ FILLS: Final = {
         Kind.GATHER: "#770088",
         Kind.REDUCE: "#0F6134",
         Kind.UPDATE: "#2B323B",
+        Kind.UNSHARD: "#00A8F8",
+        Kind.RESHARD: "#7000F0",
         **dict.fromkeys(MESSAGES, "#A0A5AC"),
     },
     Theme.DARK: {
@@ -76,6 +78,8 @@ FILLS: Final = {
         Kind.GATHER: "#9911AA",
         Kind.REDUCE: "#1F782B",
         Kind.UPDATE: "#F3F5F7",
+        Kind.UNSHARD: "#38B8E0",
+        Kind.RESHARD: "#8828F8",
         **dict.fromkeys(MESSAGES, "#4F5257"),
     },
 }
@@ -89,6 +93,8 @@ KIND_NAMES: Final = {
     Kind.GATHER: "gather",
     Kind.REDUCE: "reduction",
     Kind.UPDATE: "update",
+    Kind.UNSHARD: "unshard",
+    Kind.RESHARD: "reshard",
     Kind.SEND_FORWARD: "send forward",
     Kind.RECEIVE_FORWARD: "receive forward",
     Kind.SEND_BACKWARD: "send backward",
