@@ -35,9 +35,21 @@ EACH = StageCost(forward_s=2.0, input_grad_s=2.0, weight_grad_s=1.0, update_s=1.
 FORWARD_S, BACKWARD_S = 2.0, 3.0
 
 
-def costs_of(gathers_s: list[float], **more: int) -> Costs:
+def costs_of(
+    gathers_s: list[float],
+    *,
+    weight_bytes: int = 0,
+    whole_bytes: int = 0,
+    gradient_bytes: int = 0,
+) -> Costs:
     """Equal stages, but for the seconds of their gathers."""
-    return Costs(tuple(replace(EACH, unshard_s=s, **more) for s in gathers_s))
+    each = replace(
+        EACH,
+        weight_bytes=weight_bytes,
+        whole_bytes=whole_bytes,
+        gradient_bytes=gradient_bytes,
+    )
+    return Costs(tuple(replace(each, unshard_s=seconds) for seconds in gathers_s))
 
 
 def chain_on_one_device(num_stages: int, keeps: Keeps) -> Schedule:
@@ -84,13 +96,14 @@ def test_what_no_op_hides_makes_a_step_longer(gather_s: float) -> None:
     """One stage has no other op to hide behind; of two, each gather has one op."""
     bare_s = FORWARD_S + BACKWARD_S + EACH.update_s
     once = costs_of([gather_s])
-    for keeps, num_gathers in (("step", 1), ("run", 1), ("op", 2)):
+    for keeps in KEEPS:
+        num_gathers = 2 if keeps == "op" else 1
         schedule = chain_on_one_device(1, keeps)
         assert simulate(schedule, once).makespan_s == bare_s + num_gathers * gather_s
 
     two = costs_of([gather_s, gather_s])
     beside_s = max(0.0, gather_s - FORWARD_S), max(0.0, gather_s - BACKWARD_S)
-    step, run = (chain_on_one_device(2, keeps) for keeps in ("step", "run"))
+    step, run = (chain_on_one_device(2, keeps) for keeps in KEEPS[:2])
     late_s = simulate(step, two).makespan_s - 2 * bare_s
     assert late_s == pytest.approx(gather_s + beside_s[0])
     late_s = simulate(run, two).makespan_s - 2 * bare_s

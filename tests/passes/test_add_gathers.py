@@ -11,14 +11,18 @@ from hypothesis import strategies as st
 
 from hocket.core.check import check
 from hocket.core.dataflow import due_ops
+from hocket.core.gates import gates_of
 from hocket.core.op import READS_WEIGHTS, SHARDING, Kind, Op
+from hocket.core.plans.portions import plan_portions
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.step_end import repeat_ahead
 from hocket.errors import PlanError
 from hocket.passes.add_gathers import KEEPS, Keep, Keeps, add_gathers, drop_gathers
+from hocket.passes.fill_with import fill_with
 from hocket.schedules import SCHEDULES, make_schedule
 from tests.core.support.gathered import is_gathered_right
+from tests.passes.support.teachers import FROZEN, equal_costs, with_teacher
 from tests.strategies import orders, programs
 
 TAUGHT = Program(
@@ -164,6 +168,21 @@ def test_a_teacher_that_is_ahead(keeps: Keep) -> None:
     assert schedule.num_repeats == 3
     assert add_gathers(schedule.with_num_steps(9), keeps) == schedule.with_num_steps(9)
     assert {*due_ops(TAUGHT)} <= set(schedule.lanes[0].ops)
+
+
+@pytest.mark.parametrize("delay", [FROZEN, 0])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "zb-v"])
+def test_a_teacher_that_fills_waits(name: str, delay: int | None) -> None:
+    """Its forwards need gathers of their own; no portion ends within one."""
+    base = make_schedule(name, num_devices=2, num_microbatches=4, num_shards=2)
+    program = with_teacher(base.program, 4, delay=delay, num_steps=4)
+    filled = fill_with(base, program, costs=equal_costs(program, 1.0))
+    assert filled == add_gathers(filled)
+    for keeps in KEEPS:
+        schedule = add_gathers(filled, keeps)
+        check(schedule)
+        if schedule.body:
+            plan_portions(schedule, gates_of(schedule, clips=True))
 
 
 def test_a_frozen_net_is_released_when_each_step_ends() -> None:

@@ -24,21 +24,19 @@ _Window: TypeAlias = tuple[int, int]  # the places of its first and its last rea
 def add_gathers(schedule: Schedule, keeps: Keeps = "step") -> Schedule:
     r"""Write UNSHARD and RESHARD into an order of sharded stages.
 
-    A gather is begun one op ahead of the first that reads it, to go on beside that op,
-    unless the stage is released, updated, or its step begins in between. RESHARD stands
-    directly behind the last that reads it. Of a stage `0` beside another one:
+    A gather begins one op ahead of the first that reads it, to go on beside that op,
+    unless the stage is released or updated, or its step begins, in between. RESHARD
+    stands directly behind the last op that reads it. Stage 0, beside stage 1:
 
-        step   0F0     1F0  1B0     0B0         0UNSHARD begins at ┌ and is read until
-             ┌ ├─────────────────────┤          ┤, where 0RESHARD releases it
-        run    0F0     1F0  1B0     0B0
-             ┌ ├─┤         ┌        ├─┤
-        op     0F0 0F1 1F0  1B0     0B0 0B1     behind a RESHARD of its own stage, it
-             ┌ ├─┤┌├─┤     ┌        ├─┤┌├─┤     cannot begin ahead
+                0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1
+        step    ├─────────────────────────────┤       ├  whole: an op reads it
+        run     ├─────┤             ┌┄┄┄├─────┤       ┤  RESHARD
+        op      ├─┤ ├─┤             ┌┄┄┄├─┤ ├─┤       ┌  UNSHARD, one op ahead
 
     Args:
         schedule: an order without delays, copies, and several lanes on a device; those
-            of its UNSHARD and RESHARD are placed again. One without shards (num_shards
-            is 1) stays as it is.
+            of its UNSHARD and RESHARD are placed again, so that it may follow any
+            other pass. One without shards (num_shards is 1) stays as it is.
         keeps: how long each stage stays whole, for all stages or by stage: from the
             first to the last op of a step that reads its weights ("step"), as long as
             no other stage computes on its device ("run"), or for each op ("op"). All

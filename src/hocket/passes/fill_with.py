@@ -19,6 +19,7 @@ from hocket.core.simulate import long_step_s
 from hocket.core.step_end import repeat_ahead
 from hocket.errors import PlanError
 from hocket.nearest import nearest
+from hocket.passes.add_gathers import add_gathers, drop_gathers
 from hocket.passes.segments import refuse_messages
 from hocket.passes.value_times import ValueTimes
 
@@ -66,7 +67,8 @@ def fill_with(
             of its weights more, as its updates need not wait for its forwards.
 
     Returns:
-        The order of all nets. Where batches are ahead, it has a repeating body.
+        The order of all nets. Where batches are ahead, it has a repeating body. Of
+        sharded stages, gathers are placed by `add_gathers`, once per step.
 
     Raises:
         PlanError: the schedule is not of one step, holds messages, or is of another
@@ -100,10 +102,11 @@ def fill_with(
     check(schedule)
     devices = {lane.device for lane in schedule.lanes}
     others = sorted(set(range(program.num_devices)).difference(devices))
+    schedule = drop_gathers(schedule)
     lanes = (*schedule.lanes, *(Lane(device, 0, ()) for device in others))
     step_lanes = tuple(_step_lanes(lanes, program, ahead))
     if own_lane:
-        return repeat_ahead(program, [*_beside(step_lanes, program)])
+        return add_gathers(repeat_ahead(program, [*_beside(step_lanes, program)]))
     gates = _gates(schedule, program, nets)
     orders = dict.fromkeys(
         order
@@ -112,7 +115,7 @@ def fill_with(
     )
     few = replace(program, num_steps=1 + max(ahead.values()))
     best = min(orders, key=lambda lanes: long_step_s(repeat_ahead(few, lanes), costs))
-    return repeat_ahead(program, best)
+    return add_gathers(repeat_ahead(program, best))
 
 
 def _num_ahead(net: str, program: Program) -> int:

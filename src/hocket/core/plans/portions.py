@@ -24,12 +24,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hocket.core.checker.gathers import gather_faults
 from hocket.core.dataflow import Value, makes, needs
 from hocket.core.gates import Gates, stage_gates, with_gate
 from hocket.core.op import Op
 from hocket.core.plans.lane_plan import OpPlan, plan_lanes
 from hocket.core.schedule import Schedule
-from hocket.errors import PlanError
+from hocket.errors import PlanError, ScheduleError
 
 Ops = tuple[Op, ...]
 Plans = tuple[tuple[OpPlan, ...], ...]  # of each lane
@@ -97,11 +98,17 @@ def plan_portions(
         schedule: one that `check` accepts, without explicit messages.
         gates: the stages whose gradients are judged together.
 
+    Raises:
+        ScheduleError: a sharded stage would be whole between two portions.
+
     Returns:
         The portions, and the plans of prologue, body and epilogue. The epilogue follows
         a second repetition of the body there: all its steps are one later.
     """
     aligned = align_bodies(schedule, gates)
+    faults = () if aligned is schedule else tuple(x for x, _ in gather_faults(aligned))
+    if faults:  # the body begins elsewhere
+        raise ScheduleError(faults, str(aligned))
     cut = portions(aligned)
     plans = plan_lanes(aligned.with_num_steps(cut.num_steps + 1), gates)
     lanes = [
