@@ -184,6 +184,27 @@ def test_a_sharded_stage_has_one_lane() -> None:
     )
 
 
+def test_all_shards_post_gathers_in_one_order() -> None:
+    """Two lanes of a device could gather in either order; by one lane it is fixed."""
+    header = "".join(
+        (
+            "steps 1\nreplicas 1\nshards 2\nnet model microbatches=1\n",
+            "stage 0 net=model device=0\nstage 1 net=model device=0\nflow 0>1\n",
+        )
+    )
+    first = "0UNSHARD0 0F0 0B0 0RESHARD0 0R 0U"
+    second = "1UNSHARD0 1F0 1B0 1RESHARD0 1R 1U"
+    inside = f"0UNSHARD0 0F0 {second} 0B0 0RESHARD0 0R 0U"
+
+    assert not faults(Schedule.parse(f"{header}d0 {inside}"))
+    (fault,) = faults(Schedule.parse(f"{header}d0 {first}\nd0.1 {second}"))
+    assert fault == (
+        "device 0 may post 0UNSHARD0 on lane d0 and 1UNSHARD0 on lane d0.1 in either "
+        "order, but its replicas or copies must post them in the same one: put both in "
+        "one lane"
+    )
+
+
 @pytest.mark.parametrize("keeps", KEEPS)
 @pytest.mark.parametrize(
     ("name", "num_steps"),

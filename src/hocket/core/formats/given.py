@@ -22,12 +22,15 @@ def is_path(source: str | Path) -> bool:
     return "/" in source or source.endswith((".csv", ".txt"))
 
 
-def read_schedule(path: Path, *, num_replicas: int = 1) -> Schedule:
+def read_schedule(
+    path: Path, *, num_replicas: int = 1, num_shards: int = 1
+) -> Schedule:
     """Read a file's order: PyTorch's CSV (*.csv), or the text form.
 
     Args:
         path: the file's path.
         num_replicas: the replicas of an order as CSV, which does not hold them.
+        num_shards: the devices that hold each of its stages together, nor these.
 
     Raises:
         ParseError: the file cannot be read; names its path, and the line.
@@ -35,7 +38,9 @@ def read_schedule(path: Path, *, num_replicas: int = 1) -> Schedule:
     """
     text = read_text(path)
     if path.suffix == ".csv":
-        return from_csv(text, path=str(path), num_replicas=num_replicas)
+        return from_csv(
+            text, path=str(path), num_replicas=num_replicas, num_shards=num_shards
+        )
     return Schedule.parse(text, path=str(path))
 
 
@@ -45,6 +50,7 @@ def refuse_other_sizes(
     num_devices: int,
     num_microbatches: int,
     num_replicas: int,
+    num_shards: int = 1,
     has_body: bool = False,
 ) -> None:
     """Check that an order is of one net and of these sizes.
@@ -71,6 +77,7 @@ def refuse_other_sizes(
             "one is enough, or some with a body between |: and :|",
         ),
         (program.num_replicas, "replicas", num_replicas, "num_replicas"),
+        (program.num_shards, "shards", num_shards, "num_shards"),
         (len(program.nets), "nets", 1, "a pipeline has one"),
     )
     others = [
