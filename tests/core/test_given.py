@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,6 @@ from hocket.core.formats.given import read_schedule, refuse_other_sizes
 from hocket.errors import ShapeError
 from hocket.passes.add_gathers import add_gathers
 from hocket.schedules import make_schedule
-
-SIZES = {"num_devices": 2, "num_microbatches": 4, "num_replicas": 1}
 
 
 def test_an_order_of_shards_is_for_shards(tmp_path: Path) -> None:
@@ -23,6 +22,13 @@ def test_an_order_of_shards_is_for_shards(tmp_path: Path) -> None:
 
     assert read_schedule(text) == schedule
     assert add_gathers(read_schedule(cells, num_shards=2)) == schedule
-    refuse_other_sizes(schedule.program, **SIZES, num_shards=2)
+    compare = partial(
+        refuse_other_sizes,
+        schedule.program,
+        num_devices=2,
+        num_microbatches=4,
+        num_replicas=1,
+    )
+    compare(num_shards=2)
     with pytest.raises(ShapeError, match=r"2 shards, not 1 \(num_shards\)"):
-        refuse_other_sizes(schedule.program, **SIZES)
+        compare()
