@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from math import isinf
 
-from hocket.core.costs import Costs, Link
+from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.dataflow import Fact, Value, is_given, makes, needs
 from hocket.core.op import MESSAGES, READS_WEIGHTS, SENDS, Kind, Op
 from hocket.core.schedule import Schedule
@@ -213,14 +213,9 @@ class SlowClock:
         self.start[place] = time
         cost = self.stages[op.stage]
         if op.kind in (Kind.REDUCE, Kind.UNSHARD):
-            members = self.schedule.program.num_pipelines
             begin = max(time, self.reduced.get(facts.device, ZERO))
-            link = self.costs.reduce_link
-            each = seconds(link, cost.gradient_bytes) / members + Fraction(
-                link.latency_s
-            )
             is_gather = op.kind is Kind.UNSHARD
-            taken = Fraction(cost.unshard_s) if is_gather else 2 * (members - 1) * each
+            taken = Fraction(cost.unshard_s) if is_gather else self.reduced_s(cost)
             self.end[place] = begin + taken
             self.reduced[facts.device] = self.end[place]
             self.make(op, facts.device, self.end[place])
@@ -231,6 +226,15 @@ class SlowClock:
             lane.position += 1
         else:
             lane.left = Fraction(cost.seconds(op.kind)) + Fraction(self.costs.op_s)
+
+    def reduced_s(self, cost: StageCost) -> Seconds:
+        """A reduce-scatter over shards, and an all-reduce of a part over replicas."""
+        program, link = self.schedule.program, self.costs.reduce_link
+        latency = Fraction(link.latency_s)
+        shards, replicas = program.num_shards, program.num_replicas
+        scatter = latency + seconds(link, cost.gradient_bytes) / shards
+        part = seconds(link, cost.gradient_bytes // shards) / replicas
+        return (shards - 1) * scatter + 2 * (replicas - 1) * (latency + part)
 
     def end_op(self, i: int) -> None:
         """The op that a lane does has ended."""

@@ -302,6 +302,19 @@ class Costs:
             weight_grad_s=sum(x.seconds(Kind.BACKWARD_WEIGHT) for x in stages) / num,
         )
 
+    def reduce_s(self, stage: int, program: Program) -> float:
+        """Return how long R takes.
+
+        A ring all-reduce over replicas and copies; where stages are sharded, a ring
+        reduce-scatter over the shards (half of it), and an all-reduce of each part over
+        the replicas.
+        """
+        num_bytes, link = self.of(program)[stage].gradient_bytes, self.reduce_link
+        num_shards, num_members = program.num_shards, program.num_members(stage)
+        parts_s = link.ring_s(num_bytes, num_shards) / 2
+        own_bytes = num_bytes // num_shards
+        return parts_s + link.ring_s(own_bytes, num_members // num_shards)
+
     def link_between(self, from_device: int, to_device: int) -> Link:
         """Return the link that messages between two devices take."""
         for a, b, link in self.links:

@@ -12,14 +12,44 @@ each run of ops of their stage, or for each op (see `hocket.passes.add_gathers`)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hocket.core.costs import Costs
+from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.core.simulator.memory import peak_parts
 from hocket.draw.quantity import byte_size
 from hocket.errors import FitError
 from hocket.passes.add_gathers import KEEPS, Keep, add_gathers
+
+
+def with_shards(costs: Costs, program: Program) -> Costs:
+    """Return the costs of a program whose stages are sharded.
+
+    A device keeps one shard of the weights and of the optimizer's state, and gathers
+    the whole weights over the link of reductions. Its gradients are whole until R.
+
+    Args:
+        costs: those of the same stages without shards.
+        program: says how many shards there are.
+    """
+    num = program.num_shards
+    if num == 1:
+        return costs
+    stages = tuple(
+        replace(
+            cost,
+            weight_bytes=-(-cost.weight_bytes // num),
+            optimizer_bytes=-(-cost.optimizer_bytes // num),
+            update_work_bytes=-(-cost.update_work_bytes // num),
+            update_s=cost.update_s / num,
+            whole_bytes=cost.weight_bytes,
+            unshard_s=costs.reduce_link.all_gather_s(-(-cost.weight_bytes // num), num),
+        )
+        for cost in costs.of(program)
+    )
+    return replace(costs, stages=stages, is_device_share=False)
 
 
 def choose_gathers(

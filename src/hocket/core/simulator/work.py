@@ -170,9 +170,7 @@ def _seconds(columns: Columns, costs: Costs) -> Floats:
             cost.output_bytes * program.num_microbatches_of(stage),
             program.num_pipelines,
         )
-        table[CODES[Kind.REDUCE], stage] = costs.reduce_link.ring_s(
-            cost.gradient_bytes, program.num_members(stage)
-        )
+        table[CODES[Kind.REDUCE], stage] = costs.reduce_s(stage, program)
     seconds: Floats = table[columns.kind, columns.stage]
     return seconds * _factors(columns, costs.jitter) if costs.jitter else seconds
 

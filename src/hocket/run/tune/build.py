@@ -17,12 +17,15 @@ from hocket.core.formats import costs_json
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.errors import FitError
 from hocket.model.stages.cut import num_frozen_stages
 from hocket.model.stages.kept_elsewhere import refuse_kept
 from hocket.model.trace.state import saved_tensors
-from hocket.passes.add_gathers import add_gathers
+from hocket.passes.add_gathers import Keeps, add_gathers
 from hocket.passes.freeze_stages import freeze_stages
+from hocket.planner.gathers import choose_gathers, with_shards
 from hocket.planner.recompute import recomputing
+from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import (
     Microbatch,
@@ -121,9 +124,8 @@ def build_plan(
         costs = kept_costs(
             folder, known.profile, known.code, depends_on, world, in_place
         )
-    layout = context.layout
-    if layout.num_shards > 1:
-        order = sharded(order, layout.num_replicas, layout.num_shards)
+    if context.layout.num_shards > 1:
+        order, costs = sharded(order, costs, context.layout, config, world)
         play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     begins = (0, *found.boundaries)
     own = modules[len(modules) - len(begins) :]
@@ -149,18 +151,35 @@ def build_plan(
     return plan, play_plan, nets, channels, wiring, found
 
 
-def sharded(order: Schedule, num_replicas: int, num_shards: int) -> Schedule:
-    """Return an order of replicas as one whose stages are sharded, with its gathers.
+def sharded(
+    order: Schedule, costs: Costs, layout: Layout, config: PipelineConfig, world: World
+) -> tuple[Schedule, Costs]:
+    """Return an order of replicas as one whose stages are sharded, and its costs.
+
+    Every worker must call this.
 
     Args:
         order: of as many replicas as there are pipelines.
-        num_replicas: copies of the weights.
-        num_shards: the workers that hold a copy of a stage together.
+        costs: of its stages, whole.
+        layout: says how many replicas and shards there are.
+        config: has the memory that stages may take while they are whole.
+        world: the job.
+
+    Raises:
+        FitError: `memory_bytes` was given, and a device needs more.
     """
-    program = replace(order.program, num_replicas=num_replicas, num_shards=num_shards)
-    found = add_gathers(replace(order, program=program))
+    replicas, shards = layout.num_replicas, layout.num_shards
+    program = replace(order.program, num_replicas=replicas, num_shards=shards)
+    bare, costs = replace(order, program=program), with_shards(costs, program)
+    keeps: Keeps = "op"
+    try:
+        keeps = choose_gathers(bare, costs, config.memory_of(world))
+    except FitError:
+        if config.memory_bytes is not None:
+            raise
+    found = add_gathers(bare, keeps)
     check(found)
-    return found
+    return found, costs
 
 
 def followed_nets(found: CutModel) -> tuple[FollowedNet, ...]:
