@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import hocket
 from hocket.run.data.batch import split_batch
 from hocket.run.data.step_batch import grouped
+from tests.run.support.plain_loop import num_parts_of
 from tests.run.support.plainly import classified
 
 WIDTH: Final = 6
@@ -290,7 +291,7 @@ def _step(
     share: float,
 ) -> dict[str, float]:
     loss, sums = LOSSES[case.get("loss", "distil")], dict[str, float]()
-    m = case.get("num_microbatches", 4) * case.get("num_replicas", 1)
+    m = num_parts_of({"num_microbatches": 4, **case})
     parts = split_batch(batch, m)
     with torch.no_grad():
         read = {
@@ -333,7 +334,7 @@ def _evaluated(
     loss = LOSSES[case.get("loss", "distil")]
     inner = getattr(loss, "loss", loss)
     sums, total = dict[str, float](), 0.0
-    m = case.get("num_microbatches", 4) * case.get("num_replicas", 1)
+    m = num_parts_of({"num_microbatches": 4, **case})
     for x, y in make_batches()[-2:]:
         parts = 1 if isinstance(loss, hocket.WholeBatch) else m
         with torch.no_grad():

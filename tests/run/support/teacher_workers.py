@@ -70,6 +70,7 @@ def make_pipeline(
         schedule=case["schedule"],
         num_microbatches=case.get("num_microbatches", 4),
         num_replicas=case.get("num_replicas", 1),
+        num_shards=case.get("num_shards", 1),
         teachers=teachers_of(case, shelf),
         profile_dir=folder / "profiles",
         world=world,

@@ -109,6 +109,34 @@ COMPILED: Final = [
 ]
 
 
+# A job of each, for the weights of a model stay in shards behind a pipeline.
+SHARDED: Final = [
+    (2, case_of("frozen", "1f1b", num_shards=2, num_microbatches=2)),
+    (2, case_of("momentum", "gpipe", delay=0, num_shards=2, num_microbatches=2)),
+    (4, case_of("frozen", "1f1b", num_shards=2, num_microbatches=2)),
+    (
+        4,
+        case_of(
+            *("momentum", "zb-h1"),
+            delay=0,
+            num_shards=2,
+            num_microbatches=2,
+            interrupts=True,
+        ),
+    ),
+    (
+        2,
+        case_of(
+            *("frozen", "1f1b"),
+            whole_batch=True,
+            loss="contrast-with-all",
+            num_shards=2,
+            num_microbatches=2,
+        ),
+    ),
+]
+
+
 def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> None:
     """Train all cases in one job, and compare each with the plain loop."""
     answers = answers_of(
@@ -121,7 +149,7 @@ def check_runs(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> N
     )
     for i, case in enumerate(cases):
         state, history, evaluated = plain_loop(case)
-        is_alone = case.get("num_replicas", 1) == 1
+        is_alone = case.get("num_replicas", 1) * case.get("num_shards", 1) == 1
         if not is_alone:  # each replica has batch norms of its own
             state = {name: x for name, x in state.items() if ".1." not in name}
         found = load_file(folder / f"{i}.st")
@@ -296,3 +324,12 @@ def test_children_of_a_sequential_teacher_have_its_mode(mode: Any) -> None:
         teachers={"t": hocket.Teacher(teacher, mode=mode)},
     ) as pipeline:
         assert pipeline.step((x, x)).loss == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("num_workers", "case"), SHARDED)
+def test_sharded_training_with_teachers_equals_the_plain_loop(
+    num_workers: int, case: dict[str, Any], tmp_path: Path
+) -> None:
+    """Frozen teachers are sharded, too; others follow shards of the student."""
+    check_runs([case], num_workers, tmp_path)

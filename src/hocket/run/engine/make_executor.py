@@ -175,7 +175,7 @@ def make_executor(
         worker_ties,
         lanes=context.lanes,
         wiring=wiring,
-        followers=_followers(schedule, by_net, runners),
+        followers=_followers(schedule, by_net, runners, shards),
         shards=shards,
     )
     add_batch_losses(table, program, by_net, runners, layout, groups_of)
@@ -302,7 +302,10 @@ def _refuse_following(
 
 
 def _followers(
-    schedule: Schedule, nets: Mapping[str, NetSetup], runners: Mapping[int, StageRunner]
+    schedule: Schedule,
+    nets: Mapping[str, NetSetup],
+    runners: Mapping[int, StageRunner],
+    shards: Shards | None,
 ) -> dict[int, Follower]:
     stages = schedule.program.stages
     following = {n: runner for n, runner in runners.items() if stages[n].follows}
@@ -318,6 +321,8 @@ def _followers(
             {other: runners[other].module for other in stages[stage].follows},
             f"stage {stage} of net {net.name}",
         )
+        if shards is not None:  # those of both nets are cut in the same places
+            found[stage].weights = found[stage].weights.parts(shards.part_of)
     return found
 
 

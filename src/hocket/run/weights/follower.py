@@ -7,7 +7,7 @@ and BYOL, or a copy of them every so many steps.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,14 @@ class Pairs:
     def stages(self) -> frozenset[int]:
         """The stages that hold followed tensors."""
         return frozenset().union(*self.holders.values())
+
+    def parts(self, part_of: Callable[[Tensor], Tensor]) -> Pairs:
+        """Return the same of what this worker keeps of each tensor."""
+        own, followed = (
+            {name: part_of(x) for name, x in named.items()}
+            for named in (self.own, self.followed)
+        )
+        return Pairs(own, followed, self.holders)
 
     def keep_copies(self, stage: int, kept: dict[str, Tensor]) -> None:
         """Copy the followed tensors of one stage, but those that are kept already.

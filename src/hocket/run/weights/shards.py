@@ -29,6 +29,7 @@ from hocket.run.cluster.group import GroupMaker, GroupWork, WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import OnWait
+from hocket.run.weights.local import local
 
 if TYPE_CHECKING:  # importing them takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -202,6 +203,11 @@ class Shards:
     def shard_of(self, tensor: Any) -> Any:
         """Return this worker's part of a weight; of other tensors, all of it."""
         return self._shard_of.get(id(tensor), tensor)
+
+    def part_of(self, weight: Tensor) -> Tensor:
+        """Return the tensor that this worker keeps of a weight; it shares memory."""
+        found: Tensor = self.shard_of(weight)
+        return local(found.detach())
 
     def unshard(self, stage: int) -> None:
         """Start to gather the weights of a stage."""
