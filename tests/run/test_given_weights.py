@@ -139,6 +139,7 @@ def difference(found: dict[str, list[float]], state: dict[str, Tensor]) -> float
         ("zb-v", 2, {"num_microbatches": 4}),
         ("auto", 2, {}),
         ("1f1b", 4, {"num_replicas": 2}),
+        ("1f1b", 4, {"num_shards": 2}),
         ("1f1b", 2, {"compile": True}),
     ],
 )
@@ -148,7 +149,8 @@ def test_training_from_files_is_the_plain_loops(
     """Each worker reads its own stages alone; ties and computed buffers hold."""
     model = plain()
     write(tmp_path / "files", model)
-    num_parts = options.get("num_microbatches", 2) * options.get("num_replicas", 1)
+    num_pipelines = options.get("num_replicas", 1) * options.get("num_shards", 1)
+    num_parts = options.get("num_microbatches", 2) * num_pipelines
     losses = train_plainly(model, mse, SGD, BATCHES, num_parts=num_parts)
     state = model.state_dict()
     answers = answers_of(

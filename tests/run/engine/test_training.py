@@ -234,6 +234,21 @@ def test_autocast_is_bit_equal(num_workers: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_shards_under_autocast_skip_what_the_loop_skips(tmp_path: Path) -> None:
+    """Scaled, clipped, averaged; sums over shards are rounded otherwise."""
+    run = AVERAGED | SKIPS | {"num_microbatches": 2, "num_shards": 2}
+    answers = trained([run], 2, tmp_path)
+    expected = plain_training(run)
+    assert sum(expected.skipped) > 0
+    for worker in answers:
+        assert worker[0]["skipped"] == expected.skipped
+    for kind, state in (("st", expected.state), ("ema", expected.ema)):
+        actual = load_file(tmp_path / f"0.{kind}")
+        for name, value in state.items():
+            assert difference(actual[name], value) < 1e-3, f"{kind} {name}"
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_workers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_tied_weights_and_replicas_under_autocast(
     num_workers: int, tmp_path: Path
@@ -254,6 +269,7 @@ def test_tied_weights_and_replicas_under_autocast(
     [
         (1, [{"num_microbatches": 2}]),
         (2, [{"num_microbatches": 4}, {"num_microbatches": 2, "num_replicas": 2}]),
+        (2, [{"num_microbatches": 2, "num_shards": 2}]),
         (4, [{"num_microbatches": 2, "num_replicas": 2, "accumulate": 2}]),
     ],
 )

@@ -16,6 +16,7 @@ import hocket
 from hocket.errors import HocketError, WaitError
 from hocket.run.cluster.world import World
 from hocket.run.engine.sync.step_result import StepResult
+from hocket.run.weights.local import local
 from tests.run.support.joined import join
 from tests.run.support.plainly import SGD, classified
 from tests.run.support.started import started
@@ -66,14 +67,18 @@ def _fragile(world: World, case: dict[str, Any], folder: str) -> dict[str, Any]:
     )
     reported, num_done = ["", ""], 0
     before: list[Tensor] = []
+    kept = [
+        local(pipeline._executor.stored(p).detach())
+        for runner in pipeline._executor.runners.values()
+        for p in runner.parameters.values()
+    ]
     try:
         for result in pipeline.train(batches):
-            before = [p.detach().clone() for p in model.parameters()]
+            before = [x.clone() for x in kept]
             num_done = result.step + 1
     except HocketError as error:
         reported = [type(error).__name__, str(error)]
-    after = [p.detach() for p in model.parameters()]
-    same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(before, kept, strict=True))
     return {"raised": reported, "num_done": num_done, "same": same}
 
 

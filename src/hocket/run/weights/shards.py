@@ -78,7 +78,10 @@ class _Gathered:
         # False: what is whole stays so until it is resharded.
         made = fully_shard(self.module, mesh=mesh, reshard_after_forward=False)
         made.set_reshard_after_backward(False)
-        made.set_gradient_divide_factor(1.0)  # the sum: losses have their shares
+        # The sum, for losses have their shares; of single precision, too, where FSDP
+        # would multiply in the reduction, which gloo cannot.
+        made.set_gradient_divide_factor(1.0)
+        made.set_force_sum_reduction_for_comms(True)
         self.unit: FSDPModule = made
         self.shards = self.module.now()
         self.num_users = 0

@@ -1,0 +1,1 @@
+"""Sharded stages beside torch's own FSDP2."""
