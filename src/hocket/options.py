@@ -11,7 +11,7 @@ can inherit from all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -133,6 +133,37 @@ def captured_step_faults(
             if value not in works:
                 yield f"{name} is {value!r}: {why}"
 
+
+def sharding_faults(options: ScheduleOptions, beside: Collection[str]) -> Iterator[str]:
+    """Yield one sentence that names all that sharded stages do not go together with.
+
+    Args:
+        options: the options of a pipeline.
+        beside: the names of others of its options that are used, such as "freeze".
+    """
+    num = options.num_shards
+    if num == 1:
+        return
+    found = [f"{name}: {_NOT_SHARDED[name]}" for name in beside if name in _NOT_SHARDED]
+    if options.schedule == CAPTURED_STEP:
+        found.append(f"schedule={CAPTURED_STEP!r}: it is for one device; take '1f1b'")
+    if options.max_delay:
+        found.append(
+            f"max_delay {options.max_delay}: older versions of shards are not kept; "
+            "leave it out"
+        )
+    if found:
+        yield (
+            f"num_shards {num} does not go together with {', nor with '.join(found)}. "
+            f"Or take num_replicas={num * options.num_replicas} in place of shards"
+        )
+
+
+_NOT_SHARDED: Final[Mapping[str, str]] = {
+    "freeze": "another layout moves whole weights between workers; leave it out",
+    "fill": "gathers beside another net's forwards are not measured; leave it out",
+    "teacher_lane": "gathers are for one lane of a device; leave it out",
+}
 
 # The values that work, and what to do.
 _NOT_CAPTURED: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {

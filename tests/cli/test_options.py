@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import click
 import pytest
@@ -12,10 +13,16 @@ from hocket.cli.check import check_command
 from hocket.cli.draw import draw_command
 from hocket.cli.main import LazyCommand
 from hocket.cli.search import search_command
-from hocket.cli.shared.options import Sizes, UniformCosts, with_options
+from hocket.cli.shared.options import (
+    Sizes,
+    UniformCosts,
+    load_schedule,
+    with_options,
+)
 from hocket.cli.simulate import simulate_command
+from hocket.errors import PlanError
 
-SIZES = ["devices", "microbatches", "steps", "stages_per_device", "replicas"]
+SIZES = ["devices", "microbatches", "steps", "stages_per_device", "replicas", "shards"]
 COSTS = [
     "forward",
     "input_grad",
@@ -32,7 +39,7 @@ def test_schedules_and_costs_are_said_alike(command: object) -> None:
     """In this order, after the schedules themselves, and then the command's own."""
     assert callable(command)
     names = list(inspect.signature(command).parameters)
-    assert names[1:13] == SIZES + COSTS
+    assert names[1 : 1 + len(SIZES + COSTS)] == SIZES + COSTS
     assert "sizes" not in names
     assert "costs" not in names
 
@@ -53,6 +60,30 @@ def test_the_shell_sees_them(name: str) -> None:
     assert all(one.help for one in command.params if isinstance(one, click.Option))
 
 
+def test_shards_are_said_beside_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Orders by name get their gathers, which are counted as ops."""
+
+    def printed(name: str, *arguments: str) -> str:
+        command, sizes = LazyCommand(name).load(), ["-d", "2", "-m", "2"]
+        command.main([*arguments, *sizes], standalone_mode=False)
+        return capsys.readouterr().out
+
+    assert "1f1b: ok" in printed("check", "1f1b", "--shards", "2")
+    assert "16 ops" in printed("check", "1f1b", "--shards", "2", "--replicas", "2")
+    assert "12 ops" in printed("check", "1f1b", "--replicas", "2")
+    assert "makespan 9 s" in printed("draw", "1f1b", "--shards", "2")
+    with pytest.raises(PlanError, match="stage 0 has delay 1"):
+        printed("check", "wpipe", "--shards", "2")
+    with pytest.raises(PlanError, match="gathers are not searched for"):
+        printed("search", "1f1b", "--shards", "2")
+    file = tmp_path / "order.txt"
+    file.write_text("d0  0F0 0B0 0U")
+    with pytest.raises(typer.BadParameter, match="--shards is for schedules by name"):
+        load_schedule(str(file), Sizes(shards=2))
+
+
 def test_values_arrive_where_they_belong() -> None:
     """What the shell gives becomes sizes and costs, and the rest stays what it is."""
     reported: list[tuple[Sizes, UniformCosts, int]] = []
@@ -62,10 +93,10 @@ def test_values_arrive_where_they_belong() -> None:
         """A command."""
         reported.append((sizes, costs, other))
 
-    app = typer.Typer(add_completion=False)
-    app.command()(command)
+    own = typer.Typer(add_completion=False)
+    own.command()(command)
     arguments = ["-d", "4", "--steps", "2", "--update", "0.5", "--other", "7"]
-    typer.main.get_command(app).main(arguments, standalone_mode=False)
+    typer.main.get_command(own).main(arguments, standalone_mode=False)
 
     ((sizes, costs, other),) = reported
     assert sizes == Sizes(devices=4, steps=2)

@@ -140,7 +140,21 @@ def test_a_layout_replaces_the_numbers_of_the_recipe(free_dir: Path) -> None:
     assert "layout 4x2 is 8 workers in 2 replicas" in refused.stderr
 
 
+def test_a_layout_has_shards_as_its_third_number(free_dir: Path) -> None:
+    """They replace those of the recipe, too."""
+    numbers = [*SMALL, "pipeline.num_shards=2"]
+    command = ["train", "digits-vit", "--dry-run", *settings(*numbers)]
+    result = CliRunner().invoke(app, [*command, "--layout=4x2x2"])
+    assert result.exit_code == 0, result.output
+    for line in ("num_workers = 16 ", "num_replicas = 2 ", "num_shards = 2 "):
+        assert line in result.stdout
+    result = CliRunner().invoke(app, [*command, "--layout=4x2"])
+    assert "num_workers = 8 " in result.stdout
+    assert "num_shards = 1 " in result.stdout
+
+
 DATA: Final = ["--set", "data.path=."]
+SHARDS: Final = ["--set", "pipeline.num_shards=2"]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +165,7 @@ DATA: Final = ["--set", "data.path=."]
         ("cifar10-resnext", 5, DATA, (4, 2), "the layout is 2x2; --workers 8"),
         ("digits-vit", 1, ["--workers=2"], (2, 1), "2 workers share 1 of them"),
         ("digits-vit", 0, [], (2, 1), ""),
+        ("digits-vit", 1, SHARDS, (1, 1), "the layout is 1x1; --workers 2"),
     ],
 )
 def test_as_many_workers_as_there_are_gpus(

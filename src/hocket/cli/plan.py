@@ -188,6 +188,11 @@ def _devices(
             raise typer.BadParameter("say how many: --devices N, or --layout DxR")
         return num_devices, None
     wanted = WorkerLayout.parse(layout)
+    if wanted.num_shards > 1:
+        raise typer.BadParameter(
+            f"--layout {layout} has {wanted.num_shards} shards, and pipelines of "
+            "sharded stages are not predicted: leave out the third number"
+        )
     if num_devices not in (None, wanted.num_workers):
         raise typer.BadParameter(
             f"--layout {layout} is {wanted.num_workers} devices, --devices says "

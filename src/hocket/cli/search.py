@@ -25,6 +25,7 @@ from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds, short
 from hocket.draw.summary import peak_activations
+from hocket.errors import PlanError
 from hocket.planner.search.optimum import search
 from hocket.planner.search.result import SearchProgress, SearchResult, gap
 
@@ -54,6 +55,11 @@ def search_command(
     best so far.
     """
     given = load_schedule(source, sizes)
+    if given.program.num_shards > 1:
+        raise PlanError(
+            f"{source} has {given.program.num_shards} shards, and gathers are not "
+            "searched for: search with --replicas in place of them"
+        )
     prices = costs.make()
     found = search(
         given.program,

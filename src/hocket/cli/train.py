@@ -12,6 +12,7 @@ import typer
 
 from hocket import env
 from hocket.cli.shared.options import option
+from hocket.core.layout import WorkerLayout
 from hocket.errors import ConfigError
 from hocket.recipes.config.resolve import SET_ORIGIN, Resolved, resolve
 
@@ -29,7 +30,9 @@ WorkersOption = Annotated[
 LayoutOption = Annotated[
     str | None,
     option(
-        "DxR", "Devices per pipeline x replicas, such as 4x2; replaces both numbers."
+        "DxR[xS]",
+        "Devices per pipeline x replicas, such as 4x2, x shards where there are any, "
+        "such as 4x2x2; replaces these numbers.",
     ),
 ]
 OutsideOption = Annotated[
@@ -133,8 +136,12 @@ def recipe_here(recipe: str, settings: list[str], *, allow_outside: bool) -> Res
             f"message goes by way of the host (gloo). --workers {num_gpus} is faster"
         )
     else:
-        depth = num // wanted.num_replicas
-        layout = f"{min(depth, num_gpus)}x{max(1, num_gpus // depth)}"
+        depth = wanted.num_devices
+        num_pipelines = max(1, num_gpus // depth)
+        num_shards = min(wanted.num_shards, num_pipelines)
+        layout = str(
+            WorkerLayout(min(depth, num_gpus), num_pipelines // num_shards, num_shards)
+        )
         settings = with_workers(settings, None, layout)
         what = f"the layout is {layout}; --workers {num}, the recipe's, share them"
     typer.echo(f"GPUs on this machine: {num_gpus}; {what}", err=True)
@@ -181,7 +188,8 @@ def with_workers(
     """
     found = list(settings or [])
     if layout is not None:
-        found += ["pipeline.num_workers=", "pipeline.num_replicas="]
+        numbers = ("num_workers", "num_replicas", "num_shards")
+        found += [f"pipeline.{name}=" for name in numbers]
         found.append(f"pipeline.layout={json.dumps(layout)}")
     if env.RANK.is_set:
         workers = env.WORLD_SIZE.integer()

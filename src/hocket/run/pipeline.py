@@ -78,8 +78,9 @@ class Pipeline(StagedRun):
     def __str__(self) -> str:
         """Describe the plan that is played, and how far training has come."""
         layout = self._checkpoints.played.shape
+        names = "devices x replicas" + " x shards" * (self._layout.num_shards > 1)
         steps = counted(self._step, "step")
-        return f"{self.plan}\n{layout} (devices x replicas), {steps} trained"
+        return f"{self.plan}\n{layout} ({names}), {steps} trained"
 
     def __repr__(self) -> str:
         """Return one line."""

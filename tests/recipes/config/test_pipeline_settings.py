@@ -8,7 +8,11 @@ from hocket.errors import RecipeError
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.config.sections import PipelineSettings
 
-NO_NUMBERS = ("pipeline.num_workers=", "pipeline.num_replicas=")
+NO_NUMBERS = (
+    "pipeline.num_workers=",
+    "pipeline.num_replicas=",
+    "pipeline.num_shards=",
+)
 
 
 def pipeline(*settings: str) -> PipelineSettings:
@@ -49,13 +53,51 @@ def test_contradictions_are_reported_with_the_way_out() -> None:
     """Both sides' numbers, and how each of them is taken away."""
     reported = fault("pipeline.layout=4x2")
     assert "layout 4x2 is 8 workers in 2 replicas, but num_workers is 2" in reported
-    assert "--layout replaces both numbers" in reported
+    assert "--layout replaces these numbers" in reported
     assert "--set pipeline.layout= takes the layout away" in reported
     reported = fault("pipeline.layout=1x2", "pipeline.num_replicas=1")
     assert (
         "2 workers in 2 replicas, but num_workers is 2 and num_replicas 1" in reported
     )
     assert "'4y2' is no layout" in fault("pipeline.layout=4y2")
+
+
+def test_a_third_number_says_shards() -> None:
+    """Workers are a multiple of replicas x shards; each trains on a part of a batch."""
+    found = pipeline(*NO_NUMBERS, "pipeline.layout=2x1x2")
+    assert (found.num_workers, found.num_replicas, found.num_shards) == (4, 1, 2)
+    assert (found.num_devices, found.num_pipelines) == (2, 2)
+    assert pipeline("pipeline.num_shards=2").num_devices == 1  # 2 workers
+    three = fault("pipeline.num_workers=6", "pipeline.num_shards=4")
+    assert "num_workers 6 is not a multiple of num_replicas 1 x num_shards 4" in three
+    both = fault("pipeline.layout=1x2", "pipeline.num_shards=2")
+    assert "in 2 replicas of 1 shards, but num_workers is 2 and num_replicas 2" in both
+    assert "num_shards 2" in both
+    small = fault("pipeline.num_shards=2", "training.batch_size=15")
+    assert (
+        "batch_size 15 is less than one sample for each of pipeline.num_replicas 1 x "
+        "pipeline.num_shards 2 x pipeline.num_microbatches 8"
+    ) in small
+    assert pipeline("pipeline.num_shards=2", "training.batch_size=16")
+
+
+def test_what_is_not_sharded_is_refused_in_one_sentence() -> None:
+    """With what to leave out, and with replicas as the way out."""
+    reported = fault(
+        "pipeline.num_shards=2",
+        "pipeline.schedule=auto",
+        "pipeline.max_delay=1",
+        "freeze.policy=alpha",
+    )
+    assert "pipeline.num_shards 2 does not go together with freeze: another" in reported
+    assert "nor with max_delay 1: older versions of shards" in reported
+    assert "take num_replicas=2 in place of shards" in reported
+    captured = fault("pipeline.num_shards=2", "pipeline.schedule=ooo-single")
+    assert "with schedule='ooo-single': it is for one device" in captured
+    stale = fault("pipeline.num_shards=2", "pipeline.schedule=wpipe")
+    assert "pipeline.schedule: the program has num_shards=2, but stage 0 has" in stale
+    copies = fault(*NO_NUMBERS, "pipeline.layout=2x1x2", "pipeline.schedule=chimera")
+    assert "'chimera' has no order of sharded stages, and was asked for" in copies
 
 
 @pytest.mark.parametrize(

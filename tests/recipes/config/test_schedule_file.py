@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import RecipeError
+from hocket.passes.add_gathers import add_gathers
 from hocket.recipes.config.resolve import resolve
 from hocket.schedules import make_schedule
 
@@ -35,6 +36,23 @@ def test_takes_both_kinds_of_file(free_dir: Path) -> None:
     assert resolved("./orders/zb-v") == "./orders/zb-v"
     more = ("pipeline.num_workers=4", "pipeline.num_replicas=2")
     assert resolved("order.csv", *more) == "order.csv"
+
+
+def test_takes_orders_of_sharded_stages(free_dir: Path) -> None:
+    """With gathers of their own, or a CSV without; the text says how many shards."""
+    ORDER.to_csv("order.csv")
+    sharded = make_schedule("zb-v", num_devices=2, num_microbatches=4, num_shards=2)
+    sharded.to_csv("sharded.csv")
+    Path("sharded.txt").write_text(str(add_gathers(sharded, "op")))
+    Path("whole.txt").write_text(str(ORDER))
+
+    more = ("pipeline.num_workers=4", "pipeline.num_shards=2")
+    for name in ("order.csv", "sharded.csv", "sharded.txt"):
+        assert resolved(name, *more) == name
+    with pytest.raises(RecipeError, match=r"1 shards, not 2 \(num_shards\)"):
+        resolved("whole.txt", *more)
+    with pytest.raises(RecipeError, match="2 shards, not 1"):
+        resolved("sharded.txt")
 
 
 def test_takes_an_order_whose_steps_overlap(free_dir: Path) -> None:

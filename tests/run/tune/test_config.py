@@ -44,12 +44,30 @@ def small_config(**options: Any) -> hocket.PipelineConfig:
     )
 
 
+def test_what_is_not_sharded_is_refused_in_one_sentence() -> None:
+    """Each by its name, with what to leave out, and with replicas as the way out."""
+    frozen = {"freeze": hocket.freeze.Alpha(0.5), "schedule": "ooo-single"}
+    fill = hocket.Fill(small_model().eval(), [torch.ones(2)], print)
+    with pytest.raises(ConfigError) as caught:
+        small_config(num_shards=2, num_replicas=3, **frozen)
+    assert str(caught.value) == (
+        "num_shards 2 does not go together with freeze: another layout moves whole "
+        "weights between workers; leave it out, nor with schedule='ooo-single': it is "
+        "for one device; take '1f1b'. Or take num_replicas=6 in place of shards"
+    )
+    with pytest.raises(ConfigError, match="with fill: gathers beside"):
+        small_config(num_shards=2, fill=fill)
+    with pytest.raises(ConfigError, match="with max_delay 1: older versions"):
+        small_config(num_shards=2, schedule="auto", max_delay=1)
+    assert small_config(num_shards=2).num_parts == 4
+
+
 def test_pipeline_takes_the_fields_of_its_config() -> None:
     """Editors and `help` show the arguments by name, with types and defaults."""
     config = signature(hocket.PipelineConfig).parameters
     assert signature(hocket.Pipeline).parameters == config
     assert [*config][:2] == ["model", "loss"]
-    assert len(config) == len(fields(hocket.PipelineConfig)) == 35
+    assert len(config) == len(fields(hocket.PipelineConfig)) == 36
 
 
 def test_plan_takes_the_fields_of_its_config() -> None:

@@ -195,6 +195,12 @@ class Sizes:
     replicas: Annotated[
         int | None, option("N", "Copies of the pipeline, by default 1.")
     ] = None
+    shards: Annotated[
+        int | None,
+        option(
+            "N", "Devices that hold each stage of a replica together, by default 1."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +299,7 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
     path = Path(source)
     if not path.exists():
         raise PlanError(_unknown(source, sorted(SCHEDULES)))
-    for name in ("devices", "microbatches", "stages_per_device", "replicas"):
+    for name in ("devices", "microbatches", "stages_per_device", "replicas", "shards"):
         if getattr(sizes, name) is not None:
             flag = "--" + name.replace("_", "-")
             raise typer.BadParameter(
@@ -335,7 +341,7 @@ def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
         num_steps=1 if sizes.steps is None else sizes.steps,
         num_replicas=1 if sizes.replicas is None else sizes.replicas,
         stages_per_device=sizes.stages_per_device,
-        num_shards=1,  # options that are not known here may have any type
+        num_shards=1 if sizes.shards is None else sizes.shards,
         **({} if costs is None else {"costs": costs}),
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hocket.core.check import check
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.op import SHARDING
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.freeze.shapes import shapes_of
@@ -18,7 +19,9 @@ from hocket.options import (
     captured_step_faults,
     fixed_cut_faults,
     freezing_faults,
+    sharding_faults,
 )
+from hocket.passes.add_gathers import add_gathers
 from hocket.recipes.config.sections import PipelineSettings, Sections
 from hocket.recipes.config.settings import (
     AnyTeacher,
@@ -39,6 +42,9 @@ def cross_section_faults(recipe: Sections) -> Iterator[str]:
             "one, as 'module:function'"
         )
     yield from _too_small(recipe)
+    freezes = isinstance(recipe.freeze, FreezeSettings)
+    for fault in sharding_faults(recipe.pipeline, ["freeze"] if freezes else []):
+        yield f"pipeline.{fault}"
     if recipe.pipeline.schedule == CAPTURED_STEP:
         yield from _not_captured(recipe)
     elif recipe.pipeline.schedule != "auto":
@@ -49,11 +55,13 @@ def cross_section_faults(recipe: Sections) -> Iterator[str]:
 def _too_small(recipe: Sections) -> Iterator[str]:
     """Check that each microbatch gets a sample."""
     pipeline, batch_size = recipe.pipeline, recipe.training.batch_size
-    if batch_size < pipeline.num_replicas * pipeline.num_microbatches:
+    num, num_shards = pipeline.num_microbatches, pipeline.num_shards
+    if batch_size < pipeline.num_pipelines * num:
+        shards = f"pipeline.num_shards {num_shards} x " if num_shards > 1 else ""
         yield (
             f"training.batch_size {batch_size} is less than one sample "
             f"for each of pipeline.num_replicas {pipeline.num_replicas} x "
-            f"pipeline.num_microbatches {pipeline.num_microbatches}"
+            f"{shards}pipeline.num_microbatches {num}"
         )
 
 
@@ -115,7 +123,7 @@ def _freezing_faults(recipe: Sections) -> Iterator[str]:
 def _shape_faults(
     freezing: FreezeSettings, pipeline: PipelineSettings
 ) -> Iterator[str]:
-    num_parts = pipeline.num_microbatches * pipeline.num_replicas
+    num_parts = pipeline.num_microbatches * pipeline.num_pipelines
     possible = [*map(str, shapes_of(pipeline.num_workers, num_parts))]
     wrong = [x for x in (freezing.shapes or {}).values() if x not in possible]
     if wrong:
@@ -127,24 +135,25 @@ def _shape_faults(
 
 
 def _order(pipeline: PipelineSettings) -> Schedule:
-    num_devices = pipeline.num_workers // pipeline.num_replicas
+    copies = {"num_replicas": pipeline.num_replicas, "num_shards": pipeline.num_shards}
     if not is_path(pipeline.schedule):
         return make_schedule(
             pipeline.schedule,
-            num_devices=num_devices,
+            num_devices=pipeline.num_devices,
             num_microbatches=pipeline.num_microbatches,
-            num_replicas=pipeline.num_replicas,
             stages_per_device=pipeline.stages_per_device,
+            **copies,
         )
-    path, num_replicas = Path(pipeline.schedule), pipeline.num_replicas
-    order = read_schedule(path, num_replicas=num_replicas)
+    order = read_schedule(Path(pipeline.schedule), **copies)
     refuse_other_sizes(
         order.program,
-        num_devices=num_devices,
+        num_devices=pipeline.num_devices,
         num_microbatches=pipeline.num_microbatches,
-        num_replicas=num_replicas,
         has_body=bool(order.body),
+        **copies,
     )
+    if order.kinds.isdisjoint(SHARDING):
+        order = add_gathers(order)
     check(order)
     return order
 

@@ -55,9 +55,11 @@ class PipelineSettings(Settings, ScheduleOptions):
     """How many workers, and their order of work; beside them, a pipeline's options.
 
     Args:
-        num_workers: processes, one per device; a multiple of `num_replicas`.
-        layout: both numbers in one word, as published experiments have it: "4x2" is 4
-            devices per pipeline x 2 replicas, 8 workers in all.
+        num_workers: processes, one per device; a multiple of `num_replicas` x
+            `num_shards`.
+        layout: all numbers in one word, as published experiments have it: "4x2" is 4
+            devices per pipeline x 2 replicas, 8 workers in all; "4x2x2" has 2 shards
+            for each device of a replica, 16 workers in all.
         schedule: a name from `hocket.SCHEDULES`; or "auto": the planner's choice; or
             "ooo-single": one worker, which captures its whole step; or the path of a
             file with an order of one step (PyTorch's CSV, *.csv, or text, *.txt),
@@ -72,22 +74,26 @@ class PipelineSettings(Settings, ScheduleOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _layout_says_both(cls, given: Any) -> Any:
-        """Workers and replicas follow from the layout where they are not said."""
+    def _layout_says_all(cls, given: Any) -> Any:
+        """Workers, replicas and shards follow from a layout where they are not said."""
         if not isinstance(given, dict) or not isinstance(given.get("layout"), str):
             return given
         layout = layout_of(given["layout"])
-        both = {
+        numbers = {
             "num_workers": layout.num_workers,
             "num_replicas": layout.num_replicas,
+            "num_shards": layout.num_shards,
         }
-        said = {**both, **given}
-        if any(said[name] != number for name, number in both.items()):
+        said = {**numbers, **given}
+        if any(said[name] != number for name, number in numbers.items()):
+            has_shards = layout.num_shards > 1 or said["num_shards"] != 1
+            shards = f" of {layout.num_shards} shards" if has_shards else ""
+            own = f", num_shards {said['num_shards']}" if has_shards else ""
             raise ValueError(
                 f"layout {layout} is {layout.num_workers} workers in "
-                f"{layout.num_replicas} replicas, but num_workers is "
-                f"{said['num_workers']} and num_replicas {said['num_replicas']}: say "
-                "one or the other (--layout replaces both numbers; "
+                f"{layout.num_replicas} replicas{shards}, but num_workers is "
+                f"{said['num_workers']} and num_replicas {said['num_replicas']}{own}: "
+                "say one or the other (--layout replaces these numbers; "
                 "--set pipeline.layout= takes the layout away)"
             )
         return said
@@ -103,12 +109,23 @@ class PipelineSettings(Settings, ScheduleOptions):
 
     @model_validator(mode="after")
     def _replicas_share_the_workers(self) -> PipelineSettings:
-        if self.num_workers % self.num_replicas:
+        if self.num_workers % self.num_pipelines:
+            shards = f" x num_shards {self.num_shards}" if self.num_shards > 1 else ""
             raise ValueError(
                 f"num_workers {self.num_workers} is not a multiple of "
-                f"num_replicas {self.num_replicas}"
+                f"num_replicas {self.num_replicas}{shards}"
             )
         return self
+
+    @property
+    def num_pipelines(self) -> int:
+        """Pipelines, each of which trains on a part of the batch of its own."""
+        return self.num_replicas * self.num_shards
+
+    @property
+    def num_devices(self) -> int:
+        """The devices of one pipeline."""
+        return self.num_workers // self.num_pipelines
 
 
 # The section [optimizer]: what each kind of optimizer takes.
@@ -289,8 +306,9 @@ class TrainingSettings(Settings, UpdateOptions):
     Args:
         num_epochs: passes over the training data.
         max_steps: an earlier end, where it comes first.
-        batch_size: samples per batch, over all microbatches and replicas. What is left
-            of an epoch after its last full batch is not trained on in that epoch.
+        batch_size: samples per batch, over all microbatches, replicas and shards. What
+            is left of an epoch after its last full batch is not trained on in that
+            epoch.
         num_loaders: processes per worker that read batches ahead; 0 reads when asked.
         evaluate_every_epochs: also in parts: 0.25 is four times per epoch. Once per
             epoch where neither this nor the next is said. Training always ends with an

@@ -80,7 +80,7 @@ class EpochRecord:
     Args:
         epoch: the epoch's number, from 0.
         num_steps: the steps trained until its end, over the whole run.
-        layout: devices x replicas at its end.
+        layout: devices x replicas at its end, x shards where there are any.
         num_frozen: the layers that were frozen at its end.
         num_active_parameters: the parameters that still trained.
         num_frozen_parameters: the others.

@@ -173,7 +173,11 @@ class LoggerWatcher(Watcher):
     def epoch(self, record: EpochRecord) -> None:
         """Log an epoch's numbers."""
         layout = WorkerLayout.parse(record.layout)
-        shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
+        shape = {
+            "num_stages": layout.num_devices,
+            "num_replicas": layout.num_replicas,
+            "num_shards": layout.num_shards,
+        }
         self._log("epoch", numbers_of(record) | shape, record.num_steps)
 
     def close(self) -> None:
@@ -370,9 +374,10 @@ def plan_line(plan: Plan, recipe: Recipe) -> str:
     """Describe the plan that is about to run."""
     settings = recipe.pipeline
     chosen = " (chosen)" if settings.schedule == "auto" else ""
+    shards = f"shards: {settings.num_shards}, " if settings.num_shards > 1 else ""
     return (
         f"{plan.schedule_name}{chosen}, workers: {settings.num_workers}, "
-        f"replicas: {settings.num_replicas}, "
+        f"replicas: {settings.num_replicas}, {shards}"
         f"microbatches: {settings.num_microbatches}; "
         f"stages begin with {', '.join(plan.stage_names)}; "
         f"a step should take {plan.predicted.step_s * 1e3:.1f} ms"

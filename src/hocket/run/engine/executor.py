@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from hocket.core.layout import WorkerLayout
 from hocket.errors import ConfigError, ModelError
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
@@ -203,8 +204,9 @@ class PlayedLayout:
 
     @property
     def shape(self) -> str:
-        """Stages x replicas, such as "4x2"."""
-        return f"{self.layout.num_devices}x{self.layout.num_pipelines}"
+        """Devices x replicas, such as "4x2"; x shards where there are any: "4x2x2"."""
+        now = self.layout
+        return str(WorkerLayout(now.num_devices, now.num_replicas, now.num_shards))
 
 
 def _scaled(batches: Batches, scale: LossScale) -> Batches:

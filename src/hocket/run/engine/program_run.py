@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hocket.core.schedule import Schedule
-from hocket.errors import ShapeError
+from hocket.errors import ConfigError, ShapeError
 from hocket.passes.playable_order import playable_order
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World
@@ -242,11 +242,18 @@ _num_runs: Final = count()
 
 def _layout(world: World, schedule: Schedule) -> Layout:
     program = schedule.program
-    layout = make_layout(world, program.num_pipelines)
+    if program.num_shards > 1:
+        raise ConfigError(
+            f"the program has num_shards={program.num_shards}, and a program's run has "
+            "no sharded stages: take hocket.Pipeline(..., num_shards="
+            f"{program.num_shards}) for a program of one net, or num_replicas="
+            f"{program.num_pipelines} in place of shards"
+        )
+    layout = make_layout(world, program.num_replicas)
     if layout.num_devices != program.num_devices:
         raise ShapeError(
             f"there are {world.world_size} workers, and the program has "
-            f"{program.num_devices} devices in each of {program.num_pipelines} "
-            f"pipelines: start {program.num_devices * program.num_pipelines}"
+            f"{program.num_devices} devices in each of {program.num_replicas} "
+            f"replicas: start {program.num_devices * program.num_replicas}"
         )
     return layout

@@ -49,6 +49,7 @@ from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, hold_own
 from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.dry_run import dry_run
+from hocket.run.tune.order import with_copies, with_given_gathers
 
 
 def build_plan(
@@ -156,6 +157,8 @@ def sharded(
 ) -> tuple[Schedule, Costs]:
     """Return an order of replicas as one whose stages are sharded, and its costs.
 
+    A given order keeps the gathers that its user wrote.
+
     Every worker must call this.
 
     Args:
@@ -169,8 +172,11 @@ def sharded(
         FitError: `memory_bytes` was given, and a device needs more.
     """
     replicas, shards = layout.num_replicas, layout.num_shards
-    program = replace(order.program, num_replicas=replicas, num_shards=shards)
-    bare, costs = replace(order, program=program), with_shards(costs, program)
+    bare = with_copies(order, replicas, shards)
+    costs = with_shards(costs, bare.program)
+    given = with_given_gathers(bare, config, layout)
+    if given is not None:
+        return given, costs
     keeps: Keeps = "op"
     try:
         keeps = choose_gathers(bare, costs, config.memory_of(world))

@@ -24,7 +24,7 @@ from hocket.freeze.shapes import Balance
 from hocket.model.trace.state import State, model_fault, refuse_meta
 from hocket.model.weights.fresh import FreshWeights
 from hocket.model.weights.given import GivenWeights
-from hocket.options import ScheduleOptions, fixed_cut_faults
+from hocket.options import ScheduleOptions, fixed_cut_faults, sharding_faults
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, digest, split_batch
@@ -150,6 +150,14 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             faults.append("teacher_lane has no effect without teachers")
         faults += fill_faults(self.fill, self.model, freezes=self.freeze is not None)
         faults += self._freezing_faults()
+        used = {
+            "freeze": self.freeze is not None,
+            "fill": self.fill is not None,
+            "teacher_lane": self.teacher_lane,
+        }
+        faults += sharding_faults(
+            self, [name for name, is_used in used.items() if is_used]
+        )
         if self.progress is not None and (
             fault := function_fault(
                 "progress must be a function of what is done", self.progress, "print"

@@ -2,19 +2,25 @@
 
 It is of one step; or of several with a body to repeat, where steps do not wait for each
 other's end.
+
+Orders are made, measured and filled as those of as many replicas as there are
+pipelines. Behind that, `hocket.run.tune.build` gives them the shards and their gathers.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from hocket.core.formats.given import is_path, read_schedule, refuse_other_sizes
+from hocket.core.op import SHARDING
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError, ScheduleError, ShapeError
+from hocket.passes.add_gathers import add_gathers, drop_gathers
 from hocket.passes.add_whole_batch_loss import add_whole_batch_loss
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.passes.playable_order import playable_order
@@ -51,8 +57,8 @@ def make_order(
         schedule: a name, whose backwards stay whole if no op waits for their I; or a
             schedule, or the file that holds it. In one step, updates are moved to the
             end; several steps need a repeating body.
-        layout: the ranks by device and replica.
-        num_microbatches: microbatches of each replica.
+        layout: the ranks by device, replica and shard.
+        num_microbatches: microbatches of each pipeline.
         stages_per_device: the stages per device, if the schedule has a choice.
         clips: whether updates need all gradients of their group; schedules that can
             have late updates then have updates so late that no op waits.
@@ -64,6 +70,7 @@ def make_order(
             has other numbers; or it cannot have a loss over the whole batch; names
             those that can.
         ScheduleError: the pipeline does not run such schedules; gives all reasons.
+        PlanError: its stages cannot be sharded, and the layout has shards.
         ParseError: the file cannot be read.
     """
     if isinstance(schedule, str) and not is_path(schedule):
@@ -71,13 +78,47 @@ def make_order(
             options = {"late_updates": True, **options}
         order = _made(schedule, layout, num_microbatches, stages_per_device, options)
     else:
-        order = _given(schedule, layout, num_microbatches)
+        given = _given(schedule, layout, num_microbatches)
+        order = with_copies(drop_gathers(given), layout.num_pipelines, 1)
     if whole_batch and not order.program.loss_stages:
         order = _with_loss(order, layout, num_microbatches)
     faults = tuple(_faults(order, whole_batch=whole_batch))
     if faults:
         raise ScheduleError(faults, str(order))
+    if layout.num_shards > 1:  # what cannot be sharded is refused before it is measured
+        add_gathers(with_copies(order, layout.num_replicas, layout.num_shards))
     return order
+
+
+def with_given_gathers(
+    order: Schedule, config: PipelineConfig, layout: Layout
+) -> Schedule | None:
+    """Return an order of sharded stages with the gathers that its user wrote.
+
+    Args:
+        order: without gathers.
+        config: has the schedule that was given.
+        layout: the ranks by device, replica and shard.
+
+    Returns:
+        None if there are none; or if the order is not the one that was given, since
+        stages of it are frozen, or teachers or a loss over the whole batch were added.
+    """
+    source = config.schedule
+    if isinstance(source, str) and not is_path(source):
+        return None
+    if not isinstance(source, Schedule):
+        source = _read(source, layout)
+    if source.kinds.isdisjoint(SHARDING):
+        return None
+    given = _given(source, layout, config.num_microbatches)
+    return given if str(drop_gathers(given)) == str(order) else None
+
+
+def with_copies(order: Schedule, num_replicas: int, num_shards: int) -> Schedule:
+    """Return the same order for other numbers of replicas and shards."""
+    program = replace(order.program, num_replicas=num_replicas, num_shards=num_shards)
+    return replace(order, program=program)
 
 
 def _with_loss(order: Schedule, layout: Layout, num_microbatches: int) -> Schedule:
@@ -137,15 +178,24 @@ def _given(
     schedule: str | Path | Schedule, layout: Layout, num_microbatches: int
 ) -> Schedule:
     if not isinstance(schedule, Schedule):
-        schedule = read_schedule(Path(schedule), num_replicas=layout.num_pipelines)
+        schedule = _read(schedule, layout)
     refuse_other_sizes(
         schedule.program,
         num_devices=layout.num_devices,
         num_microbatches=num_microbatches,
-        num_replicas=layout.num_pipelines,
+        num_replicas=layout.num_replicas,
+        num_shards=layout.num_shards,
         has_body=bool(schedule.body),
     )
+    if schedule.kinds.isdisjoint(SHARDING):
+        schedule = add_gathers(schedule)
     return playable_order(schedule)
+
+
+def _read(path: str | Path, layout: Layout) -> Schedule:
+    return read_schedule(
+        Path(path), num_replicas=layout.num_replicas, num_shards=layout.num_shards
+    )
 
 
 def _faults(order: Schedule, *, whole_batch: bool) -> Iterator[str]:

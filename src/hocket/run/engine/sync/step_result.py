@@ -43,7 +43,7 @@ class StepResult:
         net_losses: each net's losses by name.
         times: how long it took.
         num_frozen: the layers that were frozen.
-        layout: devices x replicas, such as "4x2".
+        layout: devices x replicas, such as "4x2", x shards where there are any.
         transition_s: the seconds for which the layout was changed before the step.
         cache_hits: the samples whose outputs of the frozen layers came from the cache,
             over all replicas; 0 without a cache.
