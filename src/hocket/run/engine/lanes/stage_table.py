@@ -238,9 +238,9 @@ class StageTable(OpTable):
             self._gathers.pop(stage).end()
             self._notes.resume()
 
-    def _reshard(self, stage: int, _: Playing) -> None:
+    def _reshard(self, stage: int, one: Playing) -> None:
         assert self.shards is not None
-        self.shards.reshard(stage)
+        one.timer.run(self.shards.reshard, stage)
 
     def _hand_out(self, ops: StageOps, give: OnOutput, one: Playing) -> None:
         give(one.batch[ops.net].microbatches[one.index], *one.made)
