@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import hocket
+from hocket.errors import ConfigError
+from hocket.schedules import make_schedule
 from tests.run.support.comparison import case, check_runs, in_few_steps
 
 # A batch norm has the statistics of each shard's microbatches, as over replicas: of
@@ -35,3 +40,16 @@ def test_equals_the_plain_loop(
 ) -> None:
     """Weights, buffers, losses of each step, averages, and the evaluation."""
     check_runs(runs, num_workers, tmp_path)
+
+
+def test_a_program_run_has_no_shards() -> None:
+    """It says so, with the ways out, before anything is made."""
+    schedule = make_schedule("1f1b", num_devices=1, num_microbatches=2, num_shards=2)
+    with pytest.raises(ConfigError, match=r"num_shards=2\) for .*, or num_replicas=2"):
+        hocket.ProgramRun(
+            schedule,
+            nn.Linear(2, 2),
+            nn.functional.mse_loss,
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            example=(torch.ones(4, 2), torch.ones(4, 2)),
+        )

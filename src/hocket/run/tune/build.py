@@ -162,8 +162,8 @@ def sharded(
     Every worker must call this.
 
     Args:
-        order: of as many replicas as there are pipelines.
-        costs: of its stages, whole.
+        order: an order of as many replicas as there are pipelines.
+        costs: those of its stages, whole.
         layout: says how many replicas and shards there are.
         config: has the memory that stages may take while they are whole.
         world: the job.
