@@ -78,7 +78,8 @@ def test_a_third_number_says_shards() -> None:
         "batch_size 15 is less than one sample for each of pipeline.num_replicas 1 x "
         "pipeline.num_shards 2 x pipeline.num_microbatches 8"
     ) in small
-    assert pipeline("pipeline.num_shards=2", "training.batch_size=16")
+    least = pipeline("pipeline.num_shards=2", "training.batch_size=16")
+    assert least.num_pipelines * least.num_microbatches == 16
 
 
 def test_what_is_not_sharded_is_refused_in_one_sentence() -> None:
