@@ -444,7 +444,7 @@ def _refuse(name: str, weight: nn.Parameter) -> None:
     elif weight.dtype.itemsize < 2:
         why = f"is of {weight.dtype}, which has no reduction: use bfloat16 or wider"
     elif type(weight) is not nn.Parameter:
-        why = f"is a {type(weight).__name__}, which torch may not take apart"
+        why = f"is a {type(weight).__name__}, which torch may not cut"
     if why:
         raise ModelError(
             f"{name} {why}; or make the pipeline with num_shards=1: it stays whole"
