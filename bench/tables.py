@@ -28,6 +28,7 @@ from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
+from bench.sharded.table import beside_fsdp
 from bench.share.table import cost_of_a_gate, cost_of_turns, forecasts
 from bench.share.table import predictions as predicted_modes
 from bench.split.table import halves
@@ -172,6 +173,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("staleness", "table"): qualities,
     ("staleness", "costs"): beside_synchronous,
     ("flush_free", "blocks"): blocks,
+    ("sharded", "table"): beside_fsdp,
     ("start_memory", "table"): starts,
     ("teacher", "table"): contestants,
     ("teacher", "emulated"): emulated_teachers,
