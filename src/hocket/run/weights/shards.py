@@ -74,6 +74,8 @@ class _Gathered:
         from torch.distributed.fsdp import fully_shard
 
         self.weights = tuple(weights)
+        # The loop may freeze some later, and each reduction has the same parts.
+        self.trained = tuple(x for x in weights if x.requires_grad)
         self.module = _Unit(weights)
         # False: what is whole stays so until it is resharded.
         made = fully_shard(self.module, mesh=mesh, reshard_after_forward=False)
@@ -81,30 +83,30 @@ class _Gathered:
         # The sum, for losses have their shares; of single precision, too, where FSDP
         # would multiply in the reduction, which gloo cannot.
         made.set_gradient_divide_factor(1.0)
-        made.set_force_sum_reduction_for_comms(True)
+        made.set_force_sum_reduction_for_comms(enable=True)
         self.unit: FSDPModule = made
         self.shards = self.module.now()
         self.num_users = 0
         self.pending: Any = None  # a gather that was started
         self._wholes: list[nn.Parameter] = []
         self._lent: list[Tensor] = []  # whole weights that the loop may read
-        self._released = [_nothing(weight) for weight in self.weights]
+        first = self.weights[0]  # of one type, as all of the unit
+        self._one = torch.full((), math.nan, dtype=first.dtype, device=first.device)
+        self._released = [self._one.expand(weight.shape) for weight in self.weights]
+        self._note_versions()
         self.release()
 
     def start(self) -> None:
         """Start to gather.
 
         Raises:
-            ModelError: a weight was replaced since it was released.
+            ModelError: a weight was replaced or written since it was released.
         """
         here = self._lent or self._released
         for weight, known in zip(self.weights, here, strict=True):
             if weight.data_ptr() != known.data_ptr():
-                raise ModelError(
-                    f"a weight of shape {tuple(weight.shape)} was replaced while it "
-                    "was sharded, and would be lost: its values are in shards "
-                    "(num_shards), which `load` and the optimizer change"
-                )
+                raise ModelError(_lost(weight, "replaced while it was sharded"))
+        self._refuse_writes("written while it was sharded")
         self.pending = self.unit.unshard(async_op=True)
 
     def take(self) -> None:
@@ -121,10 +123,35 @@ class _Gathered:
             )
         for weight, whole in zip(self.weights, self._wholes, strict=True):
             weight.data = whole.data
+        self._note_versions()
+
+    def _refuse_writes(self, how: str) -> None:
+        """Refuse weights that were written where no write is kept.
+
+        Torch refuses most writes to what is expanded; not `fill_`, nor those to a
+        single element.
+
+        Raises:
+            ModelError: one was written; says how.
+        """
+        if self._lent:
+            return  # `take` compares them
+        for weight, version in zip(self.weights, self._versions, strict=True):
+            if weight._version != version:
+                raise ModelError(_lost(weight, how))
+        # Of what is written as `.data` there is no version. A GPU would be waited for.
+        if self._one.device.type == "cpu" and not self._one.isnan():
+            raise ModelError(_lost(self.weights[0], how))
+
+    def _note_versions(self) -> None:
+        self._versions = [weight._version for weight in self.weights]
 
     def lend(self) -> None:
         """Give the model memory for whole weights, until the next gather."""
-        self._lent = [torch.empty_like(x).detach().contiguous() for x in self.weights]
+        # Not `empty_like`, which would keep the strides of what is released.
+        self._lent = [
+            torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in self.weights
+        ]
         for weight, memory in zip(self.weights, self._lent, strict=True):
             weight.data = memory
 
@@ -132,8 +159,10 @@ class _Gathered:
         """Release what was gathered: the model reads NaN until the next gather.
 
         Raises:
-            ModelError: an array of NumPy has the memory of a weight.
+            ModelError: an array of NumPy has the memory of a weight; or a weight was
+                written while it was whole.
         """
+        self._refuse_writes("changed in place by a forward, a backward or a hook")
         try:
             self.unit.reshard()
         except RuntimeError as error:
@@ -144,14 +173,16 @@ class _Gathered:
             ) from error
         for weight, nothing in zip(self.weights, self._released, strict=True):
             weight.data = nothing
+        self._note_versions()
 
     def reduce(self) -> None:
         """Reduce the gradients of the whole weights; take them from the model."""
-        for weight, whole in zip(self.weights, self._wholes, strict=True):
-            if weight.requires_grad and weight.grad is None:
+        for weight in self.trained:
+            if weight.grad is None:
                 weight.grad = torch.zeros(
                     weight.shape, dtype=weight.dtype, device=weight.device
                 )
+        for weight, whole in zip(self.weights, self._wholes, strict=True):
             whole.grad, weight.grad = weight.grad, None
         for part in _param_groups(self.unit):
             part.post_backward()
@@ -174,6 +205,9 @@ class Shards:
 
     Raises:
         ModelError: a weight cannot be sharded; names it.
+
+    Attributes:
+        by_weight: this worker's part of each weight, by the weight's identity.
     """
 
     def __init__(
@@ -192,7 +226,7 @@ class Shards:
             stage: [unit for (users, *_), unit in units if stage in users]
             for stage in stages
         }
-        self._shard_of = {
+        self.by_weight: Mapping[int, nn.Parameter] = {
             id(weight): shard
             for _, unit in units
             for weight, shard in zip(unit.weights, unit.shards, strict=True)
@@ -205,7 +239,7 @@ class Shards:
 
     def shard_of(self, tensor: Any) -> Any:
         """Return this worker's part of a weight; of other tensors, all of it."""
-        return self._shard_of.get(id(tensor), tensor)
+        return self.by_weight.get(id(tensor), tensor)
 
     def part_of(self, weight: Tensor) -> Tensor:
         """Return the tensor that this worker keeps of a weight; it shares memory."""
@@ -352,7 +386,7 @@ class ShardReducer:
             ModelError: a gradient is sparse.
             WaitError: another worker did not come within the timeout.
         """
-        trained = [w for x in self._units for w in x.weights if w.requires_grad]
+        trained = [weight for unit in self._units for weight in unit.trained]
         if any(w.grad is not None and w.grad.is_sparse for w in trained):
             raise ModelError(
                 f"the {self._what} are sparse, and FSDP reduces dense ones alone: make "
@@ -385,12 +419,7 @@ class ShardReducer:
             return
         self._everyone.wait(self._work, self._what)
         self._work = None
-        shards = [
-            shard
-            for x in self._units
-            for weight, shard in zip(x.weights, x.shards, strict=True)
-            if weight.requires_grad
-        ]
+        shards = [x for unit in self._units for x in unit.shards if x.requires_grad]
         for unit in self._units:
             unit.finish()
         for shard, count in zip(shards, self._present.tolist(), strict=True):
@@ -402,10 +431,11 @@ def _gather_of(stage: int) -> str:
     return f"gathered weights of stage {stage}"
 
 
-def _nothing(weight: Tensor) -> Tensor:
-    """Return a tensor like a weight that takes no memory, and reads as NaN."""
-    one = torch.full((), math.nan, dtype=weight.dtype, device=weight.device)
-    return one.expand(weight.shape)
+def _lost(weight: Tensor, how: str) -> str:
+    return (
+        f"a weight of shape {tuple(weight.shape)} was {how}, and that would be lost: "
+        "its values are in shards (num_shards), which `load` and the optimizer change"
+    )
 
 
 def _units_of(
@@ -443,6 +473,11 @@ def _refuse(name: str, weight: nn.Parameter) -> None:
         why = f"is of {weight.dtype}, and weights are floating-point numbers"
     elif weight.dtype.itemsize < 2:
         why = f"is of {weight.dtype}, which has no reduction: use bfloat16 or wider"
+    elif not weight.is_contiguous():
+        why = (
+            "is not contiguous, as with channels_last, and FSDP keeps no other order "
+            "in memory: call .contiguous() on the model's weights before"
+        )
     elif type(weight) is not nn.Parameter:
         why = f"is a {type(weight).__name__}, which torch may not cut"
     if why:
