@@ -150,6 +150,26 @@ def refuse_meta(net: nn.Module, what: str, way_out: str) -> None:
         )
 
 
+def refuse_released(net: nn.Module, what: str) -> None:
+    """Refuse a net whose weights are in the shards of a pipeline, or were.
+
+    Args:
+        net: the net.
+        what: its name, for the error.
+
+    Raises:
+        ConfigError: a parameter was released; names the first.
+    """
+    for name, weight in net.named_parameters():
+        has_none = weight.dim() and weight.numel() and not any(weight.stride())
+        if has_none and weight.flatten()[0].isnan():
+            raise ConfigError(
+                f"{what}'s {name} has no values here: they are in the shards of "
+                "another pipeline (num_shards). Give a model made in the same way, "
+                "into which `gather_into` of that pipeline has copied them"
+            )
+
+
 def model_fault(model: object) -> str | None:
     """Return what is wrong with a model; None or nothing if it can be captured."""
     if isinstance(model, torch.jit.ScriptModule):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ConfigError, RunError
-from hocket.model.trace.state import model_fault, refuse_meta
+from hocket.model.trace.state import model_fault, refuse_meta, refuse_released
 from hocket.run.data.batch import (
     apart,
     call_arguments,
@@ -93,6 +93,7 @@ def compile_step(
     if fault := model_fault(model):
         raise ConfigError(fault)
     refuse_meta(model, "the model", "load them first")
+    refuse_released(model, "the model")
     weight = next((p for p in model.parameters() if p.requires_grad), None)
     if weight is None:
         raise ConfigError(

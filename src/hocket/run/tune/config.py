@@ -21,7 +21,12 @@ from hocket.freeze.cache.settings import Cache
 from hocket.freeze.policy import Policy
 from hocket.freeze.settings import text_of, type_faults
 from hocket.freeze.shapes import Balance
-from hocket.model.trace.state import State, model_fault, refuse_meta
+from hocket.model.trace.state import (
+    State,
+    model_fault,
+    refuse_meta,
+    refuse_released,
+)
 from hocket.model.weights.fresh import FreshWeights
 from hocket.model.weights.given import GivenWeights
 from hocket.options import ScheduleOptions, fixed_cut_faults, sharding_faults
@@ -193,6 +198,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 if getattr(self, name) is not plain:
                     yield f"{name} has no effect without freeze"
             return
+        if self.num_shards > 1:
+            yield (
+                f"num_shards={self.num_shards} does not go together with freeze, which "
+                "cuts whole weights again: take num_replicas"
+            )
         yield from type_faults(self.freeze, self.shapes, self.num_run_steps, self.cache)
         if not self.recut:
             yield from fixed_cut_faults(
@@ -244,7 +254,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         """Refuse models without weights, where none are given.
 
         Raises:
-            ConfigError: parameters or buffers are on the meta device.
+            ConfigError: parameters or buffers are on the meta device, or parameters
+                in the shards of another pipeline.
         """
         if self.weights is None:
             how = 'weights="a folder of safetensors" or weights=hocket.init(seed=0)'
@@ -256,8 +267,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         nets = {f"the teacher {name}": x.net for name, x in self.teachers.items()}
         if self.fill is not None:
             nets["the net of fill"] = self.fill.net
+        if self.weights is None:
+            refuse_released(self.model, "the model")
         for what, net in nets.items():
             refuse_meta(net, what, "weights= is for the model alone: make it elsewhere")
+            refuse_released(net, what)
 
     @property
     def is_partial(self) -> bool:
