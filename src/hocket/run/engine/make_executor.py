@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import ModelError
+from hocket.errors import ConfigError, ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
@@ -38,11 +39,12 @@ from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import GradientSum, Reducer
-from hocket.run.weights.settings import TrainingConfig
+from hocket.run.weights.settings import Parameters, TrainingConfig
+from hocket.run.weights.shard_optimizer import make_shard_optimizer
 from hocket.run.weights.shards import Shards, make_shards
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
-from hocket.run.weights.step_check import refuse_joint_steps
+from hocket.run.weights.step_check import refuse_joint_steps, refuse_shard_steps
 from hocket.run.weights.tied_weights import (
     equal_start,
     find_ties,
@@ -123,15 +125,17 @@ def make_executor(
     if not is_cut_again:
         equal_start(runners, trained, layout, replicas, ties, groups)
     owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
-    shards = None
+    how = {stage: by_net[program.stages[stage].net] for stage in owned}
+    shards, firsts = None, dict[int, torch.optim.Optimizer]()
     if program.num_shards > 1:
+        _refuse_following_shards(program)
+        firsts = _optimizers_of_whole(owned, how)
         named = {number: runner.parameters for number, runner in runners.items()}
         shards = make_shards(
             named, layout, context.world, replicas, context.recorder.wait
         )
-    how = {stage: by_net[program.stages[stage].net] for stage in owned}
     sums = {stage: groups_of.reduces(stage) for stage in owned}
-    updaters, updated = _updaters(owned, how, sums, shards)
+    updaters, updated = _updaters(owned, how, sums, shards, firsts)
     if is_stale:
         why = "old weights are kept of the first alone: take a schedule without delays"
         refuse_modes(updaters, why)
@@ -202,6 +206,7 @@ def _updaters(
     nets: Mapping[int, NetSetup],
     groups: Mapping[int, WorkerGroup | None],
     shards: Shards | None,
+    firsts: Mapping[int, torch.optim.Optimizer],
 ) -> tuple[dict[int, Updater], dict[int, Mapping[str, nn.Parameter]]]:
     """Return the updaters of this worker's stages, and what each of them updates.
 
@@ -210,6 +215,7 @@ def _updaters(
         nets: the net of each stage.
         groups: the workers that add up the gradients of each stage.
         shards: the weights, where they are sharded.
+        firsts: the optimizers of these that were made of whole weights.
     """
     updaters: dict[int, Updater] = {}
     updated: dict[int, Mapping[str, nn.Parameter]] = {}
@@ -222,15 +228,36 @@ def _updaters(
             reducer = shards.reducer([*own.values()], what)
         elif group is not None:
             reducer = Reducer([*own.values()], group, what)
-        mine = dict(own)
+        mine, made, models = dict(own), None, None
         if shards is not None:
+            models = whole
             mine, whole = (
                 {name: shards.shard_of(x) for name, x in named.items()}
                 for named in (own, whole)
             )
-        updaters[stage] = Updater(mine, settings, reducer=reducer, whole=whole)
+            if stage in firsts:
+                made = make_shard_optimizer(
+                    firsts[stage], settings, own, models, shards.by_weight
+                )
+            refuse_shard_steps(settings, own, models, mine)
+        updaters[stage] = Updater(
+            mine, settings, reducer=reducer, whole=whole, optimizer=made, models=models
+        )
         updated[stage] = mine
     return updaters, updated
+
+
+def _optimizers_of_whole(
+    owned: Mapping[int, Mapping[str, nn.Parameter]], nets: Mapping[int, NetSetup]
+) -> dict[int, torch.optim.Optimizer]:
+    """Return the optimizers of stages, made of their weights while these are whole."""
+    found = {}
+    for stage, own in owned.items():
+        settings, every = nets[stage].settings, Parameters(nets[stage].parameters)
+        assert settings is not None
+        if trained := Parameters(own):
+            found[stage] = settings.make_stage_optimizer(trained, every)
+    return found
 
 
 def _trained(
@@ -298,6 +325,21 @@ def _refuse_following(
                 f"stages {', '.join(map(str, numbers))} of net {net} follow others "
                 f"with a delay of {stages[0].delay} and share {name} on one device: "
                 "take delay=0, put them on several devices, or untie it"
+            )
+
+
+def _refuse_following_shards(program: Program) -> None:
+    """Refuse stages whose weights follow those of others, which move whole weights.
+
+    Raises:
+        ConfigError: there is one; names it.
+    """
+    for number, stage in enumerate(program.stages):
+        if stage.follows:
+            raise ConfigError(
+                f"the weights of stage {number} (net {stage.net}) follow those of "
+                "others, as a momentum teacher's do, which is not built for shards "
+                f"(num_shards={program.num_shards}): take num_replicas"
             )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -31,15 +32,18 @@ class OptimizerCheck:
         optimizer: the optimizer of a stage or of a compiled step; None if it has none.
         parameters: all of its net, by name, with those that optimizers leave out;
             referred to weakly, for a worker keeps only those of its own stages.
+        models: the model's own, where `parameters` are shards of them.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer | None,
         parameters: Mapping[str, nn.Parameter],
+        models: Mapping[str, nn.Parameter] = MappingProxyType({}),
     ) -> None:
         self.optimizer = optimizer
-        self.names = WeakTensorKeyDictionary({p: n for n, p in parameters.items()})
+        every = (*parameters.items(), *models.items())
+        self.names = WeakTensorKeyDictionary({p: n for n, p in every})
         self.is_stepping = False
         self._members = members(optimizer)
         _watch_all_optimizers()

@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.model.profile.optimizer_bytes import small_copies
 from hocket.run.stage.seed import preserve_generators, seed_generators
+from hocket.run.weights.local import part_of, whole
 from hocket.run.weights.settings import Parameters, TrainingConfig
 
 _SCALES: Final = (1.0, 1.0, 1e3, 1.0)  # of each step's gradients, to exceed any limit
 _NEAR: Final = 1e-6  # relative to how far a parameter moves
+# The same of sharded ones, which may add up in another order, in half precision.
+_NEAR_SHARDED: Final = 0.1
 _MIN_NORM: Final = 1e-30
 _CPU: Final = torch.device("cpu")
 
@@ -77,37 +80,109 @@ def refuse_joint_steps(
         )
 
 
+def refuse_shard_steps(
+    settings: TrainingConfig,
+    part: Mapping[str, Tensor],
+    every: Mapping[str, Tensor],
+    shards: Mapping[str, Tensor],
+) -> None:
+    """Refuse an optimizer that updates shards otherwise than whole parameters.
+
+    Such as one that decides by `p.grad.norm().item()`, which is the norm of a shard.
+    All workers that hold the shards must call this. Optimizers that fail on small
+    copies that are whole are not checked.
+
+    Args:
+        settings: the settings that construct the optimizer.
+        part: the parameters of a stage, by name.
+        every: those of its net.
+        shards: this worker's part of each of the stage's (DTensors).
+
+    Raises:
+        ConfigError: names the parameter that differs most, and by how much; or it
+            draws random numbers, or cannot step shards.
+    """
+    part, every = (
+        {
+            # Rounding of half precision, which may differ, is no fault.
+            name: torch.empty(x.shape, dtype=torch.float64, device="meta")
+            for name, x in named.items()
+            if x.requires_grad
+        }
+        for named in (part, every)
+    )
+    if not part:
+        return
+    like = shards[next(iter(part))]
+    with preserve_generators(_CPU):
+        try:
+            expected, other = (_moves(settings, part, every, seed=x) for x in (0, 1))
+        except Exception:
+            return
+        advice = "take an optimizer that can, such as AdamW, or num_shards=1"
+        if max(_relative_differences(expected, other).values()) > _NEAR:
+            raise ConfigError(
+                "the optimizer draws random numbers, and each worker would draw the "
+                f"same for its shard of a weight: {advice}"
+            )
+        try:
+            found = _moves(
+                settings, part, every, seed=0, cut=lambda x: part_of(x, like)
+            )
+        except Exception as error:
+            raise ConfigError(
+                f"the optimizer cannot step sharded weights, which are DTensors "
+                f"({str(error).splitlines()[0]}): {advice}"
+            ) from error
+    shares = _relative_differences(expected, found)
+    name = max(shares, key=shares.__getitem__)
+    if not shares[name] <= _NEAR_SHARDED:
+        raise ConfigError(
+            f"the optimizer trains sharded weights to others: in {len(_SCALES)} steps "
+            f"on small copies of the parameters, {name} moves by "
+            f"{expected[name].norm():.6g}, and in shards by {found[name].norm():.6g} "
+            f"(they differ by {shares[name]:.3g} of the first). Of a DTensor, .item() "
+            "and float() of a norm or a sum are those of this worker's shard: let the "
+            "step compute with tensors alone, or take num_shards=1"
+        )
+
+
 def _moves(
     settings: TrainingConfig,
     part: Mapping[str, Tensor],
-    whole: Mapping[str, Tensor],
+    every: Mapping[str, Tensor],
     *,
     seed: int,
+    cut: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> dict[str, Tensor]:
     """Return by how much some steps change small copies; equal for equal names.
 
     Args:
         settings: the settings that construct the optimizer.
         part: the parameters that one optimizer gets.
-        whole: those of the net.
+        every: those of the net.
         seed: seeds the random numbers that the optimizer draws.
+        cut: what the optimizer gets of a tensor.
     """
-    small = small_copies(whole)
-    own = {name: small[name] for name in part}
-    rngs = {name: _generator(name) for name in small}
-    slopes = {}
-    for name, x in small.items():
+    rngs = {name: _generator(name) for name in every}
+    small, start, slopes = dict[str, nn.Parameter](), {}, {}
+    for name, x in small_copies(every).items():
         x.data.copy_(torch.randn(x.shape, generator=rngs[name]))
         slopes[name] = torch.randn(x.shape, generator=rngs[name])
-    start = {name: x.detach().clone() for name, x in small.items()}
+        start[name] = x.detach().clone()
+        small[name] = nn.Parameter(cut(x.detach()))
+    own = {name: small[name] for name in part}
     seed_generators(_CPU, seed)
     optimizer = settings.make_stage_optimizer(Parameters(own), Parameters(small))
     for scale in _SCALES:
         for name, x in small.items():
             noise = torch.randn(x.shape, generator=rngs[name])
-            x.grad = (scale * (slopes[name] + 0.1 * noise)).to(x.dtype)
+            x.grad = cut((scale * (slopes[name] + 0.1 * noise)).to(x.dtype))
         optimizer.step()
-    return {name: x.detach() - start[name] for name, x in own.items()}
+    return {
+        name: whole(x.detach()).to(start[name].device) - start[name]
+        for name, x in own.items()
+    }
 
 
 def _generator(name: str) -> torch.Generator:

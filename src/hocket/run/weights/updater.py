@@ -24,6 +24,8 @@ class Updater:
         settings: makes the optimizer and the learning-rate schedule.
         reducer: sums the gradients over the stage's replicas, if there are any.
         whole: all parameters of its net; not given: of no interest.
+        optimizer: theirs, if it is made already.
+        models: the model's own parameters, of which these are shards.
 
     Attributes:
         optimizer: the optimizer; None if nothing is trained.
@@ -42,17 +44,22 @@ class Updater:
         *,
         reducer: GradientSum | None = None,
         whole: Mapping[str, nn.Parameter] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        models: Mapping[str, nn.Parameter] | None = None,
     ) -> None:
         self.parameters = parameters
         self.reducer = reducer
         trained = Parameters(parameters)
         self._trained = dict(trained.named())
-        self.optimizer: torch.optim.Optimizer | None = None
-        if trained and whole is not None:
-            self.optimizer = settings.make_stage_optimizer(trained, Parameters(whole))
-        elif trained:
-            self.optimizer = settings.make_optimizer(trained)
-        self._check = OptimizerCheck(self.optimizer, whole or self._trained)
+        self.optimizer = optimizer
+        if trained and optimizer is None:
+            self.optimizer = (
+                settings.make_optimizer(trained)
+                if whole is None
+                else settings.make_stage_optimizer(trained, Parameters(whole))
+            )
+        known = whole or self._trained
+        self._check = OptimizerCheck(self.optimizer, known, models or {})
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
         if self.optimizer is not None:
             self.scheduler = settings.make_scheduler(self.optimizer)
