@@ -30,7 +30,7 @@ from hocket.run.engine.refusals import InputReads, refuse_hooks
 from hocket.run.engine.sync.step_sync import StepSync
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.shards import Shards
+from hocket.run.weights.sharded.shards import Shards
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 

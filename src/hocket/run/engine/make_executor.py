@@ -40,8 +40,8 @@ from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.reduce import GradientSum, Reducer
 from hocket.run.weights.settings import Parameters, TrainingConfig
-from hocket.run.weights.shard_optimizer import make_shard_optimizer
-from hocket.run.weights.shards import Shards, make_shards
+from hocket.run.weights.sharded.optimizer import make_shard_optimizer
+from hocket.run.weights.sharded.shards import Shards, make_shards
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
 from hocket.run.weights.step_check import refuse_joint_steps, refuse_shard_steps

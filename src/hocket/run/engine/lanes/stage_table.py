@@ -32,7 +32,7 @@ from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower
-from hocket.run.weights.shards import Shards
+from hocket.run.weights.sharded.shards import Shards
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
 from hocket.run.weights.updater import Updater
 
