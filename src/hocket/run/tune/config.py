@@ -198,11 +198,6 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 if getattr(self, name) is not plain:
                     yield f"{name} has no effect without freeze"
             return
-        if self.num_shards > 1:
-            yield (
-                f"num_shards={self.num_shards} does not go together with freeze, which "
-                "cuts whole weights again: take num_replicas"
-            )
         yield from type_faults(self.freeze, self.shapes, self.num_run_steps, self.cache)
         if not self.recut:
             yield from fixed_cut_faults(

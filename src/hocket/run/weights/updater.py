@@ -24,7 +24,7 @@ class Updater:
         settings: makes the optimizer and the learning-rate schedule.
         reducer: sums the gradients over the stage's replicas, if there are any.
         whole: all parameters of its net; not given: of no interest.
-        optimizer: theirs, if it is made already.
+        optimizer: the one that is made already; else `settings` make it.
         models: the model's own parameters, of which these are shards.
 
     Attributes:
