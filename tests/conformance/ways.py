@@ -22,6 +22,10 @@ from tests.conformance.script import Case, Script, own_form
 NEAR_ZERO: Final = 1e-3  # smaller tensors are compared as if they were so large
 
 _SCHEDULES: Final = {"wpipe": "wpipe", "2bw": "pipedream-2bw"}
+_SIDE_BY_SIDE: Final[dict[str, Any]] = {
+    "shards-2": {"num_shards": 2},
+    "replicas-2": {"num_replicas": 2},
+}
 _DELAYS: Final[dict[str, Any]] = {"wpipe": "front", "2bw": "all"}
 
 
@@ -116,11 +120,18 @@ def _plain(case: Case, way: str) -> Plain:
     return Plain(
         script,
         net,
-        num_parts=1 if way == "compile" else script.num_microbatches,
+        num_parts=_num_parts(script, way),
         teacher=teacher,
         delays=_DELAYS.get(way, "none"),
         freezes=way == "freeze",
     )
+
+
+def _num_parts(script: Script, way: str) -> int:
+    """The microbatches of the plain loop: those of all pipelines together."""
+    if way == "compile":
+        return 1
+    return script.num_microbatches * (2 if way in _SIDE_BY_SIDE else 1)
 
 
 def _run(case: Case, way: str, world: World | None) -> tuple[Trained, bool]:
@@ -128,7 +139,8 @@ def _run(case: Case, way: str, world: World | None) -> tuple[Trained, bool]:
     if way == "compile":
         return _compiled(script, net), True
     options: dict[str, Any] = {"schedule": "1f1b", "world": world}
-    if world is not None and script.cut:
+    options |= _SIDE_BY_SIDE.get(way, {})
+    if world is not None and script.cut and way not in _SIDE_BY_SIDE:
         options["cut"] = [script.cut]
     if way in _DELAYS:
         options |= {"schedule": _SCHEDULES[way]}
