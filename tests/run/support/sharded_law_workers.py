@@ -202,17 +202,6 @@ def freezes(world: World) -> None:
         pass
 
 
-def momentum_teacher(world: World) -> float:
-    """A teacher whose weights follow those of the model."""
-
-    def loss(output: Tensor, targets: Tensor, teachers: Any) -> Tensor:
-        return mse(output, targets) + mse(output, teachers["teacher"].own)
-
-    teacher = hocket.Teacher(make_net(), update=hocket.Momentum(0.9))
-    with sharded(world, make_net(), loss, teachers={"teacher": teacher}) as pipeline:
-        return pipeline.step(batches()[0]).loss
-
-
 class Scales(torch.optim.Optimizer):
     """Reads numbers of each weight and gradient, in one way or another."""
 
@@ -289,7 +278,6 @@ CASES: Final[dict[str, Callable[[World], Any]]] = {
     "frozen on one": frozen_on_one,
     "another optimizer": another_optimizer,
     "freeze": freezes,
-    "momentum teacher": momentum_teacher,
     "norms": kind("norms"),
     "numbers": kind("numbers"),
     "draws": kind("draws"),

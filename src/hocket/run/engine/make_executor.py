@@ -9,7 +9,7 @@ from torch import nn
 
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.errors import ConfigError, ModelError
+from hocket.errors import ModelError
 from hocket.model.stages.cut import StageModule, shared_parameters
 from hocket.passes.one_step import one_step
 from hocket.run.cluster.group import WorkerGroup
@@ -128,7 +128,6 @@ def make_executor(
     how = {stage: by_net[program.stages[stage].net] for stage in owned}
     shards, firsts = None, dict[int, torch.optim.Optimizer]()
     if program.num_shards > 1:
-        _refuse_following_shards(program)
         firsts = _optimizers_of_whole(owned, how)
         named = {number: runner.parameters for number, runner in runners.items()}
         shards = make_shards(
@@ -325,21 +324,6 @@ def _refuse_following(
                 f"stages {', '.join(map(str, numbers))} of net {net} follow others "
                 f"with a delay of {stages[0].delay} and share {name} on one device: "
                 "take delay=0, put them on several devices, or untie it"
-            )
-
-
-def _refuse_following_shards(program: Program) -> None:
-    """Refuse stages whose weights follow those of others, which move whole weights.
-
-    Raises:
-        ConfigError: there is one; names it.
-    """
-    for number, stage in enumerate(program.stages):
-        if stage.follows:
-            raise ConfigError(
-                f"the weights of stage {number} (net {stage.net}) follow those of "
-                "others, as a momentum teacher's do, which is not built for shards "
-                f"(num_shards={program.num_shards}): take num_replicas"
             )
 
 
