@@ -32,6 +32,7 @@ REFUSED = {
     "data": "the optimizer trains sharded weights to others",
     "by identity, with a state": "chooses parameters by identity or by value",
     "Adafactor": "cannot step sharded weights",
+    "DTensors": "the model's 0.weight is a DTensor",
 }
 
 

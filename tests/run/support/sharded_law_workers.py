@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import hocket
 from hocket.run.cluster.world import World, join_world
@@ -260,6 +262,15 @@ def torchs(name: str) -> Callable[[World], float]:
     )
 
 
+def of_dtensors(world: World) -> None:
+    """A model whose first layer is parallelised over both workers."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    net = make_net()
+    parallelize_module(net[0], mesh, ColwiseParallel())
+    with sharded(world, net, num_shards=1, num_replicas=2):
+        pass
+
+
 CASES: Final[dict[str, Callable[[World], Any]]] = {
     "float32": in_float32,
     "bfloat16": in_bfloat16,
@@ -286,6 +297,7 @@ CASES: Final[dict[str, Callable[[World], Any]]] = {
     "by identity, with a state": few(lambda own: torch.optim.Adagrad(own, 0.01)),
     "Muon": torchs("Muon"),
     "Adafactor": torchs("Adafactor"),
+    "DTensors": of_dtensors,
 }
 
 

@@ -178,12 +178,24 @@ def model_fault(model: object) -> str | None:
             "the module that it was made from"
         )
     if isinstance(model, nn.Module):
-        tensors = (*model.named_parameters(), *model.named_buffers())
-        lazy = (name for name, x in tensors if is_lazy(x))
-        return (name := next(lazy, "")) and (
-            f"the model's {name} has no shape yet (a lazy module): call the model "
-            "once, `model(*inputs)`, before it is given"
-        )
+        return _tensor_fault(model)
     if isinstance(model, type):
         return f"model is the class {model.__name__}: give a module, an object of it"
     return f"model must be a torch.nn.Module; got {type(model).__name__} {model!r:.60}"
+
+
+def _tensor_fault(model: nn.Module) -> str:
+    """Return what is wrong with a model's parameters and buffers; nothing if all do."""
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(x):
+            return (
+                f"the model's {name} has no shape yet (a lazy module): call the model "
+                "once, `model(*inputs)`, before it is given"
+            )
+        if hasattr(x, "to_local"):
+            return (
+                f"the model's {name} is a DTensor, as `fully_shard`, a tp_plan and "
+                "`parallelize_module` make them: models cut like this are not taken. "
+                "Give the model as it was before; num_shards= shards its stages"
+            )
+    return ""
