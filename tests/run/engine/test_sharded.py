@@ -18,23 +18,34 @@ from tests.run.support.comparison import case, check_runs, in_few_steps
 TWO = [
     case("tied", "1f1b", 2, num_shards=2),
     *in_few_steps(
-        case("dropout", "gpipe", 2, num_shards=2),
         case("tied-dropout", "zb-h1", 2, num_shards=2, recompute="all"),
         case("tied", "1f1b", 1, num_shards=2, stages_per_device=1, compile=True),
     ),
 ]
 FOUR = in_few_steps(
     case("tied", "zb-v", 4, num_shards=2, batch_size=30),
-    case("tied", "1f1b", 4, num_shards=2),
-    case("tied-dropout", "zb-h1", 4, num_shards=2),
-    case("tied", "interleaved-1f1b", 4, num_shards=2),
-    case("tied", "1f1b", 1, num_shards=4),
     case("dropout", "1f1b", 2, num_shards=2, num_replicas=2),
 )
+OTHERS = {
+    2: [case("dropout", "gpipe", 2, num_shards=2)],
+    4: in_few_steps(
+        case("tied", "1f1b", 4, num_shards=2),
+        case("tied-dropout", "zb-h1", 4, num_shards=2),
+        case("tied", "interleaved-1f1b", 4, num_shards=2),
+        case("tied", "1f1b", 1, num_shards=4),
+    ),
+}
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("num_workers", "runs"), [(2, TWO), (4, FOUR)])
+@pytest.mark.parametrize(
+    ("num_workers", "runs"),
+    [
+        (2, TWO),
+        (4, FOUR),
+        *(pytest.param(n, OTHERS[n], marks=pytest.mark.long) for n in OTHERS),
+    ],
+)
 def test_equals_the_plain_loop(
     num_workers: int, runs: list[dict[str, object]], tmp_path: Path
 ) -> None:

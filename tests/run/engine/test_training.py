@@ -71,16 +71,24 @@ JOBS = {
 SHARDED = {
     2: in_few_steps(
         case("tied", "1f1b", 2, num_shards=2, clip_norm=0.3, ema_decay=0.9),
-        case("tied", "1f1b", 2, num_shards=2, accumulate=2, clip_norm=0.3),
         case("perceptron", "gpipe", 2, num_shards=2, optimizer="muon", clip_norm=0.1),
         case("dropout", "1f1b", 2, num_shards=2, optimizer="lars", scheduler=True),
         case("tied-dropout", "zb-h1", 2, num_shards=2, optimizer="groups"),
+    ),
+    4: in_few_steps(
+        case("tied", "zb-v", 4, num_shards=2, clip_norm=0.1, accumulate=2),
+        case("dropout", "1f1b", 2, num_shards=2, num_replicas=2, clip_norm=0.1),
+    ),
+}
+
+
+MORE_SHARDED = {
+    2: in_few_steps(
+        case("tied", "1f1b", 2, num_shards=2, accumulate=2, clip_norm=0.3),
         case("perceptron", "1f1b", 2, num_shards=2, optimizer="named", ema_decay=0.5),
     ),
     4: in_few_steps(
-        case("tied", "1f1b", 2, num_shards=2, clip_norm=0.3, ema_decay=0.9),
-        case("tied", "zb-v", 4, num_shards=2, clip_norm=0.1, accumulate=2),
-        case("dropout", "1f1b", 2, num_shards=2, num_replicas=2, clip_norm=0.1),
+        case("tied", "1f1b", 2, num_shards=2, clip_norm=0.3, ema_decay=0.9)
     ),
 }
 
@@ -105,6 +113,10 @@ def trained(cases: list[dict[str, Any]], num_workers: int, folder: Path) -> list
         pytest.param(2, [JOBS[2][1], *in_few_steps(*JOBS[2][2:])], id="2, few steps"),
         *(pytest.param(n, SHARDED[n], id=f"{n}, sharded") for n in SHARDED),
         *(pytest.param(n, JOBS[n], id=f"{n}", marks=pytest.mark.long) for n in JOBS),
+        *(
+            pytest.param(n, cases, id=f"{n}, more shards", marks=pytest.mark.long)
+            for n, cases in MORE_SHARDED.items()
+        ),
     ],
 )
 @pytest.mark.timeout(300)
