@@ -173,11 +173,7 @@ class LoggerWatcher(Watcher):
     def epoch(self, record: EpochRecord) -> None:
         """Log an epoch's numbers."""
         layout = WorkerLayout.parse(record.layout)
-        shape = {
-            "num_stages": layout.num_devices,
-            "num_replicas": layout.num_replicas,
-            "num_shards": layout.num_shards,
-        }
+        shape = {"num_stages": layout.num_devices, "num_replicas": layout.num_replicas}
         self._log("epoch", numbers_of(record) | shape, record.num_steps)
 
     def close(self) -> None:
