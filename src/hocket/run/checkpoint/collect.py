@@ -83,10 +83,11 @@ def collect(
     executor, layout = played.executor, played.layout
     random = random_state(world.device)
     held = _held(played.plan, executor, layout.device)
-    buffers = {Section.REPLICA: _named(executor, held, parameters=False)}
-    beside = WorkerShare(layout.rank, layout.pipeline, buffers, (), random)
+    beside: Tensors = {}
+    if layout.pipeline:
+        beside = {Section.REPLICA: _named(executor, held, parameters=False)}
     if layout.pipeline >= layout.num_shards:
-        return beside
+        return WorkerShare(layout.rank, layout.pipeline, beside, (), random)
     kept: dict[str, Tensor] = {}
     updates = tuple(
         updates_of(stage, updater, held, kept)
@@ -109,7 +110,7 @@ def collect(
             at: dict(_wholes(named, keeps=keeps)) for at, named in tensors.items()
         }
     if layout.pipeline:
-        return beside
+        return WorkerShare(layout.rank, layout.pipeline, beside, (), random)
     extra = packed_extra(modules, executor.runners.values(), layout.rank)
     return WorkerShare(layout.rank, 0, tensors, updates, random, extra)
 

@@ -337,4 +337,4 @@ def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:
 
 def shape_of(played: PlayedLayout) -> PipelineShape:
     """Return the stages and replicas of what is played."""
-    return PipelineShape(played.layout.num_devices, played.layout.num_pipelines)
+    return PipelineShape(played.layout.num_devices, played.layout.num_replicas)
