@@ -34,6 +34,10 @@ OTHERS = {
         case("tied", "interleaved-1f1b", 4, num_shards=2),
         case("tied", "1f1b", 1, num_shards=4),
     ),
+    8: in_few_steps(
+        case("tied", "zb-v", 4, num_shards=2, num_replicas=2, batch_size=38, last=20),
+        case("tied-dropout", "1f1b", 2, num_shards=2, num_replicas=2, batch_size=30),
+    ),
 }
 
 
