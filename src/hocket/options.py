@@ -101,6 +101,11 @@ class ScheduleOptions:
     compile: bool = False
     timeout_s: float | None = None
 
+    @property
+    def num_pipelines(self) -> int:
+        """Pipelines, each of which trains on a part of the batch of its own."""
+        return self.num_replicas * self.num_shards
+
 
 def faults_of(options: object) -> Iterator[str]:
     """Yield a sentence for each option that is not valid, or has no effect.
@@ -155,7 +160,7 @@ def sharding_faults(options: ScheduleOptions, beside: Collection[str]) -> Iterat
     if found:
         yield (
             f"num_shards {num} does not go together with {', nor with '.join(found)}. "
-            f"Or take num_replicas={num * options.num_replicas} in place of shards"
+            f"Or take num_replicas={options.num_pipelines} in place of shards"
         )
 
 

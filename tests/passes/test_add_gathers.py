@@ -145,7 +145,7 @@ def test_any_order_of_any_program(order: Schedule, keeps: Keep, num_steps: int) 
 
 def num_runs(ops: Sequence[Op]) -> int:
     """How often the computing stage or step of a lane changes to one that reads."""
-    kinds = READS_WEIGHTS | {Kind.LOSS}
+    kinds = READS_WEIGHTS
     runs: list[list[Op]] = []
     for op in ops:
         if op.kind not in kinds:

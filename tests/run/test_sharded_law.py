@@ -15,6 +15,7 @@ EQUAL = (
     "norms",
     "by identity",
     "Muon",
+    "whole batch",
 )
 NEAR = {"float32": 1e-6, "bfloat16": 1e-2, "Muon": 5e-3}  # which computes in bfloat16
 REFUSED = {

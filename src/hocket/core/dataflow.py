@@ -18,8 +18,8 @@ GATHERED, which L reads in the place of outputs; and so does F, where the loss o
 microbatch is over the outputs of another net for the whole batch.
 
 Where stages are sharded, WEIGHTS s are those of a device's own shard. UNSHARD gathers
-WHOLE_WEIGHTS out of them, which F, B, I and W read until RESHARD releases them. Which
-gather it is that an op reads, the order says: the last one before it in its lane.
+WHOLE_WEIGHTS out of them, which F, B, I, W and L read until RESHARD releases them.
+Which gather it is that an op reads, the order says: the last one before it in its lane.
 
 The knowledge is kept as *rules*: what an op of some kind on some stage needs, whatever
 its microbatch and step. `needs` and `makes` fill in the numbers for one op; the
@@ -275,8 +275,10 @@ def once_per_step(stage: int, program: Program) -> Iterator[Kind]:
 
 
 def most_gathers(stage: int, program: Program) -> int:
-    """Return how often a stage may be gathered in a step: for each F, I and W."""
-    return 3 * program.num_microbatches_of(stage) * (program.num_shards > 1)
+    """Return how often a stage may be gathered in a step: for each F, I, W and L."""
+    if program.num_shards == 1:
+        return 0
+    return 3 * program.num_microbatches_of(stage) + (stage in program.loss_stages)
 
 
 def version_read(stage: int, step: int, program: Program) -> int:

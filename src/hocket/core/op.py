@@ -49,7 +49,8 @@ RECEIVES: Final = frozenset({Kind.RECEIVE_FORWARD, Kind.RECEIVE_BACKWARD})
 MESSAGES: Final = SENDS | RECEIVES
 MAKES_WEIGHT_GRAD: Final = frozenset({Kind.BACKWARD, Kind.BACKWARD_WEIGHT})
 SHARDING: Final = frozenset({Kind.UNSHARD, Kind.RESHARD})
-READS_WEIGHTS: Final = WHOLE_OR_SPLIT_BACKWARD | {Kind.FORWARD}
+# A loss may have weights of its own, which are a part of the last stage.
+READS_WEIGHTS: Final = WHOLE_OR_SPLIT_BACKWARD | {Kind.FORWARD, Kind.LOSS}
 COLLECTIVES: Final = frozenset({Kind.GATHER, Kind.REDUCE, Kind.UNSHARD})
 STEP_ENDS: Final = frozenset({Kind.REDUCE, Kind.UPDATE})
 

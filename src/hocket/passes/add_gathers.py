@@ -17,7 +17,6 @@ from hocket.passes.segments import filtered, rewritten
 Keep: TypeAlias = Literal["step", "run", "op"]
 Keeps: TypeAlias = Keep | Mapping[int, Keep]
 KEEPS: Final[tuple[Keep, ...]] = ("step", "run", "op")  # from fewest gathers to most
-_COMPUTE: Final = READS_WEIGHTS | {Kind.LOSS}
 _Window: TypeAlias = tuple[int, int]  # the places of its first and its last reader
 
 
@@ -180,7 +179,7 @@ def _one_op_ahead(ops: Sequence[Op]) -> list[int]:
     places, before = [], 0
     for i, op in enumerate(ops):
         places.append(before)
-        if op.kind in _COMPUTE:
+        if op.kind in READS_WEIGHTS:
             before = i
     return places
 
@@ -190,7 +189,7 @@ def _windows(ops: Sequence[Op], keeps: Mapping[int, Keep]) -> Iterator[_Window]:
     open_at: dict[int, tuple[_Window, int]] = {}  # by stage, with the step
     for i, op in enumerate(ops):
         stage, keep = op.stage, keeps[op.stage]
-        if op.kind in _COMPUTE:
+        if op.kind in READS_WEIGHTS:
             for other in [s for s in open_at if s != stage and keeps[s] == "run"]:
                 yield open_at.pop(other)[0]
         if op.kind is Kind.UPDATE and stage in open_at:

@@ -18,10 +18,8 @@ from hocket.core.costs import Costs
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
-from hocket.core.simulator.memory import peak_parts
-from hocket.draw.quantity import byte_size
-from hocket.errors import FitError
 from hocket.passes.add_gathers import KEEPS, Keep, add_gathers
+from hocket.planner.recompute import refuse_misfit
 
 
 def with_shards(costs: Costs, program: Program) -> Costs:
@@ -77,7 +75,14 @@ def choose_gathers(
     least: dict[int, Keep] = dict.fromkeys(keeps, "op")
     peaks = _peaks(schedule, costs, keeps)
     if max(peaks) > memory_bytes:
-        _refuse_misfit(schedule, costs, least, memory_bytes)
+        refuse_misfit(
+            add_gathers(schedule, least),
+            costs,
+            memory_bytes,
+            "each op gathers its stage's weights for itself",
+            "more shards, more stages on each device, more microbatches or a smaller "
+            "batch need less",
+        )
     while max(peaks) > memory_bytes:
         full = (d for d, peak in enumerate(peaks) if peak > memory_bytes)
         released = [_released(schedule, costs, keeps, device) for device in full]
@@ -117,31 +122,6 @@ def _kept_longer(
                 found = longer
                 break
     return found
-
-
-def _refuse_misfit(
-    schedule: Schedule, costs: Costs, least: Mapping[int, Keep], memory_bytes: int
-) -> None:
-    timeline = simulate(add_gathers(schedule, least), costs)
-    parts = peak_parts(timeline, costs)
-    sizes = [part.total_bytes for part in parts]
-    device = sizes.index(max(sizes))
-    if sizes[device] <= memory_bytes:
-        return
-    part = parts[device]
-    raise FitError(
-        f"device {device} needs {byte_size(sizes[device])} even where each op gathers "
-        f"its stage's weights for itself, and memory_bytes is {memory_bytes} "
-        f"({byte_size(memory_bytes)}): weights {byte_size(part.weight_bytes)}, "
-        f"gradients {byte_size(part.gradient_bytes)}, optimizer "
-        f"{byte_size(part.optimizer_bytes)}, activations "
-        f"{byte_size(part.activation_bytes)}, messages {byte_size(part.message_bytes)}."
-        f" The smallest that works is {sizes[device]}; more shards, more stages on "
-        "each device, more microbatches or a smaller batch need less",
-        device=device,
-        needed_bytes=sizes[device],
-        memory_bytes=memory_bytes,
-    )
 
 
 def _peaks(schedule: Schedule, costs: Costs, keeps: Mapping[int, Keep]) -> list[float]:

@@ -145,22 +145,45 @@ def _one_by_one(
 def _check_fits(schedule: Schedule, costs: Costs, memory_bytes: int) -> None:
     """Raise FitError if a device needs more where all stages recompute."""
     least = with_recompute(costs, schedule.program, schedule.program.trained_stages)
-    timeline = simulate(schedule, least)
-    parts = peak_parts(timeline, least)
+    refuse_misfit(
+        schedule,
+        least,
+        memory_bytes,
+        "all its stages recompute",
+        "more devices, more microbatches, a smaller batch or an optimizer with less "
+        "state need less",
+    )
+
+
+def refuse_misfit(
+    schedule: Schedule, costs: Costs, memory_bytes: int, where: str, advice: str
+) -> None:
+    """Refuse an order of which a device needs more memory than it has.
+
+    Args:
+        schedule: the order that needs the least.
+        costs: its costs.
+        memory_bytes: the memory of each device.
+        where: what makes it need so little: follows "even where".
+        advice: what to do; ends the error.
+
+    Raises:
+        FitError: names the device that needs most, and what for.
+    """
+    parts = peak_parts(simulate(schedule, costs), costs)
     sizes = [part.total_bytes for part in parts]
     device = sizes.index(max(sizes))
     if sizes[device] <= memory_bytes:
         return
     part = parts[device]
     raise FitError(
-        f"device {device} needs {byte_size(sizes[device])} even where all its stages "
-        f"recompute, and memory_bytes is {memory_bytes} ({byte_size(memory_bytes)}): "
+        f"device {device} needs {byte_size(sizes[device])} even where {where}, and "
+        f"memory_bytes is {memory_bytes} ({byte_size(memory_bytes)}): "
         f"weights {byte_size(part.weight_bytes)}, gradients "
         f"{byte_size(part.gradient_bytes)}, optimizer {byte_size(part.optimizer_bytes)}"
         f", activations {byte_size(part.activation_bytes)}, messages "
         f"{byte_size(part.message_bytes)}. The smallest that works is "
-        f"{sizes[device]}; more devices, more microbatches, a smaller batch or an "
-        "optimizer with less state need less",
+        f"{sizes[device]}; {advice}",
         device=device,
         needed_bytes=sizes[device],
         memory_bytes=memory_bytes,

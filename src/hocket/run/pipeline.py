@@ -343,7 +343,7 @@ class Pipeline(StagedRun):
             name: x for name, x in state.items() if not name.startswith(self._followers)
         }
         if self._executor.shards is not None:
-            self._executor.shards.lend(model)
+            self._executor.shards.allocate(model)
         try:
             model.load_state_dict(own)
         except RuntimeError as error:

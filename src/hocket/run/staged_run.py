@@ -87,7 +87,7 @@ class StagedRun(WorkerRun, ABC):
         self._accumulate, self._num_parts = config.accumulate, config.num_parts
         world, recorder, timeout_s = self.world, self._recorder, self._timeout_s
         with self._reported():
-            config.refuse_meta()
+            config.refuse_no_values()
             given = given_weights(config.model, config.weights)
             config = replace(config, weights=given)
             example = apart(on_device(config.example, world.device))

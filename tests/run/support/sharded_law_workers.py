@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import hocket
 from hocket.run.cluster.world import World, join_world
+from hocket.run.tune import build
 
 NUM_STEPS: Final = 3
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -271,6 +273,34 @@ def of_dtensors(world: World) -> None:
         pass
 
 
+class Weighted(nn.Module):
+    """A loss over the whole batch, with a weight for each output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, output: Tensor, targets: Tensor) -> Tensor:
+        """The weighted mean square."""
+        return ((output - targets) ** 2 * self.weight).mean()
+
+
+def whole_batch(world: World) -> float:
+    """How far losses are apart where each op gathers, L among them, and where not."""
+
+    def losses() -> tuple[list[float], int]:
+        loss: Any = hocket.WholeBatch(Weighted())
+        with sharded(world, make_net(), loss, schedule="gpipe") as pipeline:
+            found = [pipeline.step(batch).loss for batch in batches()]
+            return found, str(pipeline.plan.schedule).count("UNSHARD")
+
+    few = losses()
+    with patch.object(build, "choose_gathers", lambda *_: "op"):
+        many = losses()
+    assert (few[1], many[1]) == (1, 5), (few, many)  # F, F, L, B, B
+    return max(abs(a - b) for a, b in zip(few[0], many[0], strict=True))
+
+
 CASES: Final[dict[str, Callable[[World], Any]]] = {
     "float32": in_float32,
     "bfloat16": in_bfloat16,
@@ -298,6 +328,7 @@ CASES: Final[dict[str, Callable[[World], Any]]] = {
     "Muon": torchs("Muon"),
     "Adafactor": torchs("Adafactor"),
     "DTensors": of_dtensors,
+    "whole batch": whole_batch,
 }
 
 

@@ -5,8 +5,8 @@
 
 In the order of its lane, of each stage:
 
-- an op that reads weights (F, B, I, W) stands while the stage is whole, by a gather of
-  its own step;
+- an op that reads weights (F, B, I, W, L) stands while the stage is whole, by a gather
+  of its own step;
 - no UNSHARD of a stage that is whole, no RESHARD of one that is sharded; both of a pair
   have one number, which counts the stage's gathers of the step from 0;
 - between them, an op reads the weights;

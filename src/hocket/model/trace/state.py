@@ -129,16 +129,17 @@ def _left_out_of_state_dict(model: nn.Module) -> frozenset[str]:
     )
 
 
-def refuse_meta(net: nn.Module, what: str, way_out: str) -> None:
-    """Refuse a net without weights.
+def refuse_no_values(net: nn.Module, what: str, way_out: str) -> None:
+    """Refuse a net whose weights have no values here.
 
     Args:
         net: the net.
         what: its name, for the error.
-        way_out: what to do; ends the sentence.
+        way_out: what to do where it is on meta; ends the sentence.
 
     Raises:
-        ConfigError: parameters or buffers are on the meta device.
+        ConfigError: parameters or buffers are on the meta device, or parameters are in
+            the shards of a pipeline, which has released them; names the first.
     """
     every = (*net.named_parameters(), *net.named_buffers())
     if name := next((name for name, x in every if x.is_meta), ""):
@@ -148,26 +149,22 @@ def refuse_meta(net: nn.Module, what: str, way_out: str) -> None:
             "untie shared weights, and leave buffers and what no initializer sets "
             "undefined)"
         )
-
-
-def refuse_released(net: nn.Module, what: str) -> None:
-    """Refuse a net whose weights are in the shards of a pipeline, or were.
-
-    Args:
-        net: the net.
-        what: its name, for the error.
-
-    Raises:
-        ConfigError: a parameter was released; names the first.
-    """
     for name, weight in net.named_parameters():
-        has_none = weight.dim() and weight.numel() and not any(weight.stride())
-        if has_none and weight.flatten()[0].isnan():
+        is_one = weight.dim() and weight.numel() and not any(weight.stride())
+        if is_one and weight.flatten()[0].isnan():
             raise ConfigError(
                 f"{what}'s {name} has no values here: they are in the shards of "
                 "another pipeline (num_shards). Give a model made in the same way, "
                 "into which `gather_into` of that pipeline has copied them"
             )
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether each worker holds a part of a tensor (a DTensor).
+
+    torch's class is not imported for it, which takes a second.
+    """
+    return hasattr(tensor, "to_local")
 
 
 def model_fault(model: object) -> str | None:
@@ -192,7 +189,7 @@ def _tensor_fault(model: nn.Module) -> str:
                 f"the model's {name} has no shape yet (a lazy module): call the model "
                 "once, `model(*inputs)`, before it is given"
             )
-        if hasattr(x, "to_local"):
+        if is_sharded(x):
             return (
                 f"the model's {name} is a DTensor, as `fully_shard`, a tp_plan and "
                 "`parallelize_module` make them: models cut like this are not taken. "

@@ -118,11 +118,6 @@ class PipelineSettings(Settings, ScheduleOptions):
         return self
 
     @property
-    def num_pipelines(self) -> int:
-        """Pipelines, each of which trains on a part of the batch of its own."""
-        return self.num_replicas * self.num_shards
-
-    @property
     def num_devices(self) -> int:
         """The devices of one pipeline."""
         return self.num_workers // self.num_pipelines

@@ -20,6 +20,7 @@ from torch import Tensor
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.saved_modules import SavedModules
+from hocket.model.trace.state import is_sharded
 from hocket.run.checkpoint.format.manifest import (
     ParameterGroup,
     RunRecord,
@@ -34,7 +35,7 @@ from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.plan import Plan
-from hocket.run.weights.local import is_sharded, whole
+from hocket.run.weights.local import whole
 from hocket.run.weights.updater import Updater
 
 _NO_OPTIONS: Final = frozenset({"params", "param_names"})

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ConfigError, RunError
-from hocket.model.trace.state import model_fault, refuse_meta, refuse_released
+from hocket.model.trace.state import model_fault, refuse_no_values
 from hocket.run.data.batch import (
     apart,
     call_arguments,
@@ -92,8 +92,7 @@ def compile_step(
         raise ConfigError(f"num_lanes={num_lanes}: a step has one lane or two")
     if fault := model_fault(model):
         raise ConfigError(fault)
-    refuse_meta(model, "the model", "load them first")
-    refuse_released(model, "the model")
+    refuse_no_values(model, "the model", "load them first")
     weight = next((p for p in model.parameters() if p.requires_grad), None)
     if weight is None:
         raise ConfigError(

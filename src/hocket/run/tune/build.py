@@ -230,7 +230,7 @@ def _to_compile(
     first = 0
     for teacher in found.teachers:
         known = teacher.known
-        num_parts = known.num_microbatches * config.num_replicas * config.num_shards
+        num_parts = known.num_microbatches * config.num_pipelines
         parts = split_batch(example, num_parts, sizes_of=sizes_of[known.name])
         training = known.teacher.is_training
         yield (

@@ -24,8 +24,7 @@ from hocket.freeze.shapes import Balance
 from hocket.model.trace.state import (
     State,
     model_fault,
-    refuse_meta,
-    refuse_released,
+    refuse_no_values,
 )
 from hocket.model.weights.fresh import FreshWeights
 from hocket.model.weights.given import GivenWeights
@@ -226,7 +225,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
     @property
     def num_parts(self) -> int:
         """The number of microbatches in a batch, over all replicas and shards."""
-        return self.num_microbatches * self.num_replicas * self.num_shards
+        return self.num_microbatches * self.num_pipelines
 
     @property
     def whole_batch(self) -> bool:
@@ -245,7 +244,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         """
         return self.memory_bytes or memory_bytes(world)
 
-    def refuse_meta(self) -> None:
+    def refuse_no_values(self) -> None:
         """Refuse models without weights, where none are given.
 
         Raises:
@@ -254,7 +253,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         """
         if self.weights is None:
             how = 'weights="a folder of safetensors" or weights=hocket.init(seed=0)'
-            refuse_meta(
+            refuse_no_values(
                 self.model,
                 "the model",
                 f"give them, {how}; `hocket.plan` takes it as it is",
@@ -262,11 +261,9 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         nets = {f"the teacher {name}": x.net for name, x in self.teachers.items()}
         if self.fill is not None:
             nets["the net of fill"] = self.fill.net
-        if self.weights is None:
-            refuse_released(self.model, "the model")
         for what, net in nets.items():
-            refuse_meta(net, what, "weights= is for the model alone: make it elsewhere")
-            refuse_released(net, what)
+            why = "weights= is for the model alone: make it elsewhere"
+            refuse_no_values(net, what, why)
 
     @property
     def is_partial(self) -> bool:

@@ -17,7 +17,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
 from hocket.model.stages.on_tensors import copied
-from hocket.model.trace.state import model_fault, refuse_meta
+from hocket.model.trace.state import model_fault, refuse_no_values
 from hocket.model.weights.hollow import make_hollow
 from hocket.options import PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
@@ -100,7 +100,7 @@ def plan(config: _Arguments) -> Ranking:
         )
     if device is None:
         why = 'to be measured here; with hardware="..." nothing is run'
-        refuse_meta(config.model, "the model", why)
+        refuse_no_values(config.model, "the model", why)
     else:
         config = replace(config, batch=pytree.tree_map(_with_values, config.batch))
     num_here = config.num_devices // max(1, config.num_nodes)

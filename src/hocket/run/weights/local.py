@@ -1,6 +1,6 @@
 """Tensors of which each worker may hold a part: DTensors, one row block each.
 
-torch's class is not imported here, for that takes a second.
+torch's class is imported where a tensor is made sharded alone, for that takes a second.
 """
 
 from __future__ import annotations
@@ -9,10 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether each worker holds a part of a tensor (a DTensor)."""
-    return hasattr(tensor, "to_local")
+from hocket.model.trace.state import is_sharded
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hocket.errors import ConfigError
 from hocket.model.profile.optimizer_bytes import small_copies
@@ -26,8 +28,8 @@ from hocket.run.weights.settings import Parameters, TrainingConfig
 
 _SCALES: Final = (1.0, 1.0, 1e3, 1.0)  # of each step's gradients, to exceed any limit
 _NEAR: Final = 1e-6  # relative to how far a parameter moves
-# The same of sharded ones, which may add up in another order, in half precision.
-_NEAR_SHARDED: Final = 0.1
+_NEAR_IN_HALF: Final = 0.1  # where a step computes in half precision, in another order
+_HALF: Final = (torch.bfloat16, torch.float16)
 _MIN_NORM: Final = 1e-30
 _CPU: Final = torch.device("cpu")
 
@@ -116,7 +118,8 @@ def refuse_shard_steps(
     like = shards[next(iter(part))]
     with preserve_generators(_CPU):
         try:
-            expected, other = (_moves(settings, part, every, seed=x) for x in (0, 1))
+            with _HalfPrecision() as half:
+                expected, other = (_moves(settings, part, every, x) for x in (0, 1))
         except Exception:
             return
         advice = "take an optimizer that can, such as AdamW, or num_shards=1"
@@ -126,9 +129,7 @@ def refuse_shard_steps(
                 f"same for its shard of a weight: {advice}"
             )
         try:
-            found = _moves(
-                settings, part, every, seed=0, cut=lambda x: part_of(x, like)
-            )
+            found = _moves(settings, part, every, 0, lambda x: part_of(x, like), whole)
         except Exception as error:
             raise ConfigError(
                 f"the optimizer cannot step sharded weights, which are DTensors "
@@ -136,7 +137,7 @@ def refuse_shard_steps(
             ) from error
     shares = _relative_differences(expected, found)
     name = max(shares, key=shares.__getitem__)
-    if not shares[name] <= _NEAR_SHARDED:
+    if not shares[name] <= (_NEAR_IN_HALF if half.is_used else _NEAR):
         raise ConfigError(
             f"the optimizer trains sharded weights to others: in {len(_SCALES)} steps "
             f"on small copies of the parameters, {name} moves by "
@@ -151,9 +152,9 @@ def _moves(
     settings: TrainingConfig,
     part: Mapping[str, Tensor],
     every: Mapping[str, Tensor],
-    *,
     seed: int,
     cut: Callable[[Tensor], Tensor] = lambda x: x,
+    joined: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> dict[str, Tensor]:
     """Return by how much some steps change small copies; equal for equal names.
 
@@ -163,6 +164,7 @@ def _moves(
         every: those of the net.
         seed: seeds the random numbers that the optimizer draws.
         cut: what the optimizer gets of a tensor.
+        joined: the tensor again, of what it got.
     """
     rngs = {name: _generator(name) for name in every}
     small, start, slopes = dict[str, nn.Parameter](), {}, {}
@@ -180,9 +182,30 @@ def _moves(
             x.grad = cut((scale * (slopes[name] + 0.1 * noise)).to(x.dtype))
         optimizer.step()
     return {
-        name: whole(x.detach()).to(start[name].device) - start[name]
+        name: joined(x.detach()).to(start[name].device) - start[name]
         for name, x in own.items()
     }
+
+
+class _HalfPrecision(TorchDispatchMode):
+    """Notes whether any operator computes in half precision, as those of Muon do."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
+        self.is_used = False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator, and look at what it returns."""
+        found = func(*args, **(kwargs or {}))
+        tensors = (x for x in tree_leaves(found) if isinstance(x, Tensor))
+        self.is_used |= any(x.dtype in _HALF for x in tensors)
+        return found
 
 
 def _generator(name: str) -> torch.Generator:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
-from hocket.run.weights.local import is_sharded, local
+from hocket.model.trace.state import is_sharded
+from hocket.run.weights.local import local
 from hocket.run.weights.optimizer_check import OptimizerCheck
 from hocket.run.weights.reduce import GradientSum
 from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
@@ -125,29 +126,12 @@ class Updater:
             with self._check.stepping():
                 if is_bad is not None:
                     optimizer.found_inf, optimizer.grad_scale = is_bad, None
-                self._step(optimizer)
+                optimizer.step()
                 if is_bad is not None:
                     del optimizer.found_inf, optimizer.grad_scale
             clear_gradients(optimizer)
         self.advance(is_bad)
         self.forget()
-
-    def _step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step an optimizer.
-
-        Raises:
-            ConfigError: it cannot step shards.
-        """
-        try:
-            optimizer.step()
-        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
-            if not any(map(is_sharded, self._trained.values())):
-                raise
-            raise ConfigError(
-                f"{type(optimizer).__name__} cannot step sharded weights, which are "
-                f"DTensors ({str(error).splitlines()[0]}): take an optimizer that can, "
-                "such as AdamW, or num_shards=1"
-            ) from error
 
     def advance(self, is_bad: Tensor | None = None) -> None:
         """Step the learning-rate schedule and the averages, behind an update."""

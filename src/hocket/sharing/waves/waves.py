@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
-from hocket.model.trace.state import refuse_meta, refuse_released
+from hocket.model.trace.state import refuse_no_values
 from hocket.options import PrecisionName
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.group import GroupMaker
@@ -128,8 +128,7 @@ class Waves(WorkerRun):
         )
         self._num_microbatches = checked_microbatches(sync, num_microbatches)
         refuse_scale(sync, settings.compute_precision)
-        refuse_meta(model, "the model", "load them first")
-        refuse_released(model, "the model")
+        refuse_no_values(model, "the model", "load them first")
         settings.compute_precision.check_types([model])
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameters that train")

@@ -125,7 +125,7 @@ def _known(
     microbatch, args, kwargs = to_capture(
         teacher.net,
         config.example,
-        num_microbatches * config.num_replicas * config.num_shards,
+        num_microbatches * config.num_pipelines,
     )
     names = {path for path, _ in teacher.net.named_modules()}
     cut_at = config.cut if teacher.moves else teacher.cut

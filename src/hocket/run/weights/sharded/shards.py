@@ -113,12 +113,12 @@ class Shards:
             if not unit.num_users:
                 unit.release()
 
-    def lend(self, model: nn.Module) -> None:
+    def allocate(self, model: nn.Module) -> None:
         """Give a model memory for whole weights, if it is the one that is trained."""
         own = {id(x) for x in model.parameters()}
         for unit in {id(x): x for y in self._of_stage.values() for x in y}.values():
             if any(id(weight) in own for weight in unit.weights):
-                unit.lend()
+                unit.allocate()
 
     @contextmanager
     def whole(self) -> Iterator[None]:

@@ -70,7 +70,7 @@ class GatheredUnit:
         self.num_users = 0
         self.pending: Any = None  # a gather that was started
         self._wholes: list[nn.Parameter] = []
-        self._lent: list[Tensor] = []  # whole weights that the loop may read
+        self._copies: list[Tensor] = []  # whole weights, which `gather_into` writes
         first = self.weights[0]  # of one type, as all of the unit
         self._one = torch.full((), math.nan, dtype=first.dtype, device=first.device)
         self._released = [self._one.expand(weight.shape) for weight in self.weights]
@@ -83,7 +83,7 @@ class GatheredUnit:
         Raises:
             ModelError: a weight was replaced or written since it was released.
         """
-        here = self._lent or self._released
+        here = self._copies or self._released
         for weight, known in zip(self.weights, here, strict=True):
             if weight.data_ptr() != known.data_ptr():
                 raise ModelError(_lost(weight, "replaced while it was sharded"))
@@ -95,8 +95,8 @@ class GatheredUnit:
         pending, self.pending = self.pending, None
         pending.wait()
         self._wholes = self.module.now()
-        lent, self._lent = self._lent, []
-        if not all(map(torch.equal, lent, self._wholes)):
+        copies, self._copies = self._copies, []
+        if not all(map(torch.equal, copies, self._wholes)):
             raise ModelError(
                 "weights that `gather_into` wrote were changed, and would be lost: "
                 "the values that are trained are in shards (num_shards). Change them "
@@ -115,7 +115,7 @@ class GatheredUnit:
         Raises:
             ModelError: one was written; says how.
         """
-        if self._lent:
+        if self._copies:
             return  # `take` compares them
         for weight, version in zip(self.weights, self._versions, strict=True):
             if weight._version != version:
@@ -127,13 +127,13 @@ class GatheredUnit:
     def _note_versions(self) -> None:
         self._versions = [weight._version for weight in self.weights]
 
-    def lend(self) -> None:
+    def allocate(self) -> None:
         """Give the model memory for whole weights, until the next gather."""
         # Not `empty_like`, which would keep the strides of what is released.
-        self._lent = [
+        self._copies = [
             torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in self.weights
         ]
-        for weight, memory in zip(self.weights, self._lent, strict=True):
+        for weight, memory in zip(self.weights, self._copies, strict=True):
             weight.data = memory
 
     def release(self) -> None:
