@@ -46,6 +46,8 @@ def test_gathers_have_their_colour_and_name() -> None:
 
     assert ">unshard<" in svg
     assert "0UNSHARD0 unshard, 1 s from 0 s" in svg
+    # Over the ops that it runs beside, which would cover it.
+    assert svg.rindex("3B3@1 backward") < svg.index("0UNSHARD0 unshard")
     assert '"UNSHARD"' in page
     assert '"RESHARD"' in page
 

@@ -219,7 +219,8 @@ def lane_shapes(
     yield from _tracks(timeline, axis, top, height)
     program = timeline.schedule.program
     tones, names_stages = stage_tones(program), _names_stages(program)
-    for span in timeline.spans:
+    # What runs beside its lane comes last: the ops that it runs beside would cover it.
+    for span in sorted(timeline.spans, key=lambda span: span.op.kind in ASYNCHRONOUS):
         if span.op.kind not in MESSAGES and span.end_s > span.start_s:
             y = top + span.lane * (height + _GAP)
             fill = AreaFill(span.op.kind, tones[span.op.stage])
