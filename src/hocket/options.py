@@ -22,7 +22,9 @@ from hocket.planner.recompute import RecomputeName
 
 CAPTURED_STEP: Final = "ooo-single"  # no order of stages, but of one step's operators
 
-PrecisionName: TypeAlias = Literal["float32", "bfloat16", "float16"]
+SHORT_WEIGHTS: Final = "bfloat16-weights"  # the model is in bfloat16; has masters
+
+PrecisionName: TypeAlias = Literal["float32", "bfloat16", "float16", "bfloat16-weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,8 @@ class UpdateOptions:
             up over them, weighted by samples.
         precision: the type that forwards compute in: "bfloat16" and "float16" use
             autocast, the latter with a loss scale. Weights keep their types.
+            "bfloat16-weights" is for a model in bfloat16: the optimizer steps float32
+            copies of its weights (masters), gradients add up in float32.
         ema_decay: keep averaged weights too, which each update moves by `1 - ema_decay`
             of the way to the new ones.
     """
@@ -188,7 +192,8 @@ _NOT_IN_GRAPH: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "accumulate": ((1,), "each batch is a step; use larger batches, or 'gpipe'"),
     "precision": (
         ("float32", "bfloat16"),
-        "a loss scale needs all gradients before the first update; use 'bfloat16'",
+        "the graph has neither a loss scale, which needs all gradients before the "
+        "first update, nor masters; use 'bfloat16'",
     ),
 }
 

@@ -78,7 +78,11 @@ def plan_command(
     ] = None,
     precision: Annotated[
         str | None,
-        option("NAME", "float32, tf32, bfloat16 or float16; by default the recipe's."),
+        option(
+            "NAME",
+            "float32, tf32, bfloat16, float16 or bfloat16-weights; by default the "
+            "recipe's.",
+        ),
     ] = None,
     memory_gib: Annotated[
         float | None,

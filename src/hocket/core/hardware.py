@@ -101,6 +101,11 @@ class Hardware:
         return self.flops[precision] * self.matmul_fraction[precision]
 
 
+def multiplied_in(precision: str) -> str:
+    """Return the type of matrix multiplications: of "bfloat16-weights", bfloat16."""
+    return precision.removesuffix("-weights")
+
+
 @dataclass(frozen=True, slots=True)
 class LinkKind:
     """One way from device to device.

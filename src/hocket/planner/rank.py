@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from hocket.core.hardware import Catalogue, Hardware, load_catalogue
+from hocket.core.hardware import Catalogue, Hardware, load_catalogue, multiplied_in
 from hocket.core.timelines.idle import Cause, idle_by_cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import PlanError, ShapeError
@@ -175,8 +175,9 @@ class PlanConfig:
         num_nodes: the number of nodes, each with equally many devices.
         network: the link between nodes; "100gb" when not given.
         batch_size: samples per step, over all replicas; the example's when not given.
-        precision: "float32", "tf32", "bfloat16" or "float16" (with autocast); float32,
-            or what a recipe says, when not given.
+        precision: "float32", "tf32", "bfloat16" or "float16" (with autocast), or
+            "bfloat16-weights" (with float32 masters); float32, or what a recipe says,
+            when not given.
         memory_bytes: the memory of each device, if it is not most of the device's own.
         hardware_file: a TOML file with more devices and links, or other numbers.
         search: which candidates to consider; those of `Search()` when not given.
@@ -209,7 +210,7 @@ class PlanConfig:
         if self.hardware is None:
             return None
         found = self.catalogue.device(self.hardware)
-        found.reached_flops(self.precision or "float32")
+        found.reached_flops(multiplied_in(self.precision or "float32"))
         return found
 
     def cluster(self, usable_bytes: int = 0) -> Cluster:

@@ -22,7 +22,13 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.sections import DigitsSettings
 from hocket.recipes.user_functions import call_function
 from hocket.run.data.batch import digest
-from hocket.run.data.samples import EpochRandom, FirstSamples, Samples, first_samples
+from hocket.run.data.samples import (
+    CastSamples,
+    EpochRandom,
+    FirstSamples,
+    Samples,
+    first_samples,
+)
 
 
 class DatasetSamples:
@@ -121,7 +127,9 @@ def _samples(name: str, part: Any) -> Samples:
 
 def whole_of(samples: Samples) -> Any:
     """Return the data set that a function has returned, also of its first samples."""
-    return samples.samples if isinstance(samples, FirstSamples) else samples
+    while isinstance(samples, FirstSamples | CastSamples):
+        samples = samples.samples
+    return samples
 
 
 # scikit-learn's handwritten digits: 1797 images of 8 x 8 pixels, ten classes.

@@ -43,6 +43,8 @@ def class_loss(output: Any, label_B: Tensor) -> Tensor:
     """
     score_BK = scores_of(output)
     check_labels(label_B, score_BK.shape[-1])
+    if score_BK.dtype is torch.bfloat16:  # as autocast does it
+        score_BK = score_BK.float()
     return functional.cross_entropy(score_BK, label_B)
 
 

@@ -204,6 +204,7 @@ def _assembled(
     options = config.freezing_texts.items()
     refuse_differences(world, {f"option {n}": short_hash(x) for n, x in options})
     asked = config.schedule
+    config.compute_precision.check_types([config.model])
     config = _prepared(config, world)
     config, order, known = _make_order(
         config, world, layout, recorder, store, timeout_s

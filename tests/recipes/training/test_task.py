@@ -13,7 +13,7 @@ from examples.zoo import text
 from examples.zoo.text import Gpt
 from hocket.errors import DataError
 from hocket.recipes.config.resolve import resolve
-from hocket.recipes.data import load_samples
+from hocket.recipes.data import load_samples, whole_of
 from hocket.recipes.models.make import make_model
 from hocket.recipes.models.vit import Block, VisionTransformer
 from hocket.recipes.objectives import class_loss, class_metrics
@@ -50,6 +50,17 @@ def test_digits_vit_is_what_it_says() -> None:
     assert task.loss is class_loss
     assert output.shape == (64, 10)
     assert abs(float(class_loss(output, targets)) - log(10)) < 0.5
+
+
+def test_weights_in_bfloat16_have_inputs_in_bfloat16() -> None:
+    """The model and images are cast; targets and facts of the data are not."""
+    task = task_of("digits-vit", "training.precision=bfloat16-weights")
+    inputs, targets = SampleLoader(task.training, 64).example()
+    output = task.make_model()(inputs)
+    assert {x.dtype for x in (inputs, output)} == {torch.bfloat16}
+    assert targets.dtype is torch.int64
+    assert class_loss(output, targets).dtype is torch.float32
+    assert whole_of(task.training) is not task.training
 
 
 def test_text_gpt_is_what_it_says(text_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hocket.core.costs import StageCost
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.state import gradient_bytes
 from hocket.planner.stages import added_up
 
 
@@ -30,9 +31,7 @@ def stage_costs(
             replace(
                 cost,
                 weight_bytes=_num_bytes([*module.parameters(), *module.buffers()]),
-                gradient_bytes=_num_bytes(
-                    [p for p in module.parameters() if p.requires_grad]
-                ),
+                gradient_bytes=sum(map(gradient_bytes, module.parameters())),
                 replay_bytes=_replay_bytes(module),
                 holds_input=own[0].held.held_input_bytes > 0,
             )

@@ -39,6 +39,7 @@ from hocket.model.profile.passes import detached, gradients_of, sum_of_outputs
 from hocket.model.stages.cut import cut
 from hocket.model.trace.observe import storage_of
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.state import gradient_type
 from hocket.planner.work import Affine, LayerOps, Ops, Weights
 
 Finish = Callable[[Any, int], Tensor]  # (the model's output, number of samples)
@@ -142,7 +143,7 @@ class _Counting:
             for state in self._state:
                 for x in state.values():
                     if x.requires_grad:  # all microbatches but the first add to it
-                        x.grad = torch.zeros_like(x)
+                        x.grad = torch.zeros_like(x, dtype=gradient_type(x))
             self._pass(counts, only_inputs=False)
             self._pass(counts, only_inputs=True)
         return counts

@@ -48,7 +48,7 @@ from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.layers import Layer
 from hocket.model.trace.per_sample import tensors_in
-from hocket.model.trace.state import overwrite
+from hocket.model.trace.state import gradient_type, overwrite
 from hocket.planner.work import HeldBytes
 
 _MIN_PASSES = 5
@@ -424,7 +424,8 @@ def _accumulate_from_zero(stages: Sequence[StageModule]) -> None:
     for stage in stages:
         for parameter in stage.parameters():
             if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+                wanted = gradient_type(parameter)
+                parameter.grad = torch.zeros_like(parameter, dtype=wanted)
 
 
 @contextmanager

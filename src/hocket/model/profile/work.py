@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hocket.core.hardware import Hardware
+from hocket.core.hardware import Hardware, multiplied_in
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import Finish, count_layers
 from hocket.model.profile.profile import Profile
+from hocket.model.trace.state import gradient_bytes
 from hocket.planner.work import CountedCosts, MeasuredCosts, Weights
 
 
@@ -27,12 +28,14 @@ def counted_work(
         hardware: the device's numbers.
         state_bytes: the bytes of the optimizer's state, by parameter.
         finish: the loss; see `count_layers`.
-        precision: the type of matrix multiplications.
+        precision: the type of matrix multiplications; of "bfloat16-weights", which is
+            for a model in bfloat16, no autocast.
 
     Raises:
         PlanError: the device has no such precision.
     """
-    hardware.reached_flops(precision)
+    multiplied = multiplied_in(precision)
+    hardware.reached_flops(multiplied)
     layers = count_layers(
         captured,
         layer_weights(captured, state_bytes),
@@ -40,7 +43,7 @@ def counted_work(
         precision=precision,
     )
     only = captured.example.num_samples if captured.fixed_batch else None
-    return CountedCosts(name_of(captured), layers, hardware, precision, only)
+    return CountedCosts(name_of(captured), layers, hardware, multiplied, only)
 
 
 def measured_work(
@@ -90,9 +93,8 @@ def layer_weights(
 
     def weights(name: str) -> Weights:
         tensor = captured.state.tensors[name]
-        gradient_bytes = tensor.nbytes if tensor.requires_grad else 0
         state = state_bytes.get(name, 0)
-        return Weights(name, tensor.nbytes, gradient_bytes, state)
+        return Weights(name, tensor.nbytes, gradient_bytes(tensor), state)
 
     return [
         tuple(map(weights, (*layer.parameters, *layer.buffers)))

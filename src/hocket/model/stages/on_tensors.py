@@ -89,5 +89,7 @@ def on_meta(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape and type on `meta`; a parameter stays one."""
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(empty, tensor.requires_grad)
+        found = nn.Parameter(empty, tensor.requires_grad)
+        found.grad_dtype = tensor.grad_dtype
+        return found
     return empty

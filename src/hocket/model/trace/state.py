@@ -167,6 +167,16 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
+def gradient_type(parameter: Tensor) -> torch.dtype:
+    """Return the type that a parameter's gradients add up in."""
+    return parameter.grad_dtype or parameter.dtype
+
+
+def gradient_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's gradient; 0 if it wants none."""
+    return tensor.numel() * gradient_type(tensor).itemsize * tensor.requires_grad
+
+
 def model_fault(model: object) -> str | None:
     """Return what is wrong with a model; None or nothing if it can be captured."""
     if isinstance(model, torch.jit.ScriptModule):

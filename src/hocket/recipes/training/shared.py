@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import NonFiniteError, RecipeError
 from hocket.model.trace.observe import in_mode
-from hocket.options import UpdateOptions
+from hocket.options import SHORT_WEIGHTS, UpdateOptions
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.objectives import WholeEvaluation, evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
@@ -62,7 +62,7 @@ def recipe_job(recipe: Recipe, run_dir: Path, job: Job) -> Job:
 
 
 def refuse_unshared(recipe: Recipe) -> None:
-    """Refuse a recipe that freezes layers or has a teacher.
+    """Refuse a recipe that freezes layers, or has a teacher or masters.
 
     Raises:
         RecipeError: says what.
@@ -72,6 +72,11 @@ def refuse_unshared(recipe: Recipe) -> None:
         raise RecipeError(
             "hocket share trains recipes by a plain loop, which freezes no layers: "
             f"give --set freeze.policy=none, {own}"
+        )
+    if recipe.training.precision == SHORT_WEIGHTS:
+        raise RecipeError(
+            "hocket share updates the weights of recipes themselves, without float32 "
+            f"masters: give --set training.precision=bfloat16, {own}"
         )
     if recipe.teacher is not None:
         raise RecipeError(f"hocket share trains recipes without a [teacher]; {own}")

@@ -11,11 +11,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, assert_never
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from hocket.errors import DataError, RecipeError
+from hocket.options import SHORT_WEIGHTS
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolved_in
 from hocket.recipes.config.sections import (
@@ -50,7 +52,7 @@ from hocket.recipes.user_functions import check_function, is_known, load_functio
 from hocket.run.checkpoint.export import open_one, read_weights
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.sample_loader import SampleLoader
-from hocket.run.data.samples import Samples
+from hocket.run.data.samples import CastSamples, Samples
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
 from hocket.teacher.losses.distillation import DistilBERT, Distillation
@@ -91,11 +93,11 @@ class Task:
             MissingPackageError: the same.
         """
         model, teacher = make_model(self.recipe, self.training), self.recipe.teacher
-        return (
-            Predicting(model, teacher)
-            if isinstance(teacher, TwoViewSettings)
-            else model
-        )
+        if isinstance(teacher, TwoViewSettings):
+            model = Predicting(model, teacher)
+        if self.recipe.training.precision == SHORT_WEIGHTS:
+            model.to(torch.bfloat16)
+        return model
 
     def make_teachers(self) -> dict[str, Teacher]:
         """Make the teachers that the loss reads, by name; none where there is none.
@@ -112,6 +114,8 @@ class Task:
             return {}
         make = make_model if settings.moves else load_teacher
         net = make(self.recipe, self.training)
+        if self.recipe.training.precision == SHORT_WEIGHTS:
+            net.to(torch.bfloat16)
         if isinstance(settings, TwoViewSettings):
             net = Projected(net, settings)
         teacher = Teacher(
@@ -195,6 +199,10 @@ def make_task(recipe: Recipe) -> Task:
         RecipeError: a function of the user's cannot be had.
     """
     training, evaluation = load_samples(recipe)
+    if recipe.training.precision == SHORT_WEIGHTS:
+        training, evaluation = (
+            CastSamples(x, torch.bfloat16) for x in (training, evaluation)
+        )
     _check_enough(training, recipe)
     loss, metrics = _objective(recipe, training)
     evaluate: KnnEvaluation | WholeEvaluation | None = None

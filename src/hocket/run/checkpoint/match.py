@@ -8,6 +8,7 @@ from typing import Final
 
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
+from hocket.model.trace.state import gradient_type
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, name_of
 
@@ -49,8 +50,12 @@ def match_names(opened: OpenedCheckpoint, outline: Outline) -> dict[str, str]:
     for first, name in found.items():
         record, tensor = locations[name].record, expected[first]
         there = _form(record.dtype, record.shape)
-        here = _form(name_of(tensor.dtype, first), tensor.shape)
-        if there != here:
+        # Masters have the type of gradients: what is saved of weights that have some.
+        here, master = (
+            _form(name_of(kind, first), tensor.shape)
+            for kind in (tensor.dtype, gradient_type(tensor))
+        )
+        if there not in (here, master):
             forms.append(f"{first}: {there} there, {here} here")
     missing = [x for x in expected if x not in found]
     missing += sorted(extra_here - extra_there)

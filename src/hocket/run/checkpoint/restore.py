@@ -120,6 +120,7 @@ def restore(
         put_averages(updater, plan_to_restore.names, tensors)
         if stage in plan_to_restore.updates:
             put_updates(updater, plan_to_restore.updates[stage], tensors)
+        updater.masters.write()
     for runner in executor.runners.values():
         runner.seed = run.seed
     if executor.scaler is not None:

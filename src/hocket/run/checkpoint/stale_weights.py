@@ -165,10 +165,10 @@ def form_checked(
     Raises:
         DamagedError: a tensor has another form than the weight.
     """
-    form = weight.record.dtype, weight.record.shape
+    types = weight.record.dtype, "BF16"  # of a weight whose master is saved
     for name in names:
         record = locations[name].record
-        if (record.dtype, record.shape) != form:
+        if record.dtype not in types or record.shape != weight.record.shape:
             raise DamagedError(
                 f"{locations[name].path}: {name} has another shape or type than the "
                 "weight that it belongs to"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 
@@ -112,6 +113,45 @@ class FirstSamples:
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """See `Samples.targets`."""
         return self.samples.targets(rows, draw)
+
+
+@dataclass(frozen=True, slots=True)
+class CastSamples:
+    """Other samples, whose inputs that are floating-point numbers have another type.
+
+    Args:
+        samples: the others.
+        dtype: the type.
+    """
+
+    samples: Samples
+    dtype: torch.dtype
+
+    def __copy__(self) -> CastSamples:
+        """Copy the wrapped samples too, as `FirstSamples`."""
+        return CastSamples(copy(self.samples), self.dtype)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of rows."""
+        return self.samples.num_samples
+
+    @property
+    def fingerprint(self) -> int:
+        """The fingerprint of the others."""
+        return self.samples.fingerprint
+
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
+        """See `Samples.inputs`."""
+        return tree_map(self._cast, self.samples.inputs(rows, draw))
+
+    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
+        """See `Samples.targets`."""
+        return self.samples.targets(rows, draw)
+
+    def _cast(self, value: Any) -> Any:
+        is_cast = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(self.dtype) if is_cast else value
 
 
 def first_samples(samples: Samples, num_samples: int | None) -> Samples:

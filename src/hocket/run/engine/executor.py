@@ -145,7 +145,9 @@ class Executor:
         self.sync.resume_from(number)
 
     def stored(self, parameter: Tensor) -> Tensor:
-        """Return what this worker keeps of a parameter: itself, or its shard of it."""
+        """Return what this worker keeps of a parameter: itself, its shard or master."""
+        for updater in self.updaters.values():
+            parameter = updater.masters.stored(parameter)
         return parameter if self.shards is None else self.shards.shard_of(parameter)
 
     def whole_weights(self) -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ from hocket.run.engine.programs.net_setup import (
 )
 from hocket.run.engine.refusals import (
     input_reads,
+    refuse_beside_masters,
     refuse_early_reads,
     refuse_hooks,
     refuse_shared,
@@ -38,9 +40,10 @@ from hocket.run.engine.sync.make import SyncMaker, first_stages
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
+from hocket.run.weights.kept_optimizer import make_kept_optimizer
+from hocket.run.weights.masters import Masters
 from hocket.run.weights.reduce import GradientSum, Reducer
 from hocket.run.weights.settings import Parameters, TrainingConfig
-from hocket.run.weights.sharded.optimizer import make_shard_optimizer
 from hocket.run.weights.sharded.shards import Shards, make_shards
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
@@ -126,15 +129,24 @@ def make_executor(
         equal_start(runners, trained, layout, replicas, ties, groups)
     owned = owned_parameters(trained, one_step(schedule), layout.device, stale_ties)
     how = {stage: by_net[program.stages[stage].net] for stage in owned}
-    shards, firsts = None, dict[int, torch.optim.Optimizer]()
+    masters = settings.compute_precision.has_masters
+    if masters:
+        refuse_beside_masters(stale_ties, [x.name for x in nets if x.follows])
+    keeps_others = masters or program.num_shards > 1
+    firsts = _optimizers_of_whole(owned if keeps_others else {}, how)
+    shards = None
     if program.num_shards > 1:
-        firsts = _optimizers_of_whole(owned, how)
         named = {number: runner.parameters for number, runner in runners.items()}
         shards = make_shards(
-            named, layout, context.world, replicas, context.recorder.wait
+            named,
+            layout,
+            context.world,
+            replicas,
+            context.recorder.wait,
+            masters=masters,
         )
     sums = {stage: groups_of.reduces(stage) for stage in owned}
-    updaters, updated = _updaters(owned, how, sums, shards, firsts)
+    updaters, updated = _updaters(owned, how, sums, shards, firsts, masters=masters)
     if is_stale:
         why = "old weights are kept of the first alone: take a schedule without delays"
         refuse_modes(updaters, why)
@@ -206,6 +218,8 @@ def _updaters(
     groups: Mapping[int, WorkerGroup | None],
     shards: Shards | None,
     firsts: Mapping[int, torch.optim.Optimizer],
+    *,
+    masters: bool,
 ) -> tuple[dict[int, Updater], dict[int, Mapping[str, nn.Parameter]]]:
     """Return the updaters of this worker's stages, and what each of them updates.
 
@@ -214,7 +228,9 @@ def _updaters(
         nets: the net of each stage.
         groups: the workers that add up the gradients of each stage.
         shards: the weights, where they are sharded.
-        firsts: the optimizers of these that were made of whole weights.
+        firsts: the optimizers that were made of the model's parameters, where others
+            are kept.
+        masters: whether those of bfloat16 have masters.
     """
     updaters: dict[int, Updater] = {}
     updated: dict[int, Mapping[str, nn.Parameter]] = {}
@@ -222,28 +238,40 @@ def _updaters(
         settings, whole = nets[stage].settings, nets[stage].parameters
         assert settings is not None
         group, what = groups[stage], f"gradients of stage {stage}"
-        reducer: GradientSum | None = None
-        if shards is not None:
-            reducer = shards.reducer([*own.values()], what)
-        elif group is not None:
-            reducer = Reducer([*own.values()], group, what)
+        own_masters = Masters(own.values() if masters and shards is None else ())
+        kept = own_masters.by_weight if shards is None else shards.by_weight
         mine, made, models = dict(own), None, None
-        if shards is not None:
+        if kept:
             models = whole
             mine, whole = (
-                {name: shards.shard_of(x) for name, x in named.items()}
+                {name: kept.get(id(x), x) for name, x in named.items()}
                 for named in (own, whole)
             )
             if stage in firsts:
-                made = make_shard_optimizer(
-                    firsts[stage], settings, own, models, shards.by_weight
+                words = _MASTERS if shards is None else "shards (num_shards)"
+                made = make_kept_optimizer(
+                    firsts[stage], settings, own, models, kept, words
                 )
-            refuse_shard_steps(settings, own, models, mine)
+        reducer: GradientSum | None = None
+        if shards is not None:
+            refuse_shard_steps(settings, own, models or whole, mine)
+            reducer = shards.reducer([*own.values()], what)
+        elif group is not None:
+            reducer = Reducer([*mine.values()], group, what)
         updaters[stage] = Updater(
-            mine, settings, reducer=reducer, whole=whole, optimizer=made, models=models
+            mine,
+            settings,
+            reducer=reducer,
+            whole=whole,
+            optimizer=made,
+            models=models,
+            masters=own_masters,
         )
         updated[stage] = mine
     return updaters, updated
+
+
+_MASTERS: Final = 'masters (precision="bfloat16-weights")'
 
 
 def _optimizers_of_whole(

@@ -65,6 +65,32 @@ def refuse_shared(stale_ties: Iterable[StaleTie], schedule: Schedule) -> None:
             )
 
 
+def refuse_beside_masters(
+    stale_ties: Iterable[StaleTie], following: Iterable[str]
+) -> None:
+    """Refuse what would lose a part of each update in bfloat16.
+
+    Args:
+        stale_ties: weights of stages with several delays.
+        following: nets whose weights follow those of another net.
+
+    Raises:
+        ModelError: there are some.
+    """
+    way_out = 'take a model in float32 and precision="bfloat16"'
+    for tie in stale_ties:
+        raise ModelError(
+            f"stages {', '.join(map(str, tie.stages))} share {tie.name} with several "
+            "delays, and send each other its gradients in bfloat16: untie it, or "
+            f"{way_out}"
+        )
+    for net in following:
+        raise ModelError(
+            f"the weights of net {net} follow others, and in bfloat16 a move of less "
+            f"than 1/256 of a weight is lost, so that it may never move: {way_out}"
+        )
+
+
 def refuse_early_reads(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> None:
     """See that one update of a weight that stages of a device share is enough.
 

@@ -1,5 +1,10 @@
 """The type that forwards compute in, and the loss scale for float16.
 
+    name                weights     forwards     gradients add up in
+    float32             as given    as given     the weights' types
+    bfloat16, float16   float32     by autocast  float32
+    bfloat16-weights    bfloat16    as given     float32, for masters (weights/masters)
+
 bfloat16 has float32's range, so gradients survive as they are. float16 has not: the
 loss is scaled up before the backward, and the gradients down again before the update.
 If the scale is too large, some gradient is infinite, the step is skipped, and the scale
@@ -26,11 +31,22 @@ _T = TypeVar("_T")
 
 
 class Precision(Enum):
-    """The type that autocast computes in. Weights and updates keep their types."""
+    """The type that forwards compute in."""
 
     FLOAT32 = "float32"  # no autocast
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+    BFLOAT16_WEIGHTS = "bfloat16-weights"  # no autocast
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether torch's autocast chooses the types of operators."""
+        return self in (Precision.BFLOAT16, Precision.FLOAT16)
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether weights are copies in bfloat16 of those that are updated."""
+        return self is Precision.BFLOAT16_WEIGHTS
 
     def autocast(
         self, device: torch.device, *, caches: bool = True
@@ -42,20 +58,27 @@ class Precision(Enum):
             caches: whether weights that a forward reads twice are cast once. All
                 threads share the cache, and any of them empties it.
         """
-        if self is Precision.FLOAT32:
+        if not self.is_autocast:
             return nullcontext()
         short = getattr(torch, self.value)
         return torch.autocast(device.type, short, cache_enabled=caches)
 
     def check_types(self, modules: Iterable[nn.Module]) -> None:
-        """Refuse short weights: float16 gradients cannot be unscaled.
+        """Refuse weights of types that do not go with this one.
+
+        With masters, gradients of weights in bfloat16 add up in float32 from then on.
 
         Raises:
-            ModelError: a parameter is of float16 or bfloat16, and there is autocast.
+            ModelError: a parameter is of float16 or bfloat16, and there is autocast:
+                float16 gradients cannot be unscaled. Or none that is trained is of
+                bfloat16, or one is of float16, where there are to be masters.
         """
-        if self is Precision.FLOAT32:
+        named = [*chain(*(x.named_parameters() for x in modules))]
+        if self.has_masters:
+            _check_masters(named)
+        if not self.is_autocast:
             return
-        for name, parameter in chain(*(x.named_parameters() for x in modules)):
+        for name, parameter in named:
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 raise ModelError(
                     f"precision={self.value!r} keeps the weights in float32 and "
@@ -73,11 +96,48 @@ class Precision(Enum):
         self, device: torch.device, function: Callable[_P, _T]
     ) -> Callable[_P, _T]:
         """Return a function that computes in this type; itself without autocast."""
-        if self is Precision.FLOAT32:
+        if not self.is_autocast:
             return function
         computed: Callable[_P, _T]
         computed = torch.autocast(device.type, getattr(torch, self.value))(function)
         return computed
+
+
+def no_masters(why: str) -> str:
+    """Return that masters are not kept by something that updates weights, and why."""
+    return (
+        f"precision={Precision.BFLOAT16_WEIGHTS.value!r} is for pipelines, and {why}: "
+        'take a model in float32 and precision="bfloat16"'
+    )
+
+
+def _check_masters(named: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Refuse types that have no masters; let gradients of the others add up in float32.
+
+    Raises:
+        ModelError: see `Precision.check_types`.
+    """
+    option = f"precision={Precision.BFLOAT16_WEIGHTS.value!r}"
+    trained = [(name, p) for name, p in named if p.requires_grad]
+    for name, p in trained:
+        if p.dtype is torch.float16:
+            raise ModelError(
+                f"{option} takes weights in bfloat16, and {name} is in float16, whose "
+                "gradients need a loss scale: give the model in bfloat16 "
+                "(model.to(torch.bfloat16))"
+            )
+    short = [p for _, p in trained if p.dtype is torch.bfloat16]
+    if trained and not short:
+        name, p = trained[0]
+        raise ModelError(
+            f"{option} takes a model in bfloat16, and none of its {len(trained)} "
+            f"trained parameters is ({name} is in {str(p.dtype).removeprefix('torch.')}"
+            "): give it as model.to(torch.bfloat16), and inputs in the same type; or "
+            'take precision="bfloat16", which keeps weights as they are and casts in '
+            "the forward"
+        )
+    for p in short:
+        p.grad_dtype = torch.float32
 
 
 class LossScale:

@@ -198,7 +198,7 @@ class WeightVersions:
         self._newest = None
         self._of_step.clear()
         self._old = deque(
-            {n: values[n].detach().clone().requires_grad_() for n in self._trained}
+            {n: _leaf(values[n].detach().clone(), p) for n, p in self._trained.items()}
             for values in own
         )
 
@@ -229,7 +229,7 @@ class WeightVersions:
         if leaves is None:
             leaves = self._version_of(step)
             if any(leaves is other for other in self._of_step.values()):
-                leaves = {n: x.detach().requires_grad_() for n, x in leaves.items()}
+                leaves = {n: _leaf(x.detach(), x) for n, x in leaves.items()}
             self._of_step[step] = leaves
         return leaves
 
@@ -241,7 +241,11 @@ class WeightVersions:
 
     def _newest_leaves(self) -> Leaves:
         if self._newest is None:
-            self._newest = {
-                n: p.data.requires_grad_() for n, p in self._trained.items()
-            }
+            self._newest = {n: _leaf(p.data, p) for n, p in self._trained.items()}
         return self._newest
+
+
+def _leaf(value: Tensor, like: Tensor) -> Tensor:
+    """Return a leaf whose gradients add up in the same type as another's."""
+    value.requires_grad_().grad_dtype = like.grad_dtype
+    return value

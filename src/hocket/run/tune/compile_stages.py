@@ -186,7 +186,7 @@ def _values(work: CompileConfig, stage: int, part: Microbatch) -> list[Any]:
     """Return what a stage gets with a microbatch, without memory."""
     module = work.modules[stage]
     types = {value.name: value.dtype for value in module.inputs}
-    if work.precision is not Precision.FLOAT32:
+    if work.precision.is_autocast:
         for source in module.received:
             made = _seen(work, source, _values(work, source, part)).outputs
             values = work.modules[source].outputs

@@ -198,6 +198,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                     yield f"{name} has no effect without freeze"
             return
         yield from type_faults(self.freeze, self.shapes, self.num_run_steps, self.cache)
+        if self.compute_precision.has_masters:
+            yield (
+                f"precision {self.precision!r} does not go together with freeze: "
+                "another layout moves weights, and not their masters; take 'bfloat16'"
+            )
         if not self.recut:
             yield from fixed_cut_faults(
                 shapes=bool(self.shapes), caches=self.cache is not None

@@ -19,7 +19,7 @@ from hocket.model.profile.work import counted_work
 from hocket.model.stages.on_tensors import copied
 from hocket.model.trace.state import model_fault, refuse_no_values
 from hocket.model.weights.hollow import make_hollow
-from hocket.options import PrecisionName
+from hocket.options import SHORT_WEIGHTS, PrecisionName
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.report import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
@@ -91,6 +91,8 @@ def plan(config: _Arguments) -> Ranking:
     search, precision = config.search or Search(), config.precision or "float32"
     _check_functions(config)
     settings = TrainingConfig(optimizer=config.optimizer)
+    if precision == SHORT_WEIGHTS:
+        settings = replace(settings, precision=SHORT_WEIGHTS)
     device = config.device
     _check_world(config)
     if config.teachers and device is None:
@@ -106,6 +108,7 @@ def plan(config: _Arguments) -> Ranking:
     num_here = config.num_devices // max(1, config.num_nodes)
     cluster = config.cluster(_own_memory(num_here) if device is None else 0)
     model = _with_memory(config.model)
+    settings.compute_precision.check_types([model])
     part, args, kwargs = to_capture(model, apart(config.batch), 1)
     refuse_shared(model, args, kwargs)
     captured = enough_layers(capture(model, args, kwargs), config.num_devices)

@@ -27,6 +27,7 @@ from hocket.model.stages.stage import StageModule
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.versions import WeightVersions
 from hocket.run.weights.gradients import Gradients
+from hocket.run.weights.masters import Masters
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
@@ -119,26 +120,27 @@ def _measured_on(
 ) -> dict[str, float] | None:
     """Return the fields of an update of these parameters; None if there is none."""
     try:
-        updater = Updater(copies, settings)
+        updater = _updater_of(copies, settings)
     except ValueError:  # all parameters are left out
         return None
     if updater.optimizer is None:
         return None
     # As if this worker were the only one.
+    kept = updater.parameters
     gradients = Gradients(
-        tuple(copies),
-        copies,
-        frozenset(copies),
+        tuple(kept),
+        kept,
+        frozenset(kept),
         None,
         device=device,
-        dtype=reduce(torch.promote_types, {x.dtype for x in copies.values()}),
+        dtype=reduce(torch.promote_types, {x.dtype for x in kept.values()}),
     )
     weights = nn.ParameterList(copies.values())
     versions = WeightVersions(weights, delay) if delay else None
     seconds: list[float] = []
     spans = timed_rounds(seconds, device, _NUM_STEPS - 1, num_warm=delay + 1)
     for step, span in enumerate(spans):
-        give_gradients(copies.values())
+        give_gradients(kept.values())
         if versions is not None:
             versions.complete(step)
         passed = torch.zeros(_CACHE_BYTES // 4)
@@ -159,11 +161,21 @@ def _measured_on(
     }
 
 
+def _updater_of(
+    copies: Mapping[str, nn.Parameter], settings: TrainingConfig
+) -> Updater:
+    """Make the updater of some weights, with their masters where there are any."""
+    masters = Masters(copies.values() if settings.compute_precision.has_masters else ())
+    kept = {name: masters.by_weight.get(id(x), x) for name, x in copies.items()}
+    return Updater(kept, settings, masters=masters)
+
+
 def _state_bytes(updater: Updater) -> int:
     """Return the bytes of state that an update leaves for later ones."""
     assert updater.optimizer is not None
     state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
     state += (updater.ema or {}).values()
+    state += updater.masters.by_weight.values()
     return sum(x.nbytes for x in state if isinstance(x, Tensor))
 
 
@@ -187,9 +199,9 @@ def _work_bytes(
 ) -> int:
     """Return the most that an update allocates beside what it keeps."""
     with allocations(device) as log:
-        updater = Updater(dict(copies), settings)
+        updater = _updater_of(copies, settings)
         for _ in range(2):
-            give_gradients(copies.values())
+            give_gradients(updater.parameters.values())
             with log.span():
                 updater.update()
     return log.peaks[-1]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hocket.errors import ConfigError
 from hocket.model.trace.state import is_sharded
 from hocket.run.weights.local import local
+from hocket.run.weights.masters import Masters
 from hocket.run.weights.optimizer_check import OptimizerCheck
 from hocket.run.weights.reduce import GradientSum
 from hocket.run.weights.settings import Parameters, TrainingConfig, has_modes
@@ -26,13 +27,15 @@ class Updater:
         reducer: sums the gradients over the stage's replicas, if there are any.
         whole: all parameters of its net; not given: of no interest.
         optimizer: the one that is made already; else `settings` make it.
-        models: the model's own parameters, of which these are shards.
+        models: the model's own parameters, of which these are shards or masters.
+        masters: those of the stage's weights.
 
     Attributes:
         optimizer: the optimizer; None if nothing is trained.
         scheduler: the learning-rate schedule.
         scheduled_rates: the learning rate of each group as it was made, loaded or last
             scheduled; the live ones differ where the user has changed them.
+        masters: those of the stage's weights.
         gradient_sums: adds up the gradients of all updates, if it was asked for.
         ema: the averaged weights by name. They start as the first weights, and each
             update moves them by `1 - ema_decay` of the way to the new ones.
@@ -47,8 +50,10 @@ class Updater:
         whole: Mapping[str, nn.Parameter] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         models: Mapping[str, nn.Parameter] | None = None,
+        masters: Masters | None = None,
     ) -> None:
         self.parameters = parameters
+        self.masters = Masters(()) if masters is None else masters
         self.reducer = reducer
         trained = Parameters(parameters)
         self._trained = dict(trained.named())
@@ -80,6 +85,10 @@ class Updater:
         """Return the learning rate of each group; 0 for groups that have none."""
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [float(group.get("lr") or 0.0) for group in groups]
+
+    def take_gradients(self) -> None:
+        """Take the gradients of the weights, when this worker's are complete."""
+        self.masters.take_gradients()
 
     def wait(self) -> None:
         """Wait until the gradients are complete over all replicas.
@@ -122,6 +131,7 @@ class Updater:
         optimizer: Any = self.optimizer
         if self.gradient_sums is not None:
             self.gradient_sums.add(self._trained)
+        self.masters.follow()
         if optimizer is not None:
             with self._check.stepping():
                 if is_bad is not None:
@@ -130,6 +140,7 @@ class Updater:
                 if is_bad is not None:
                     del optimizer.found_inf, optimizer.grad_scale
             clear_gradients(optimizer)
+        self.masters.write()
         self.advance(is_bad)
         self.forget()
 
@@ -161,6 +172,7 @@ class Updater:
 
     def forget(self) -> None:
         """Clear all gradients, also those that the optimizer does not update."""
+        self.take_gradients()
         for parameter in self._trained.values():
             parameter.grad = None
 
@@ -176,12 +188,14 @@ class Updater:
         modes: Any = self.optimizer
         before = [p.detach().clone() for p in self._trained.values()]
         modes.eval()
+        self.masters.write()
         try:
             yield
         finally:
             modes.train()
             for p, value in zip(self._trained.values(), before, strict=True):
                 local(p.detach()).copy_(local(value))
+            self.masters.write()
 
     def swap(self) -> None:
         """Exchange the weights and their averages; a second call undoes it.
@@ -197,6 +211,7 @@ class Updater:
                 self.ema[name] = weights
             else:
                 self.ema[name], parameter.data = parameter.data, average
+        self.masters.write()
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:

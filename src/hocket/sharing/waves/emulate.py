@@ -35,7 +35,11 @@ from hocket.run.weights.settings import (
     TrainingConfig,
 )
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
-from hocket.sharing.waves.player import checked_microbatches, microbatch_seed
+from hocket.sharing.waves.player import (
+    checked_microbatches,
+    microbatch_seed,
+    refuse_precision,
+)
 
 _CPU = torch.device("cpu")
 Gradients: TypeAlias = list[Tensor | None]
@@ -89,6 +93,7 @@ def emulate_waves(
         clip_norm=clip_norm,
         precision=precision,
     )
+    refuse_precision(sync, settings.compute_precision)
     if settings.compute_precision is Precision.FLOAT16:
         raise ConfigError(
             'precision="float16" needs a loss scale, which the emulator does not have: '

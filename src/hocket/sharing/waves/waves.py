@@ -48,7 +48,7 @@ from hocket.sharing.waves.player import (
     WavePlayer,
     WaveSettings,
     checked_microbatches,
-    refuse_scale,
+    refuse_precision,
 )
 from hocket.sharing.waves.saved import SavedWaves
 from hocket.sharing.waves.wave import Wave, WaveResult, WaveStep, copy_of, result_of
@@ -127,7 +127,7 @@ class Waves(WorkerRun):
             ema_decay=ema_decay,
         )
         self._num_microbatches = checked_microbatches(sync, num_microbatches)
-        refuse_scale(sync, settings.compute_precision)
+        refuse_precision(sync, settings.compute_precision)
         refuse_no_values(model, "the model", "load them first")
         settings.compute_precision.check_types([model])
         if not any(p.requires_grad for p in model.parameters()):

@@ -27,6 +27,7 @@ from hocket.run.engine.lanes.outputs import Output
 from hocket.run.stage.loss_checks.step_loss_check import refuse_changes, versions_of
 from hocket.run.stage.net_output import NetOutput
 from hocket.run.stage.runner import StageRunner
+from hocket.run.stage.split.layers.accumulate import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class BatchLoss:
         share = 1.0 if self.replica is None else self._share(batch)
         for p, grad in zip(own, found[len(outputs) :], strict=True):
             if grad is not None:
-                p.grad = grad * share if p.grad is None else p.grad + grad * share
+                accumulate(p, grad * share)
         return (
             torch.zeros_like(x) if dx is None else dx
             for x, dx in zip(outputs, found, strict=False)

@@ -110,7 +110,7 @@ def _total(parameter: Tensor) -> Tensor:
     if (
         so_far is not None
         and so_far.layout is torch.strided
-        and so_far.dtype is parameter.dtype
+        and so_far.dtype is parameter.dtype  # what the product is compiled for
         and so_far.stride() == parameter.stride()
         and not has_hooks(parameter)
     ):

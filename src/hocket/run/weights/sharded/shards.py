@@ -43,6 +43,7 @@ class Shards:
             where there are several.
         group: the workers that hold them together.
         everyone: these in all replicas.
+        masters: whether the shards of weights in bfloat16 are float32 masters.
 
     Raises:
         ModelError: a weight cannot be sharded; names it.
@@ -57,11 +58,13 @@ class Shards:
         mesh: DeviceMesh,
         group: WorkerGroup,
         everyone: WorkerGroup,
+        *,
+        masters: bool = False,
     ) -> None:
         self._group, self._everyone = group, everyone
         units = [
-            (users, GatheredUnit(weights, mesh))
-            for users, weights in units_of(stages).items()
+            (users, GatheredUnit(weights, mesh, masters=masters))
+            for users, weights in units_of(stages, masters=masters).items()
         ]
         self._of_stage: dict[int, list[GatheredUnit]] = {
             stage: [unit for (users, *_), unit in units if stage in users]
@@ -152,6 +155,8 @@ def make_shards(
     world: World,
     everyone: WorkerGroup | None,
     on_wait: OnWait,
+    *,
+    masters: bool,
 ) -> Shards:
     """Shard the weights of this worker's stages; every worker must call this.
 
@@ -161,6 +166,7 @@ def make_shards(
         world: the job.
         everyone: the workers with the same stages.
         on_wait: called before each wait.
+        masters: as for `Shards`.
 
     Raises:
         ModelError: a weight cannot be sharded.
@@ -170,7 +176,8 @@ def make_shards(
     if key not in _MESHES:
         _MESHES[key] = _mesh_of(layout, world, on_wait)
     mesh, group = _MESHES[key]
-    return Shards(stages, mesh, replace(group, on_wait=on_wait), everyone)
+    group = replace(group, on_wait=on_wait)
+    return Shards(stages, mesh, group, everyone, masters=masters)
 
 
 def _mesh_of(

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
+from hocket.model.trace.state import gradient_type
+from hocket.run.weights.masters import has_master
 
 if TYPE_CHECKING:  # importing them takes a second
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,17 +51,27 @@ class GatheredUnit:
     Args:
         weights: the model's parameters.
         mesh: the workers that hold them together.
+        masters: whether the shards of those in bfloat16 are float32 masters.
     """
 
-    def __init__(self, weights: Sequence[nn.Parameter], mesh: DeviceMesh) -> None:
-        from torch.distributed.fsdp import fully_shard
+    def __init__(
+        self, weights: Sequence[nn.Parameter], mesh: DeviceMesh, *, masters: bool
+    ) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         self.weights = tuple(weights)
         # The loop may freeze some later, and each reduction has the same parts.
         self.trained = tuple(x for x in weights if x.requires_grad)
-        self.module = _Unit(weights)
+        self._has_masters = masters and has_master(weights[0])
+        policy, kept = MixedPrecisionPolicy(), weights
+        if self._has_masters:
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+            kept = [nn.Parameter(x.detach().float()) for x in weights]
+        self.module = _Unit(kept)
         # False: what is whole stays so until it is resharded.
-        made = fully_shard(self.module, mesh=mesh, reshard_after_forward=False)
+        made = fully_shard(
+            self.module, mesh=mesh, reshard_after_forward=False, mp_policy=policy
+        )
         made.set_reshard_after_backward(False)
         # The sum, for losses have their shares; of single precision, too, where FSDP
         # would multiply in the reduction, which gloo cannot.
@@ -161,9 +173,10 @@ class GatheredUnit:
         for weight in self.trained:
             if weight.grad is None:
                 weight.grad = torch.zeros(
-                    weight.shape, dtype=weight.dtype, device=weight.device
+                    weight.shape, dtype=gradient_type(weight), device=weight.device
                 )
         for weight, whole in zip(self.weights, self._wholes, strict=True):
+            whole.grad_dtype = weight.grad_dtype
             whole.grad, weight.grad = weight.grad, None
         for part in _param_groups(self.unit):
             part.post_backward()
@@ -182,9 +195,15 @@ def _lost(weight: Tensor, how: str) -> str:
 
 
 def units_of(
-    stages: Mapping[int, Mapping[str, nn.Parameter]],
-) -> dict[tuple[tuple[int, ...], str, torch.dtype], list[nn.Parameter]]:
+    stages: Mapping[int, Mapping[str, nn.Parameter]], *, masters: bool
+) -> dict[Any, list[nn.Parameter]]:
     """Return the weights of each unit: of one layer and type, and of the same stages.
+
+    Where there are masters, those that have one, and those that have none, are apart.
+
+    Args:
+        stages: the parameters of each stage, by name.
+        masters: whether there are masters.
 
     Raises:
         ModelError: a weight cannot be sharded.
@@ -201,7 +220,8 @@ def units_of(
                 continue
             seen.add(id(weight))
             _refuse(name, weight)
-            key = tuple(users[id(weight)]), _layer_of(name), weight.dtype
+            kind = weight.dtype, masters and has_master(weight)
+            key = tuple(users[id(weight)]), _layer_of(name), kind
             units.setdefault(key, []).append(weight)
     return units
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hocket.model.trace.state import gradient_type
+
 
 def accumulate(parameter: Tensor, grad: Tensor) -> None:
     """Add to `.grad`, and call hooks on the parameter with the whole of `grad`.
@@ -13,13 +15,14 @@ def accumulate(parameter: Tensor, grad: Tensor) -> None:
         parameter: a leaf.
         grad: the gradient of one microbatch; the caller may not use it afterwards.
     """
-    if grad.dtype is not parameter.dtype:
-        grad = grad.to(parameter.dtype)
     so_far = parameter.grad
     is_sparse = grad.is_sparse or (so_far is not None and so_far.is_sparse)
     if is_sparse or has_hooks(parameter):
-        torch.autograd.backward(parameter, grad)
-    elif so_far is None:
+        torch.autograd.backward(parameter, grad.to(parameter.dtype))
+        return
+    if grad.dtype is not (wanted := gradient_type(parameter)):
+        grad = grad.to(wanted)
+    if so_far is None:
         parameter.grad = _laid_out_as(parameter, grad)
     else:
         so_far.add_(grad)
@@ -36,4 +39,4 @@ def _laid_out_as(parameter: Tensor, grad: Tensor) -> Tensor:
     """Return a gradient with its parameter's strides, for fused optimizers."""
     if grad.stride() == parameter.stride():
         return grad
-    return torch.empty_like(parameter).copy_(grad)
+    return torch.empty_like(parameter, dtype=grad.dtype).copy_(grad)

@@ -1,9 +1,9 @@
-"""The optimizer of sharded weights: the function that makes it sees whole ones first.
+"""The optimizer of what is kept in place of weights: their shards, or masters.
 
     lambda p: SGD([x for x in p if x in head])     the model's parameters ──▶ groups
-                                                   shards of the same     ──▶ steps
+                                                   what is kept of them   ──▶ steps
 
-A function may choose parameters by identity or by value, which shards have not.
+A function may choose parameters by identity or by value, and these have others.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ from hocket.errors import ConfigError
 from hocket.run.weights.settings import Parameters, TrainingConfig
 
 
-def make_shard_optimizer(
+def make_kept_optimizer(
     first: torch.optim.Optimizer,
     settings: TrainingConfig,
     own: Mapping[str, nn.Parameter],
     every: Mapping[str, nn.Parameter],
-    shards: Mapping[int, nn.Parameter],
+    kept: Mapping[int, nn.Parameter],
+    what: str,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of a stage's shards, with the groups of the whole weights.
+    """Make the optimizer of what is kept, with the groups of the model's parameters.
 
     Args:
         first: the one that was made of the model's parameters, while they were whole.
         settings: makes optimizers.
         own: the model's parameters of the stage, by name.
         every: those of the net.
-        shards: this worker's part of each, by the identity of the model's.
+        kept: what is updated in place of each, by the identity of the model's.
+        what: what that is, for errors.
 
     Raises:
         ConfigError: an optimizer with a state or a step of its own is chosen otherwise
-            for shards.
+            for these.
     """
     names = {id(x): name for name, x in every.items()}
-    names |= {id(shards[i]): name for i, name in names.items() if i in shards}
+    names |= {id(kept[i]): name for i, name in names.items() if i in kept}
     with suppress(Exception):  # such as for no parameters at all
         parts = (
-            Parameters({name: shards.get(id(x), x) for name, x in named.items()})
+            Parameters({name: kept.get(id(x), x) for name, x in named.items()})
             for named in (own, every)
         )
         made = settings.make_stage_optimizer(*parts)
@@ -53,11 +55,11 @@ def make_shard_optimizer(
     if first.state or not type(first).__module__.startswith("torch.optim."):
         raise ConfigError(
             f"the function that makes {type(first).__name__} chooses parameters by "
-            "identity or by value, and shards (num_shards) have others: choose them by "
-            "name, which `parameters.named()` has"
+            f"identity or by value, and {what} have others: choose them by name, which "
+            "`parameters.named()` has"
         )
     for group in first.param_groups:
-        group["params"] = [shards[id(p)] for p in group["params"]]
+        group["params"] = [kept.get(id(p), p) for p in group["params"]]
     return first
 
 
