@@ -22,13 +22,7 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.sections import DigitsSettings
 from hocket.recipes.user_functions import call_function
 from hocket.run.data.batch import digest
-from hocket.run.data.samples import (
-    CastSamples,
-    EpochRandom,
-    FirstSamples,
-    Samples,
-    first_samples,
-)
+from hocket.run.data.samples import EpochRandom, FirstSamples, Samples, first_samples
 
 
 class DatasetSamples:
@@ -127,7 +121,7 @@ def _samples(name: str, part: Any) -> Samples:
 
 def whole_of(samples: Samples) -> Any:
     """Return the data set that a function has returned, also of its first samples."""
-    while isinstance(samples, FirstSamples | CastSamples):
+    while isinstance(samples, FirstSamples):
         samples = samples.samples
     return samples
 

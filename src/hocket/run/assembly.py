@@ -63,6 +63,7 @@ from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel
 from hocket.run.tune.cut.profiled_model import ProfiledModel
+from hocket.run.tune.link_costs import with_measured_gathers
 from hocket.run.tune.order import configured_order
 from hocket.run.tune.teachers.joint import joint_order
 from hocket.run.tune.timed_order import is_timed, timed_order
@@ -241,6 +242,7 @@ def _assembled(
         on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,
     )
     stack.callback(executor.sync.give_up)
+    plan = with_measured_gathers(plan, executor, world)
     if asked == CAPTURED_STEP:
         plan = play_captured_steps(
             executor, plan, config, found.known.captured, recorder, stack

@@ -201,7 +201,8 @@ def make_task(recipe: Recipe) -> Task:
     training, evaluation = load_samples(recipe)
     if recipe.training.precision == SHORT_WEIGHTS:
         training, evaluation = (
-            CastSamples(x, torch.bfloat16) for x in (training, evaluation)
+            CastSamples(x, x.num_samples, torch.bfloat16)
+            for x in (training, evaluation)
         )
     _check_enough(training, recipe)
     loss, metrics = _objective(recipe, training)

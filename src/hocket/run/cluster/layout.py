@@ -58,12 +58,6 @@ class Layout:
         """The rank of each device of this pipeline."""
         return tuple(self.ranks_of(d)[self.pipeline] for d in range(self.num_devices))
 
-    @property
-    def shard_ranks(self) -> tuple[int, ...]:
-        """The ranks that hold a copy of this worker's stages together."""
-        first = self.rank - self.shard
-        return tuple(range(first, first + self.num_shards))
-
     def device_of(self, rank: int) -> int:
         """Return a worker's device in its pipeline."""
         return rank // self.num_shards % self.num_devices

@@ -8,14 +8,14 @@ needs, and all of them together see one batch.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 
@@ -99,7 +99,7 @@ class FirstSamples:
 
     def __copy__(self) -> FirstSamples:
         """Copy the wrapped samples too: a copy may cache less than the original."""
-        return FirstSamples(copy(self.samples), self.num_samples)
+        return replace(self, samples=copy(self.samples))
 
     @property
     def fingerprint(self) -> int:
@@ -116,42 +116,21 @@ class FirstSamples:
 
 
 @dataclass(frozen=True, slots=True)
-class CastSamples:
-    """Other samples, whose inputs that are floating-point numbers have another type.
+class CastSamples(FirstSamples):
+    """The same, with inputs that are floating-point numbers in another type.
 
     Args:
-        samples: the others.
         dtype: the type.
     """
 
-    samples: Samples
     dtype: torch.dtype
-
-    def __copy__(self) -> CastSamples:
-        """Copy the wrapped samples too, as `FirstSamples`."""
-        return CastSamples(copy(self.samples), self.dtype)
-
-    @property
-    def num_samples(self) -> int:
-        """The number of rows."""
-        return self.samples.num_samples
-
-    @property
-    def fingerprint(self) -> int:
-        """The fingerprint of the others."""
-        return self.samples.fingerprint
 
     def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """See `Samples.inputs`."""
-        return tree_map(self._cast, self.samples.inputs(rows, draw))
+        return tree_map_only(Tensor, self._cast, self.samples.inputs(rows, draw))
 
-    def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """See `Samples.targets`."""
-        return self.samples.targets(rows, draw)
-
-    def _cast(self, value: Any) -> Any:
-        is_cast = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(self.dtype) if is_cast else value
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
 def first_samples(samples: Samples, num_samples: int | None) -> Samples:

@@ -13,6 +13,7 @@ receiver has gone to sleep by then, and waking it is a part of a message's time.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from statistics import median
 from time import perf_counter
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from hocket.core.costs import Link
 from hocket.core.hardware import load_catalogue
+from hocket.core.simulate import simulate
 from hocket.model.profile.clock import clock_of
 from hocket.model.profile.precision import timed_rounds
 from hocket.planner.cluster import Cluster, MessageCosts
@@ -36,6 +38,8 @@ from hocket.run.comm.transport import (
     Sender,
     Transport,
 )
+from hocket.run.engine.executor import Executor
+from hocket.run.engine.plan import Plan
 
 _SIZES = (1 << 12, 1 << 20)  # bytes: one that is all latency, one that is bandwidth too
 _NUM_ROUNDS = 24
@@ -193,3 +197,72 @@ def _reduced_s(world: World, num_bytes: int) -> float:
         with span:
             everyone.wait(everyone.all_reduce(gradients, "ring"), "ring")
     return median(seconds)
+
+
+def with_measured_gathers(plan: Plan, executor: Executor, world: World) -> Plan:
+    """Return a plan with gathers and reductions of shards as measured.
+
+    Each layer is a collective of its own, with copies before and behind it: a link that
+    was measured with one message knows nothing of these. Every worker must call this,
+    before the first step.
+
+    Args:
+        plan: what was decided.
+        executor: this worker's; no gradient is there.
+        world: the job.
+    """
+    if executor.shards is None:
+        return plan
+    costs, program = plan.costs, plan.schedule.program
+    measured = {str(n): _gathered_s(executor, n, world) for n in executor.runners}
+    everywhere = world.gather_json(measured, "seconds of gathers and reductions")
+    seconds = [
+        [
+            median(x)
+            for x in zip(
+                *(own[str(n)] for own in everywhere if str(n) in own), strict=True
+            )
+        ]
+        for n in range(program.num_stages)
+    ]
+    believed_s = sum(costs.reduce_s(n, program) for n, x in enumerate(seconds) if x[1])
+    longer = sum(x[1] for x in seconds) / believed_s if believed_s else 1.0
+    link = costs.reduce_link
+    costs = replace(
+        costs,
+        stages=tuple(
+            replace(cost, unshard_s=gather_s)
+            for cost, (gather_s, _) in zip(costs.stages, seconds, strict=True)
+        ),
+        reduce_link=replace(
+            link,
+            latency_s=link.latency_s * longer,
+            bytes_per_s=link.bytes_per_s / longer,
+        ),
+    )
+    gates = executor.plan.gates
+    return replace(plan, costs=costs, predicted=simulate(plan.schedule, costs, gates))
+
+
+def _gathered_s(executor: Executor, stage: int, world: World) -> tuple[float, float]:
+    """Return the seconds of a stage's gather and of its reduction; 0 without one."""
+    shards, updater = executor.shards, executor.updaters.get(stage)
+    assert shards is not None
+    gather_s: list[float] = []
+    reduce_s: list[float] = []
+    for span in timed_rounds(gather_s, world.device, _NUM_REDUCTIONS):
+        with span:
+            shards.unshard(stage)
+            shards.take(stage)
+        shards.reshard(stage)
+    if updater is None or updater.reducer is None:
+        return median(gather_s), 0.0
+    shards.unshard(stage)
+    shards.take(stage)
+    for span in timed_rounds(reduce_s, world.device, _NUM_REDUCTIONS):
+        with span:
+            updater.reducer.start()
+            updater.reducer.finish()
+    shards.reshard(stage)
+    updater.forget()
+    return median(gather_s), median(reduce_s)
