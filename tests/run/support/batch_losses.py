@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.run.data.loss import losses_of
-from hocket.run.stage.loss_checks.batch_loss_check import check_mean
+from hocket.run.stage.loss_checks.step_loss_check import check_mean
 
 CPU: Final = torch.device("cpu")
 NUM: Final = 6

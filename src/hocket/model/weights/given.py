@@ -9,17 +9,152 @@ this worker do.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import copy
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError, ModelError
 from hocket.model.stages.saved_modules import SavedModules
 from hocket.model.trace.state import State
-from hocket.model.weights.converted import as_the_model_names_them
 from hocket.model.weights.fresh import FreshWeights, draw, refuse_unset
 from hocket.model.weights.hollow import make_hollow
-from hocket.model.weights.stored import StoredWeights
+from hocket.model.weights.stored import Form, StoredWeights
+
+# Reads files of the transformers library, which saves by other names than it trains.
+#
+#     block_sparse_moe.experts.{0..7}.w1.weight ┐
+#     block_sparse_moe.experts.{0..7}.w3.weight ┴▶ mlp.experts.gate_up_proj
+#
+# From its version 5 on, a model's `save_pretrained` writes what the published files
+# have, and its `from_pretrained` converts that, by rules of the library's own. These
+# are asked.
+
+
+def as_the_model_names_them(stored: StoredWeights, model: nn.Module) -> StoredWeights:
+    """Return stored weights by the names that a model has for them.
+
+    Args:
+        stored: the weights.
+        model: the model; if it is not of the transformers library, or nothing is to be
+            converted, they are returned as they are.
+
+    Raises:
+        ModelError: the library's rules failed.
+    """
+    loading = sys.modules.get("transformers.core_model_loading")
+    mapping = sys.modules.get("transformers.conversion_mapping")
+    if loading is None or mapping is None or not hasattr(model, "base_model_prefix"):
+        return _without_ignored(stored, model)
+    groups = _groups(
+        stored, model, mapping.get_model_conversion_mapping(model), loading
+    )
+    forms: dict[str, Form] = {}
+    made_by: dict[str, _Group] = {}
+    for group in groups:
+        own = {name: stored.forms[name] for _, name in group.sources}
+        for name, form in group.forms(own, model).items():
+            forms[name], made_by[name] = form, group
+
+    def read(names: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+        for group in {id(made_by[x]): made_by[x] for x in names}.values():
+            sources = dict(stored.read([name for _, name in group.sources]))
+            made = group.made(sources, model)
+            yield from ((name, made[name]) for name in made if name in names)
+
+    return _without_ignored(replace(stored, forms=forms, read=read), model)
+
+
+def _groups(
+    stored: StoredWeights, model: Any, rules: Sequence[Any], loading: Any
+) -> list[_Group]:
+    """Return which tensors of the files become which of the model.
+
+    Args:
+        stored: the weights.
+        model: the model.
+        rules: the library's, for this model.
+        loading: the library's module that applies them.
+    """
+    converters = [x for x in rules if isinstance(x, loading.WeightConverter)]
+    renamings = [x for x in rules if isinstance(x, loading.WeightRenaming)]
+    by_pattern = {x: one for one in converters for x in one.source_patterns}
+    known, prefix = model.state_dict(), model.base_model_prefix
+    groups: dict[str, _Group] = {}
+    for name in sorted(stored.forms, key=loading.dot_natural_key):
+        target, pattern = loading.rename_source_key(
+            name, renamings, converters, prefix, known
+        )
+        if target not in known and name in known:
+            target, pattern = name, None
+        if pattern is None and target in groups:
+            target = name  # of which there is one already: superfluous
+        group = groups.setdefault(target, _Group(target, by_pattern.get(pattern), []))
+        group.sources.append((pattern or name, name))
+    return [*groups.values()]
+
+
+def _without_ignored(stored: StoredWeights, model: nn.Module) -> StoredWeights:
+    """Let names be superfluous that a model's class says may be."""
+    patterns: Any = getattr(model, "_keys_to_ignore_on_load_unexpected", None)
+    if not patterns:
+        return stored
+    found = [re.compile(x) for x in patterns]
+    return replace(stored, not_asked=lambda name: any(x.search(name) for x in found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Tensors of the files that become one of the model, or several.
+
+    Args:
+        target: the first name in the model.
+        converter: the library's rule; None where the name alone changes.
+        sources: the pattern that each matches, and its name in the files; one where
+            there is no rule.
+    """
+
+    target: str
+    converter: Any
+    sources: list[tuple[str, str]]
+
+    def made(self, tensors: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
+        """Return the model's tensors, made of those in the files."""
+        if self.converter is None:
+            return {self.target: tensors[self.sources[0][1]]}
+        rule = copy.deepcopy(self.converter)
+        for pattern, name in self.sources:
+            rule.add_tensor(self.target, name, pattern, tensors[name])
+        try:
+            made = rule.convert(self.target, model=model, config=model.config)
+        except Exception as error:
+            raise ModelError(
+                f"the transformers library cannot make {self.target} of "
+                f"{', '.join(name for _, name in self.sources[:3])}, ...: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return {k: x[0] if isinstance(x, list) else x for k, x in made.items()}
+
+    def forms(self, own: Mapping[str, Form], model: Any) -> dict[str, Form]:
+        """Return what it will make, without reading."""
+        if self.converter is None:
+            return {self.target: own[self.sources[0][1]]}
+        empty = {name: _empty(*form) for name, form in own.items()}
+        found = self.made(empty, model)
+        return {name: _form(x) for name, x in found.items()}
+
+
+def _empty(kind: str, shape: Sequence[int]) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, kind), device="meta")
+
+
+def _form(tensor: Tensor) -> Form:
+    return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
 class GivenWeights:

@@ -17,7 +17,7 @@
 The way of a save:
 
     collect.py        what this worker holds and must write: names and live tensors
-    background.py     copied to the host, if it is written in the background
+    manager.py        copied to the host, if it is written in the background
     commit.py         written, synced, confirmed by all workers, renamed, pointed to;
                       older ones removed
 

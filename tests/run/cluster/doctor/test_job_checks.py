@@ -8,14 +8,14 @@ from typing import Any, Final
 import pytest
 
 from hocket.errors import WaitError
-from hocket.run.cluster.doctor.finding import Finding, Severity
-from hocket.run.cluster.doctor.job import (
+from hocket.run.cluster.doctor.examine import (
     MeasuredLink,
     judge_failed_rendezvous,
     judge_links,
     judge_rendezvous,
     pairs_of,
 )
+from hocket.run.cluster.doctor.finding import Finding, Severity
 from tests.run.cluster.doctor.test_host_checks import check
 from tests.run.support.forked import run_forked
 

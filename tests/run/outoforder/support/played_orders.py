@@ -28,7 +28,7 @@ from hocket.run.outoforder.capture.captured_step import (
     capture_step,
     preserved,
 )
-from hocket.run.outoforder.order.measure import with_work_bytes
+from hocket.run.outoforder.order.choose import with_work_bytes
 from hocket.run.outoforder.play.step_player import StepPlayer, StepValues
 from tests.run.device.support.interleaver import Interleaver
 from tests.run.outoforder.support.inline_device import InlineDevice

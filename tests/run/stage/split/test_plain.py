@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from hocket.run.stage.split.by_layers import ByLayers
-from hocket.run.stage.split.module_routes import has_own_kernel, operator_of
+from hocket.run.stage.split.by_layers import ByLayers, has_own_kernel, operator_of
 from tests.run.stage.split.halves import (
     assert_same,
     found,

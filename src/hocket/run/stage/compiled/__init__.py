@@ -17,10 +17,10 @@ Other sizes (a smaller last microbatch) run uncompiled.
     trace.py        forward and backward in one graph
     traceable.py    refuses modules whose own code may not be fixed in a graph
     draws.py        the random numbers that a graph draws
-    split_backward.py  the nodes of I and of W, and the values held between
     lower.py        Inductor
     products.py     gradients that are products, added up by these
-    capture.py      all graphs of a stage for one size
+    capture.py      the nodes of I and of W, and the values held between; all graphs
+                    of a stage for one size
     trial.py        run them once and compare
     function.py     replaces a stage's code, as one node of autograd's graph; W, with
                     the values that I holds for it

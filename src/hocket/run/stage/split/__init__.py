@@ -18,8 +18,8 @@ own formula. All other parameters get their gradients in I, from autograd.
 
     layers/          such layers: calls, formulas, what waits for W
     routes.py        which operators they replace
-    module_routes.py the same for modules that are run as they are
-    by_layers.py     the splitter of a stage, from all of the above
+    by_layers.py     the same for modules that are run as they are; the splitter of a
+                     stage, from all of this
 
 Imports `run.data` and what is before it. Begin with `by_layers.py`.
 """
