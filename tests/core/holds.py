@@ -33,7 +33,7 @@ def holds_of(timeline: Timeline, costs: Costs) -> Iterator[Hold]:
         if op.kind is Kind.FORWARD:
             yield from forward_holds(op, timeline, costs, when)
         elif op.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT):
-            yield device, *gradient_span(op, when), cost.gradient_bytes
+            yield from gradient_holds(op, timeline, costs, when)
         elif op.kind is Kind.UPDATE:
             reads = [
                 when[reader][1]
@@ -51,6 +51,21 @@ def whole_holds(op: Op, timeline: Timeline, costs: Costs, when: When) -> Iterato
         end_s = when[op.as_kind(Kind.RESHARD)][1]
         num_bytes = costs.of(program)[op.stage].whole_bytes
         yield program.stages[op.stage].device, when[op][0], end_s, num_bytes
+
+
+def gradient_holds(
+    op: Op, timeline: Timeline, costs: Costs, when: When
+) -> Iterator[Hold]:
+    """A step's gradients: whole until R, and one shard of them until the update."""
+    program = timeline.schedule.program
+    device, cost = program.stages[op.stage].device, costs.of(program)[op.stage]
+    begin_s, end_s = gradient_span(op, when)
+    part = -(-cost.gradient_bytes // program.num_shards)
+    yield device, begin_s, end_s, part
+    reduce = Op(Kind.REDUCE, op.stage, None, op.step)
+    if reduce in when and end_s > begin_s:
+        end_s = when[reduce][1]
+    yield device, begin_s, end_s, cost.gradient_bytes - part
 
 
 def gradient_span(op: Op, when: When) -> tuple[float, float]:

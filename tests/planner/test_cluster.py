@@ -72,3 +72,22 @@ def test_measured_messages_take_the_place_of_usual_ones() -> None:
     assert (costs.link, costs.handling) == (slow.link, slow.handling)
     assert found.boundaries == before.boundaries
     assert found.step_s > before.step_s
+
+
+def test_shards_are_neighbours_and_replicas_are_not() -> None:
+    """2x2x2 in two nodes: rings of shards stay inside; those of replicas leave.
+
+    rank    0  1 | 2  3 || 4  5 | 6  7      node 0 || node 1
+    """
+    two = cluster(8, num_nodes=2, network_bytes_per_s=1e9, bytes_per_s=1e11)
+    assert two.shard_link(2).bytes_per_s == 1e11
+    assert two.reduce_link(2 * 2, 2).bytes_per_s == 1e9 / 4
+    assert two.pipeline_links(2, 2, 2) == ()
+
+
+def test_shards_of_a_stage_that_fills_a_node_send_side_by_side() -> None:
+    """2x1x4 in two nodes: each of four shards sends its own messages over the card."""
+    two = cluster(8, num_nodes=2, network_bytes_per_s=1e9, bytes_per_s=1e11)
+    assert {link.bytes_per_s for *_, link in two.pipeline_links(2, 1, 4)} == {1e9 / 4}
+    assert two.shard_link(4).bytes_per_s == 1e11
+    assert two.shard_link(8).bytes_per_s == 1e9

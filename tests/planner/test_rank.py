@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.core.op import Kind
+from hocket.draw.quantity import short
 from hocket.errors import PlanError
 from hocket.planner.candidate import Candidate, Outcome
 from hocket.planner.predict import Predictor
 from hocket.planner.rank import Search, rank
 from hocket.planner.ranking.report import Ranking
+from hocket.planner.ranking.table import advice
 from tests.planner.toys import EVERYTHING, MIB, cluster, layers, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
@@ -327,3 +330,71 @@ def test_the_choice_follows_from_its_rule() -> None:
     if not best.candidate.is_data_parallel:
         assert not any(x.candidate.is_data_parallel for x in near)
         assert best.candidate.num_stages == min(x.candidate.num_stages for x in near)
+
+
+@pytest.mark.parametrize("is_tight", [False, True])
+def test_sharded_candidates_are_pipelines_as_any(is_tight: bool) -> None:
+    """Their parts of memory add up to the simulated peak; few gathers where that fits.
+
+    Of what shards hold between steps, each has its part.
+    """
+    job, devices = work(8), cluster(8)
+    candidate = Candidate("interleaved-1f1b", 2, 2, 4, 4, num_shards=2)
+    if is_tight:
+        ample = Predictor(job, devices, 16).outcome(candidate)
+        devices = cluster(8, memory_bytes=ample.peak_bytes - 1)
+    predictor = Predictor(job, devices, 16)
+    found = predictor.outcome(candidate)
+    timeline = predictor.timeline(candidate)
+    whole = predictor.outcome(replace(candidate, num_replicas=4, num_shards=1))
+    assert [x.total_bytes for x in found.memory] == [
+        curve.peak for curve in timeline.memory
+    ]
+    for own, all_ in zip(found.memory, whole.memory, strict=True):
+        assert own.weight_bytes == all_.weight_bytes // 2
+        assert own.gradient_bytes == all_.gradient_bytes // 2
+        assert own.optimizer_bytes == all_.optimizer_bytes // 2
+        assert own.activation_bytes >= 0
+    num_gathers = sum(
+        op.kind is Kind.UNSHARD for lane in timeline.schedule.lanes for op in lane.ops
+    )
+    assert (num_gathers > 8) == is_tight
+    sent = num_gathers * 8 * MIB + whole.message_bytes
+    assert found.message_bytes == sent
+    assert found.fits
+
+
+def test_a_batch_must_have_a_sample_for_each_shard_and_microbatch() -> None:
+    """Shards train on parts of the batch, as replicas do."""
+    ranking = ranked(work(8), cluster(4), 12, EVERYTHING)
+    assert any(x.candidate.num_shards > 1 for x in ranking.outcomes)
+    for outcome in ranking.outcomes:
+        shape = outcome.candidate
+        assert shape.num_pipelines * shape.num_microbatches <= 12
+        assert shape.layout.num_workers in {4, 1}
+
+
+def test_only_the_layout_that_was_asked_for() -> None:
+    """Beside plain data parallelism, whose layouts are all there are."""
+    search = Search(num_devices=(2,), num_shards=(2,))
+    ranking = rank(work(8), cluster(8), 32, search)
+    pipelines = {
+        str(x.candidate.layout)
+        for x in ranking.outcomes
+        if not x.candidate.is_data_parallel
+    }
+    assert pipelines == {"2x2x2"}
+    plain = {x.candidate.schedule for x in ranking.outcomes}
+    assert {"ddp", "fsdp", "hsdp"} <= plain
+
+
+def test_what_fits_no_device_whole_and_has_fast_links_is_sharded() -> None:
+    """And the sentence that says so has the numbers of the best pipeline beside it."""
+    job = work(8, weight_bytes=512 * MIB, activation_bytes=MIB)
+    ranking = rank(job, cluster(4, memory_bytes=9 * 2**30), 64)
+    assert ranking.best is not None
+    assert ranking.best_pipeline is not None
+    assert ranking.best.candidate.schedule in {"fsdp", "hsdp"}
+    (line,) = (x for x in advice(ranking) if x.startswith("you need no pipeline: "))
+    assert ranking.best_pipeline.candidate.schedule in line
+    assert short(ranking.best_pipeline.samples_per_s) in line

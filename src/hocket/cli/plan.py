@@ -20,6 +20,7 @@ from hocket.cli.train import OutsideOption, SetOption, read_recipe, run_workers
 from hocket.errors import PlanError
 
 if TYPE_CHECKING:
+    from hocket.core.layout import WorkerLayout
     from hocket.planner.rank import PlanConfig, Progress
     from hocket.planner.ranking.report import Shown
     from hocket.planner.ranking.table import Paper
@@ -47,7 +48,11 @@ def plan_command(
     ] = None,
     layout: Annotated[
         str | None,
-        option("DxR", "Only pipelines of so many devices, in so many replicas: 4x2."),
+        option(
+            "DxRxS",
+            "Only pipelines of so many devices, in so many replicas, of so many shards "
+            "if any: 4x2, 4x2x2.",
+        ),
     ] = None,
     hardware: Annotated[
         str | None,
@@ -131,7 +136,7 @@ def plan_command(
     from hocket.planner.rank import PlanConfig, Search
     from hocket.planner.ranking.report import Shown
 
-    num_devices, devices_per_pipeline = _devices(devices, layout)
+    num_devices, only = _devices(devices, layout)
     config = PlanConfig(
         num_devices=num_devices,
         hardware=hardware,
@@ -143,7 +148,8 @@ def plan_command(
         memory_bytes=None if memory_gib is None else int(memory_gib * 2**30),
         hardware_file=None if hardware_file is None else str(hardware_file.absolute()),
         search=Search(
-            num_devices=devices_per_pipeline,
+            num_devices=None if only is None else (only.num_devices,),
+            num_shards=None if only is None else (only.num_shards,),
             num_best=rows,
             is_exhaustive=exhaustive,
             max_delay=max_delay,
@@ -183,8 +189,8 @@ def plan_command(
 
 def _devices(
     num_devices: int | None, layout: str | None
-) -> tuple[int, tuple[int] | None]:
-    """Return all devices; and those of one pipeline, if a layout says them."""
+) -> tuple[int, WorkerLayout | None]:
+    """Return the number of all devices; and their layout, if it is given."""
     from hocket.core.layout import WorkerLayout
 
     if layout is None:
@@ -192,17 +198,12 @@ def _devices(
             raise typer.BadParameter("say how many: --devices N, or --layout DxR")
         return num_devices, None
     wanted = WorkerLayout.parse(layout)
-    if wanted.num_shards > 1:
-        raise typer.BadParameter(
-            f"--layout {layout} has {wanted.num_shards} shards, and pipelines of "
-            "sharded stages are not predicted: leave out the third number"
-        )
     if num_devices not in (None, wanted.num_workers):
         raise typer.BadParameter(
             f"--layout {layout} is {wanted.num_workers} devices, --devices says "
             f"{num_devices}: leave one of them out"
         )
-    return wanted.num_workers, (wanted.num_devices,)
+    return wanted.num_workers, wanted
 
 
 def plan_and_show(resolved: Resolved, config: PlanConfig, paper: Paper) -> Shown:

@@ -210,6 +210,8 @@ class Costs:
         links: `(from_device, to_device, link)` for single pairs.
         reduce_link: between a device and its replicas, or the devices of copies of its
             stages, for ops R (ring all-reduce) and G (ring all-gather).
+        shard_link: between the shards of a stage, for R (ring reduce-scatter) and
+            UNSHARD; `reduce_link` when not given.
         handling: what a lane itself spends on each message it sends or receives.
         op_s: what a lane spends on each op besides the work (the host's overhead).
         jitter: how much an op's seconds differ from one time to the next: their
@@ -227,6 +229,7 @@ class Costs:
     link: Link = field(default_factory=Link)
     links: tuple[tuple[int, int, Link], ...] = ()
     reduce_link: Link = field(default_factory=Link)
+    shard_link: Link | None = None
     handling: Link = field(default_factory=Link)
     op_s: float = 0.0
     jitter: float = 0.0
@@ -309,11 +312,12 @@ class Costs:
         reduce-scatter over the shards (half of it), and an all-reduce of each part over
         the replicas.
         """
-        num_bytes, link = self.of(program)[stage].gradient_bytes, self.reduce_link
+        num_bytes = self.of(program)[stage].gradient_bytes
         num_shards, num_members = program.num_shards, program.num_members(stage)
-        parts_s = link.ring_s(num_bytes, num_shards) / 2
+        shards, replicas = self.shard_link or self.reduce_link, self.reduce_link
+        parts_s = shards.ring_s(num_bytes, num_shards) / 2
         own_bytes = num_bytes // num_shards
-        return parts_s + link.ring_s(own_bytes, num_members // num_shards)
+        return parts_s + replicas.ring_s(own_bytes, num_members // num_shards)
 
     def link_between(self, from_device: int, to_device: int) -> Link:
         """Return the link that messages between two devices take."""

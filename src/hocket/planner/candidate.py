@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
+from hocket.core.layout import WorkerLayout
 from hocket.planner.search.result import gap
 
 ONE_DEVICE: Final = "one-device"
 DDP: Final = "ddp"
 ZERO_1: Final = "ddp+zero1"
 FSDP: Final = "fsdp"
+HSDP: Final = "hsdp"
 REVERSE_FIRST_K: Final = "reverse-first-k"
 
 # Data parallelism, and what runs it: a class of torch, or hocket.Pipeline.
@@ -19,6 +21,7 @@ DATA_PARALLEL: Final = {
     DDP: "torch's DistributedDataParallel: a whole copy on each device",
     ZERO_1: "the same with torch's ZeroRedundancyOptimizer: optimizer state sharded",
     FSDP: "torch's fully_shard: weights, gradients and optimizer state sharded",
+    HSDP: "torch's fully_shard in replicas of sharded groups, one shard on each device",
     REVERSE_FIRST_K: "hocket.Pipeline with this schedule: a whole copy on each device, "
     "whose first weight gradients are computed last",
 }
@@ -35,6 +38,7 @@ class Candidate:
         stages_per_device: the model's stages on each device.
         num_microbatches: the microbatches of each replica's part of the batch.
         recomputes: whether stages keep only their inputs, and run their forward again.
+        num_shards: the devices that hold each stage of a replica together.
     """
 
     schedule: str
@@ -43,6 +47,17 @@ class Candidate:
     stages_per_device: int
     num_microbatches: int
     recomputes: bool = False
+    num_shards: int = 1
+
+    @property
+    def layout(self) -> WorkerLayout:
+        """Its devices: of one pipeline x replicas x shards."""
+        return WorkerLayout(self.num_devices, self.num_replicas, self.num_shards)
+
+    @property
+    def num_pipelines(self) -> int:
+        """How many devices train each stage, on other parts of the batch each."""
+        return self.num_replicas * self.num_shards
 
     @property
     def is_data_parallel(self) -> bool:
@@ -56,7 +71,7 @@ class Candidate:
 
     def samples_of_microbatch(self, batch_size: int) -> int:
         """The samples in the largest microbatch of a batch."""
-        return -(-batch_size // (self.num_replicas * self.num_microbatches))
+        return -(-batch_size // (self.num_pipelines * self.num_microbatches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +79,12 @@ class MemorySplit:
     """A device's memory at its peak, by kind.
 
     Args:
-        weight_bytes: one version of the weights.
-        gradient_bytes: the gradients of the weights.
+        weight_bytes: one version of the weights, or of its shard of them.
+        gradient_bytes: the gradients of the weights, or its shard of them.
         optimizer_bytes: the optimizer's state.
-        activation_bytes: all that comes and goes: activations, messages, and what
-            operators and reductions hold while they run.
+        activation_bytes: all that comes and goes: activations, messages, whole weights
+            and gradients of shards, and what operators and reductions hold while they
+            run.
         version_bytes: weights before the newest, if stages read old ones.
     """
 

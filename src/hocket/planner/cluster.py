@@ -4,9 +4,9 @@
              └───── network ─────┐  ─ network   between nodes, one card per node
     node 1   4 ═ 5 ═ 6 ═ 7 ──────┘
 
-Workers are numbered as in `run/cluster/layout.py`: replica after replica, and in each
-its devices. Several of them that send over one card at the same time share its
-bandwidth.
+Workers are numbered as in `run/cluster/layout.py`: replica after replica, in each its
+devices, and for each of these its shards. Several of them that send over one card at
+the same time share its bandwidth.
 """
 
 from __future__ import annotations
@@ -104,20 +104,22 @@ class Cluster:
         return self._between(1) if leaves_nodes else self.inside
 
     def pipeline_links(
-        self, num_devices: int, num_replicas: int
+        self, num_devices: int, num_replicas: int, num_shards: int = 1
     ) -> tuple[tuple[int, int, Link], ...]:
         """Return the pairs of adjacent devices of a pipeline on different nodes.
 
         The first and the last device are adjacent too, for schedules that go round.
-        Replicas run in lockstep: one represents all.
+        Replicas and shards run in lockstep: one represents all.
         """
         pairs = [(d, (d + 1) % num_devices) for d in range(num_devices)]
-        firsts = range(0, num_replicas * num_devices, num_devices)
+        size = num_devices * num_shards
+        firsts = [r * size + s for r in range(num_replicas) for s in range(num_shards)]
         crossing = {
             (a, b): [
-                self._node(first + a)
+                self._node(first + a * num_shards)
                 for first in firsts
-                if self._node(first + a) != self._node(first + b)
+                if self._node(first + a * num_shards)
+                != self._node(first + b * num_shards)
             ]
             for a, b in pairs
         }
@@ -130,12 +132,26 @@ class Cluster:
         )
 
     def reduce_link(self, num_devices: int, num_replicas: int) -> Link:
-        """Return the link that limits the rings of all devices with their replicas."""
-        edges = [
+        """Return the link that limits the rings of all devices with their replicas.
+
+        Args:
+            num_devices: the devices of one replica, with all shards.
+            num_replicas: the replicas.
+        """
+        return self._ring_link(
             (replica * num_devices + d, (replica + 1) % num_replicas * num_devices + d)
             for replica in range(num_replicas)
             for d in range(num_devices)
-        ]
+        )
+
+    def shard_link(self, num_shards: int) -> Link:
+        """Return the link that limits the rings of all stages' shards."""
+        return self._ring_link(
+            (rank, rank + 1 if (rank + 1) % num_shards else rank + 1 - num_shards)
+            for rank in range(self.num_devices)
+        )
+
+    def _ring_link(self, edges: Iterable[tuple[int, int]]) -> Link:
         crossing = [a for a, b in edges if self._node(a) != self._node(b)]
         if not crossing:
             return self.inside if self.ring is None else self.ring

@@ -22,17 +22,23 @@ from hocket.passes.add_gathers import KEEPS, Keep, add_gathers
 from hocket.planner.recompute import refuse_misfit
 
 
+def with_copies(order: Schedule, num_replicas: int, num_shards: int) -> Schedule:
+    """Return the same order for other numbers of replicas and shards."""
+    program = replace(order.program, num_replicas=num_replicas, num_shards=num_shards)
+    return replace(order, program=program)
+
+
 def with_shards(costs: Costs, program: Program) -> Costs:
     """Return the costs of a program whose stages are sharded.
 
     A device keeps one shard of the weights and of the optimizer's state, and gathers
-    the whole weights over the link of reductions. Its gradients are whole until R.
+    the whole weights over the link of shards. Its gradients are whole until R.
 
     Args:
         costs: those of the same stages without shards.
         program: says how many shards there are.
     """
-    num = program.num_shards
+    num, link = program.num_shards, costs.shard_link or costs.reduce_link
     if num == 1:
         return costs
     stages = tuple(
@@ -43,7 +49,7 @@ def with_shards(costs: Costs, program: Program) -> Costs:
             update_work_bytes=-(-cost.update_work_bytes // num),
             update_s=cost.update_s / num,
             whole_bytes=cost.weight_bytes,
-            unshard_s=costs.reduce_link.all_gather_s(-(-cost.weight_bytes // num), num),
+            unshard_s=link.all_gather_s(-(-cost.weight_bytes // num), num),
         )
         for cost in costs.of(program)
     )

@@ -50,6 +50,13 @@ class Placement:
         return Kind.BACKWARD_INPUT in self.schedule.kinds
 
     @cached_property
+    def takes_shards(self) -> bool:
+        """Whether its stages can be sharded; see `add_gathers`."""
+        order, program = self.schedule, self.schedule.program
+        num_lanes = len(order.lanes)
+        return not (self.delay or program.copies or num_lanes > program.num_devices)
+
+    @cached_property
     def delay(self) -> int:
         """The largest delay of any stage."""
         return max(stage.delay for stage in self.schedule.program.stages)
@@ -144,7 +151,8 @@ def _first_of(
 # backwards are split, only its last I is followed so, and its W come when they will.
 # With replicas, the stage whose backward is last is reduced and updated after it; and a
 # device's reductions follow each other, the first one after all backwards of some
-# stage.
+# stage. Sharded stages are gathered once at least, on the way of the reductions, and
+# the first one before all else.
 #
 # `search/bound.py` is tighter, holds for any order, and takes longer.
 class StageSums:
@@ -175,6 +183,9 @@ class StageSums:
         num_microbatches: int,
         hop_s: float,
         reduce_s: Floats,
+        gather_s: Floats,
+        *,
+        num_shards: int,
     ) -> float:
         """Return the least seconds of a step with stages placed so.
 
@@ -183,7 +194,10 @@ class StageSums:
             num_microbatches: microbatches per step.
             hop_s: seconds of a message from stage to stage.
             reduce_s: seconds of each stage's reduction.
+            gather_s: seconds of one gather of each stage's weights.
+            num_shards: the devices that update each stage together.
         """
+        update_s = self._update_s / num_shards
         of = np.array(placement.devices)
         rings_s = np.bincount(of, reduce_s)
         if placement.delay:  # the pipeline is full: only work and reductions count
@@ -191,17 +205,19 @@ class StageSums:
             return max(least_s, float(rings_s.max()))
         first = _least(np.arange(of.size, dtype=float), of).astype(np.int64)
         hops_s = np.concatenate(([0], np.cumsum(of[1:] != of[:-1])))[first] * hop_s
-        fill_s = _before(self._forward_s)[first] + hops_s
+        fill_s = _before(self._forward_s)[first] + hops_s + gather_s[0]
         drain_s = _before(self._backward_s)[first] + hops_s
         stage_s = num_microbatches * (self._forward_s + self._backward_s)
         busy_s = np.bincount(of, stage_s)
         if placement.splits:
             last_s = num_microbatches * np.bincount(of, self._weight_grad_s)
             drain_s -= _before(self._weight_grad_s)[first] + last_s
-        end_s = np.maximum(drain_s, np.bincount(of, self._update_s))
-        end_s = np.maximum(end_s, _least(reduce_s + self._update_s, of))
-        after_s = _least(stage_s, of) + rings_s + _least(self._update_s, of)
-        return float((fill_s + np.maximum(busy_s + end_s, after_s)).max())
+        end_s = np.maximum(drain_s, np.bincount(of, update_s))
+        end_s = np.maximum(end_s, _least(reduce_s + update_s, of))
+        after_s = _least(stage_s, of) + rings_s + _least(update_s, of)
+        rings_s += np.bincount(of, gather_s)
+        worked_s = fill_s + np.maximum(busy_s + end_s, after_s)
+        return float(np.maximum(worked_s, rings_s).max())
 
     def work_s(self, placement: Placement, num_microbatches: int) -> float:
         """Return the busiest device's work in a step."""

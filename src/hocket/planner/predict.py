@@ -12,6 +12,9 @@ num_samples ─▶ layers ─▶ boundaries ─▶ stage costs
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -19,14 +22,18 @@ from typing import Any, Final
 import numpy as np
 
 from hocket.core.costs import Costs, Link, StageCost
+from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.core.timelines.arrays import Floats
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError, ShapeError
+from hocket.passes.add_gathers import Keeps, add_gathers, drop_gathers
 from hocket.planner.balance import Balancer
 from hocket.planner.candidate import Candidate, MemorySplit, Outcome
 from hocket.planner.cluster import Cluster
+from hocket.planner.gathers import choose_gathers, with_copies, with_shards
 from hocket.planner.orders import Placement, StageSums, make_order, placement_of
 from hocket.planner.search.problem import bound_s
 from hocket.planner.stages import (
@@ -76,7 +83,9 @@ class Predictor:
         self._balancer = cache(self._make_balancer)
         self._sums = cache(self._make_sums)
         self._placements: dict[tuple[str, int, int], Placement | ShapeError] = {}
-        self._reduce_link = cache(cluster.reduce_link)
+        self._made_costs = cache(self._make_costs)
+        self._collectives = cache(self._make_collectives)
+        self._keeps: dict[Candidate, Keeps] = {}  # how long sharded stages are whole
         self._least_s: dict[tuple[Candidate, tuple[int, ...]], float] = {}
         self._last_order: tuple[Candidate, Schedule] | None = None
         self._found: dict[Candidate, Schedule] = {}  # orders that took a search
@@ -148,10 +157,13 @@ class Predictor:
         stages = self._sums_of(candidate)
         link = self._in_place(candidate).link
         hop_s = link.latency_s + link.occupied_s(stages.least_message_bytes)
-        ring, num_replicas = self._ring(candidate), candidate.num_replicas
-        rings_s = [ring.ring_s(x.gradient_bytes, num_replicas) for x in stages.costs]
-        reduce_s = np.array(rings_s)
-        return stages.bound_s(placement, candidate.num_microbatches, hop_s, reduce_s)
+        return stages.bound_s(
+            placement,
+            candidate.num_microbatches,
+            hop_s,
+            *self._collectives(replace(candidate, schedule="")),
+            num_shards=candidate.num_shards,
+        )
 
     def tight_bound_s(self, candidate: Candidate) -> float:
         """Return the bound of all orders of the same work; see `search.bound`.
@@ -167,12 +179,9 @@ class Predictor:
             return stages.work_s(placement, candidate.num_microbatches)
         key = replace(candidate, schedule=""), placement.devices
         if key not in self._least_s:
-            program = Program.chain(
-                placement.devices,
-                candidate.num_microbatches,
-                num_replicas=candidate.num_replicas,
-            )
-            costs = _as_if_whole(self.costs(candidate))
+            program = _program(candidate, placement.devices)
+            costs = with_reductions(self._costs(candidate), self.cluster, program)
+            costs = _as_if_whole(costs)
             self._least_s[key] = bound_s(program, costs)
         return self._least_s[key]
 
@@ -184,11 +193,12 @@ class Predictor:
         """
         timeline = self.timeline(candidate)
         program, traffic = timeline.schedule.program, timeline.traffic
-        stages = self._sums_of(candidate).costs
+        stages = self._costs(candidate).stages
         placement = self.placement(candidate)
         step_s = self._step_s(candidate, timeline)
         is_message = traffic.from_device != traffic.to_device
-        is_reduced = candidate.num_replicas > 1
+        sent_bytes = int(traffic.num_bytes[is_message].sum()) // program.num_steps
+        is_reduced = candidate.num_pipelines > 1
         return Outcome(
             candidate,
             step_s,
@@ -196,7 +206,7 @@ class Predictor:
             _bubble(program, stages, step_s),
             _memory(timeline, stages, placement),
             self.cluster.memory_bytes,
-            int(traffic.num_bytes[is_message].sum()) // program.num_steps,
+            sent_bytes + gathered_bytes(timeline.schedule, stages),
             sum(cost.gradient_bytes for cost in stages) if is_reduced else 0,
             self.boundaries(self._num_samples(candidate), candidate.num_stages),
             self.tight_bound_s(candidate),
@@ -210,17 +220,35 @@ class Predictor:
         Raises:
             ShapeError: the schedule does not take its numbers.
         """
-        return simulate(self.schedule(candidate), self.costs(candidate))
+        timeline = simulate(self.schedule(candidate), self.costs(candidate))
+        most_bytes = self.cluster.memory_bytes
+        if candidate.num_shards == 1 or candidate in self._keeps:
+            return timeline
+        self._keeps[candidate] = "step"
+        if timeline.most_bytes <= most_bytes:
+            return timeline
+        costs, order = self._costs(candidate), drop_gathers(timeline.schedule)
+        keeps: Keeps = "op"
+        with suppress(FitError):
+            keeps = choose_gathers(order, costs, most_bytes)
+        self._keeps[candidate] = keeps
+        return self.timeline(candidate)
 
     def schedule(self, candidate: Candidate) -> Schedule:
         """Return the order of one step, made for these costs and memory if possible.
 
         Backwards stay whole if no op waits for their I, as in the runtime. If no order
-        fits the memory, it is the one that misses least.
+        fits the memory, it is the one that misses least. Sharded stages have the order
+        of as many replicas, and are whole as long as memory allows.
 
         Raises:
             ShapeError: the schedule does not take its numbers.
         """
+        if candidate.num_shards > 1:
+            replicas, shards = candidate.num_replicas, candidate.num_shards
+            twin = replace(candidate, num_replicas=replicas * shards, num_shards=1)
+            order = with_copies(self.schedule(twin), replicas, shards)
+            return add_gathers(order, self._keeps.get(candidate, "step"))
         known = {
             "costs": self.costs(candidate),
             "memory_bytes": self.cluster.memory_bytes,
@@ -255,21 +283,37 @@ class Predictor:
 
     def costs(self, candidate: Candidate) -> Costs:
         """Return the costs of its stages and links."""
-        num_replicas = candidate.num_replicas
-        stages = self._sums_of(candidate).costs
-        stages, reduce_link = with_reductions(
-            stages, self.cluster, self._ring(candidate), num_replicas
-        )
-        return replace(
-            self._in_place(candidate),
-            stages=stages,
-            links=self.cluster.pipeline_links(candidate.num_devices, num_replicas),
-            reduce_link=reduce_link,
-        )
+        costs, cluster = self._costs(candidate), self.cluster
+        is_gathered = cluster.shares_cores and candidate.num_shards > 1
+        order = self.schedule(candidate) if is_gathered else None
+        program = _program(candidate, self.placement(candidate).devices)
+        return with_reductions(costs, cluster, program, order)
 
-    def _ring(self, candidate: Candidate) -> Link:
-        """Return the link of its reductions."""
-        return self._reduce_link(candidate.num_devices, candidate.num_replicas)
+    def _costs(self, candidate: Candidate) -> Costs:
+        """Return the same where no reduction or gather disturbs other work."""
+        return self._made_costs(replace(candidate, schedule=""))
+
+    def _make_costs(self, candidate: Candidate) -> Costs:
+        p, r, s = candidate.num_devices, candidate.num_replicas, candidate.num_shards
+        costs = replace(
+            self._in_place(candidate),
+            stages=self._sums_of(candidate).costs,
+            links=self.cluster.pipeline_links(p, r, s),
+            reduce_link=self.cluster.reduce_link(p * s, r),
+        )
+        if s == 1:
+            return costs
+        costs = replace(costs, shard_link=self.cluster.shard_link(s))
+        return with_shards(costs, _program(candidate, range(candidate.num_stages)))
+
+    def _make_collectives(self, candidate: Candidate) -> tuple[Floats, Floats]:
+        """Return the seconds of each stage's reduction, and of one gather of it."""
+        costs, stages = self._costs(candidate), range(candidate.num_stages)
+        program = _program(candidate, stages)
+        gathers_s = np.array([cost.unshard_s for cost in costs.stages])
+        if self.cluster.shares_cores:  # a part of the update
+            gathers_s[:] = 0.0
+        return np.array([costs.reduce_s(x, program) for x in stages]), gathers_s
 
     def _in_place(self, candidate: Candidate) -> Costs:
         """Return costs measured in place, besides the stages' work."""
@@ -325,25 +369,64 @@ class Predictor:
         found = self._placements[key]
         if isinstance(found, ShapeError):
             raise found.with_traceback(None)
+        if candidate.num_shards > 1 and not found.takes_shards:
+            raise ShapeError(
+                f"{candidate.schedule} has old weights, copies or several lanes on a "
+                "device, and no order of sharded stages"
+            )
         return found
 
 
-def with_reductions(
-    costs: tuple[StageCost, ...], cluster: Cluster, link: Link, num_replicas: int
-) -> tuple[tuple[StageCost, ...], Link]:
-    """Return stages' costs, and the link of their reductions.
+def _program(candidate: Candidate, devices: Sequence[int]) -> Program:
+    """Return what a candidate computes, with its stages on these devices."""
+    return Program.chain(
+        devices,
+        candidate.num_microbatches,
+        num_replicas=candidate.num_replicas,
+        num_shards=candidate.num_shards,
+    )
 
-    Where devices share cores, a lane does nothing else during a reduction: it is a part
-    of the update, and the link takes no time.
+
+def with_reductions(
+    costs: Costs, cluster: Cluster, program: Program, order: Schedule | None = None
+) -> Costs:
+    """Return the costs where reductions and gathers disturb what runs beside them.
+
+    Where devices share cores, a lane does nothing else during a reduction or a gather:
+    it is a part of the update, and the link takes no time.
+
+    Args:
+        costs: those of the stages alone.
+        cluster: the devices.
+        program: what is computed.
+        order: where the stages are sharded: the order of all steps, with gathers.
     """
     if not cluster.shares_cores:
-        return costs, link
-    rings_s = [link.ring_s(cost.gradient_bytes, num_replicas) for cost in costs]
+        return costs
+    num_gathers = Counter(_gathered(order))
     alone = (
-        replace(cost, update_s=cost.update_s + ring_s)
-        for cost, ring_s in zip(costs, rings_s, strict=True)
+        replace(
+            cost,
+            update_s=cost.update_s
+            + costs.reduce_s(stage, program)
+            + num_gathers[stage] / program.num_steps * cost.unshard_s,
+            unshard_s=0.0,
+        )
+        for stage, cost in enumerate(costs.stages)
     )
-    return tuple(alone), Link()
+    free = Link()
+    return replace(costs, stages=tuple(alone), reduce_link=free, shard_link=None)
+
+
+def gathered_bytes(order: Schedule, stages: Sequence[StageCost]) -> int:
+    """Return the bytes of whole weights that are gathered on one of all shards."""
+    return sum(stages[stage].whole_bytes for stage in _gathered(order))
+
+
+def _gathered(order: Schedule | None) -> Iterator[int]:
+    """Yield the stage of each gather."""
+    for lane in order.lanes if order else ():
+        yield from (op.stage for op in lane.ops if op.kind is Kind.UNSHARD)
 
 
 def _as_if_whole(costs: Costs) -> Costs:
@@ -366,7 +449,9 @@ def _memory(
     num_versions = placement.num_versions
     for device, stages in enumerate(timeline.schedule.program.stages_on):
         weights = sum(costs[stage].weight_bytes for stage in stages)
-        gradients = sum(costs[stage].gradient_bytes for stage in stages)
+        # Whole ones come and go, as the whole weights of shards.
+        num_shards = timeline.schedule.program.num_shards
+        gradients = sum(-(-costs[s].gradient_bytes // num_shards) for s in stages)
         states = sum(costs[stage].optimizer_bytes for stage in stages)
         rest = round(timeline.peak_bytes(device)) - weights - gradients - states
         old = sum(costs[s].weight_bytes * (num_versions[s] - 1) for s in stages)

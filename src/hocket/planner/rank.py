@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -21,6 +22,7 @@ from hocket.errors import PlanError, ShapeError
 from hocket.planner.candidate import (
     DDP,
     FSDP,
+    HSDP,
     ONE_DEVICE,
     REVERSE_FIRST_K,
     ZERO_1,
@@ -133,8 +135,10 @@ class Search:
     Args:
         schedules: names of schedules; all that train when not given. Those of data
             parallelism are considered where they are named, or `data_parallel` is true.
-        num_devices: devices of one replica; everything that divides the devices when
+        num_devices: devices of one pipeline; everything that divides the devices when
             not given.
+        num_shards: devices that hold each of its stages together; everything that
+            divides the pipelines when not given.
         num_microbatches: microbatches per replica; everything that divides its samples
             when not given.
         stages_per_device: the numbers of stages per device, for schedules that have
@@ -151,6 +155,7 @@ class Search:
 
     schedules: tuple[str, ...] | None = None
     num_devices: tuple[int, ...] | None = None
+    num_shards: tuple[int, ...] | None = None
     num_microbatches: tuple[int, ...] | None = None
     stages_per_device: tuple[int, ...] = STAGES_PER_DEVICE
     recompute: tuple[bool, ...] = (False, True)
@@ -362,8 +367,8 @@ def _bounds(
     """Return the candidates with their bounds; torch's data parallelism comes first."""
     for candidate in candidates:
         if candidate.is_data_parallel:
-            is_searched = candidate.schedule == REVERSE_FIRST_K
-            yield least_s(predictor, candidate) if is_searched else 0.0, candidate
+            many = candidate.schedule in (HSDP, REVERSE_FIRST_K)
+            yield least_s(predictor, candidate) if many else 0.0, candidate
             continue
         try:
             if predictor.placement(candidate).delay <= most_delay:
@@ -374,34 +379,38 @@ def _bounds(
 
 def _candidates(predictor: Predictor, search: Search) -> Iterator[Candidate]:
     num_devices = predictor.cluster.num_devices
-    for name, num_replicas in _plain(num_devices):
+    for name, replicas, shards in _plain(num_devices):
         if search.data_parallel or name in (search.schedules or ()):
-            for m in _microbatches(predictor, num_replicas, search):
+            for m in _microbatches(predictor, replicas * shards, search):
                 for recomputes in search.recompute:
-                    yield Candidate(name, 1, num_replicas, 1, m, recomputes)
+                    yield Candidate(name, 1, replicas, 1, m, recomputes, shards)
     for p in search.num_devices or _divisors(num_devices):
         if p > 1 or not search.data_parallel:
             yield from _pipelines(predictor, search, p)
 
 
-def _plain(num_devices: int) -> Iterator[tuple[str, int]]:
-    """Yield plain data parallelism on all devices; and one device alone."""
-    yield ONE_DEVICE, 1
+def _plain(num_devices: int) -> Iterator[tuple[str, int, int]]:
+    """Yield plain data parallelism with its replicas and shards; and one device."""
+    yield ONE_DEVICE, 1, 1
     if num_devices > 1:
-        for name in (DDP, ZERO_1, FSDP, REVERSE_FIRST_K):
-            yield name, num_devices
+        for name in (DDP, ZERO_1, REVERSE_FIRST_K):
+            yield name, num_devices, 1
+        yield FSDP, 1, num_devices
+        for num_shards in _divisors(num_devices)[1:-1]:
+            yield HSDP, num_devices // num_shards, num_shards
 
 
 def _pipelines(predictor: Predictor, search: Search, p: int) -> Iterator[Candidate]:
-    num_replicas = predictor.cluster.num_devices // p
-    microbatches = _microbatches(predictor, num_replicas, search)
+    num_pipelines = predictor.cluster.num_devices // p
+    microbatches = _microbatches(predictor, num_pipelines, search)
+    num_shards = search.num_shards or _divisors(num_pipelines)
     for name in search.schedules or sorted(SCHEDULES):
         if SCHEDULES[name].is_data_parallel:
             continue
         for v in _stages_per_device(predictor, search, name, p):
             for m in microbatches:
-                for recomputes in search.recompute:
-                    yield Candidate(name, p, num_replicas, v, m, recomputes)
+                for recomputes, s in product(search.recompute, num_shards):
+                    yield Candidate(name, p, num_pipelines // s, v, m, recomputes, s)
 
 
 def _stages_per_device(
@@ -414,14 +423,14 @@ def _stages_per_device(
 
 
 def _microbatches(
-    predictor: Predictor, num_replicas: int, search: Search
+    predictor: Predictor, num_pipelines: int, search: Search
 ) -> tuple[int, ...]:
-    """Return the numbers of microbatches per replica to consider."""
-    most = predictor.batch_size // num_replicas
+    """Return the numbers of microbatches per pipeline to consider."""
+    most = predictor.batch_size // num_pipelines
     if search.num_microbatches is not None:
         return tuple(m for m in search.num_microbatches if m <= most)
     only = predictor.work.only_samples
-    if predictor.batch_size % num_replicas:
+    if predictor.batch_size % num_pipelines:
         choices = tuple(2**i for i in range(most.bit_length()) if 2**i <= most)
     else:
         choices = _divisors(most) if most else ()

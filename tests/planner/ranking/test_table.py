@@ -42,6 +42,7 @@ def test_json_has_keys_that_stay() -> None:
         "stages_per_device",
         "num_microbatches",
         "recomputes",
+        "num_shards",
         "samples_per_microbatch",
         "is_data_parallel",
         "step_s",

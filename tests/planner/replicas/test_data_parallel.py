@@ -29,8 +29,9 @@ def predictor(
 
 
 def candidate(name: str, num_devices: int = 4, num_microbatches: int = 1) -> Candidate:
-    """Plain data parallelism on so many devices."""
-    return Candidate(name, 1, num_devices, 1, num_microbatches)
+    """Plain data parallelism on so many devices; hsdp in two replicas."""
+    shards = {"fsdp": num_devices, "hsdp": num_devices // 2}.get(name, 1)
+    return Candidate(name, 1, num_devices // shards, 1, num_microbatches, False, shards)
 
 
 def test_ddp_hides_all_reductions_but_the_last() -> None:
@@ -73,6 +74,43 @@ def test_fsdp_is_bound_by_its_ring_where_that_is_slow() -> None:
     half_s = 3 * (64 * MIB / 4) / 1e7
     total_s = (2 * 8 - 1 + 8) * half_s
     assert total_s <= found.step_s <= total_s + 2 * 8 * 0.03
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e7, 1e10, float("inf")])
+def test_fsdp_computes_and_communicates_side_by_side(bytes_per_s: float) -> None:
+    """Its step in a closed form: where neither waits, the longer of both, and its ends.
+
+    Gathers are asked for one group ahead, and reductions follow the last gather.
+    """
+    half_s = 3 * (64 * MIB / 4) / bytes_per_s
+    found = data_parallel_outcome(predictor(bytes_per_s=bytes_per_s), candidate("fsdp"))
+    forward_s, backward_s = 0.02, 0.04
+    if half_s <= forward_s / 2:  # hidden, but for the first gather and the last scatter
+        expected_s = half_s + 8 * (forward_s + backward_s) + half_s
+    else:  # the last scatter waits for all others, and the last backward for none
+        expected_s = (15 + 8) * half_s + backward_s
+    assert found.step_s == pytest.approx(expected_s, rel=2e-2)
+
+
+def test_microbatches_of_fsdp_are_gathered_and_reduced_one_by_one() -> None:
+    """As fully_shard does: each adds its own, and memory holds shards of gradients."""
+    one = data_parallel_outcome(predictor(), candidate("fsdp"))
+    two = data_parallel_outcome(predictor(), candidate("fsdp", num_microbatches=2))
+    ring_s = 3 * (64 * MIB / 4) / 1e10
+    assert two.step_s == pytest.approx(one.step_s + 2 * ring_s)
+    assert two.message_bytes == 2 * one.message_bytes
+    assert two.memory[0].gradient_bytes == 8 * 64 * MIB // 4
+
+
+def test_hsdp_is_fsdp_in_groups_and_an_all_reduce_of_each_shard() -> None:
+    """Two replicas of two shards: half the weights on each, and the replicas' ring."""
+    slow = predictor(bytes_per_s=1e7)
+    found = data_parallel_outcome(slow, candidate("hsdp"))
+    half_s, ring_s = (64 * MIB / 2) / 1e7, 2 * (64 * MIB / 2 / 2) / 1e7
+    total_s = (2 * 8 - 1 + 8) * half_s + 8 * ring_s
+    assert total_s <= found.step_s <= total_s + 2 * 8 * 0.03
+    assert found.memory[0].weight_bytes == 8 * 64 * MIB // 2
+    assert str(found.candidate.layout) == "1x2x2"
 
 
 def test_sharding_divides_what_it_shards() -> None:

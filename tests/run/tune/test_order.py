@@ -11,8 +11,9 @@ from hocket.errors import PlanError, ShapeError
 from hocket.passes.add_gathers import add_gathers, drop_gathers
 from hocket.passes.add_messages import add_messages
 from hocket.passes.playable_order import playable_order
+from hocket.planner.gathers import with_copies
 from hocket.run.cluster.layout import Layout
-from hocket.run.tune.order import make_order, with_copies, with_given_gathers
+from hocket.run.tune.order import make_order, with_given_gathers
 from hocket.schedules import make_schedule
 from tests.run.tune.test_config import small_config
 

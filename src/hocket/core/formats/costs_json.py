@@ -4,6 +4,7 @@
  "stages": [{"forward_s": 0.01, ...}, ...],      the fields of `StageCost`
  "links": [[0, 1, {"latency_s": ..., "bytes_per_s": null, "name": ""}], ...],
  "link": {...}, "reduce_link": {...}, "handling": {...},     null: no limit
+ "shard_link": {...},                                        where stages are sharded
  "op_s": 0.0, "jitter": 0.0, "lane_capacity": 1.0, ...}      as in `Costs`
 """
 
@@ -21,6 +22,7 @@ from hocket.errors import CostsError, ParseError
 VERSION: Final = 1
 _PLAIN: Final = ("is_device_share", "op_s", "jitter", "lane_capacity", "accumulates")
 _LINKS: Final = ("link", "reduce_link", "handling")
+_SHARD_LINK: Final = "shard_link"  # is not in all files
 
 
 def to_json(costs: Costs) -> str:
@@ -32,6 +34,8 @@ def to_json(costs: Costs) -> str:
         **{name: _link_json(getattr(costs, name)) for name in _LINKS},
         **{name: getattr(costs, name) for name in _PLAIN},
     }
+    if costs.shard_link is not None:
+        document[_SHARD_LINK] = _link_json(costs.shard_link)
     return json.dumps(document, allow_nan=False, indent=1)
 
 
@@ -53,6 +57,8 @@ def from_json(text: str, *, path: str = "<json>") -> Costs:
     try:
         rest: dict[str, Any] = {name: _link(document[name]) for name in _LINKS}
         rest |= {name: _number(name, document[name]) for name in _PLAIN}
+        if _SHARD_LINK in document:
+            rest[_SHARD_LINK] = _link(document[_SHARD_LINK])
         return Costs(
             stages=tuple(_checked(StageCost, stage) for stage in document["stages"]),
             links=tuple((int(a), int(b), _link(x)) for a, b, x in document["links"]),

@@ -5,7 +5,8 @@ What is counted, of each stage, and for how long:
     one version of the weights           always
     the optimizer's state                always, where the stage is trained
     gradients                            from the end of a step's first B (or W), or all
-                                         along, until its U has ended
+                                         along, until its U has ended; where the stage
+                                         is sharded, one shard of them from R on
     an older version of the weights      from the U that would overwrite it until the
                                          last op that reads it has ended
     activation_bytes                     F ├──────────┤ B      forward only: F ├─┤
@@ -178,14 +179,19 @@ def _gradients(work: Work, costs: Costs, times: Times) -> Iterator[_Changes]:
     makers = np.flatnonzero(columns.is_any(MAKES_WEIGHT_GRAD))
     updates = _rows(columns, Kind.UPDATE)
     begin_s = np.full(num_keys, np.inf)
-    first_s = np.zeros(makers.size) if costs.accumulates else times.end_s[makers]
-    np.minimum.at(begin_s, key[makers], first_s)
+    np.minimum.at(begin_s, key[makers], times.end_s[makers])
+    lasts_s = np.zeros(num_keys) if costs.accumulates else begin_s
     end_s = np.full(num_keys, times.end_s.max(initial=0.0))
     end_s[key[updates]] = times.end_s[updates]
     of_stage = np.repeat(np.arange(program.num_stages), program.num_steps)
-    device = np.array([stage.device for stage in program.stages])
-    size = np.array([cost.gradient_bytes for cost in costs.of(program)], float)
-    yield from _held(device[of_stage], begin_s, end_s, size[of_stage])
+    device = np.array([stage.device for stage in program.stages])[of_stage]
+    size = np.array([cost.gradient_bytes for cost in costs.of(program)])[of_stage]
+    part = -(-size // program.num_shards)
+    yield from _held(device, lasts_s, end_s, part.astype(float))
+    if program.num_shards > 1:
+        reduces = _rows(columns, Kind.REDUCE)
+        end_s[key[reduces]] = times.end_s[reduces]
+        yield from _held(device, begin_s, end_s, (size - part).astype(float))
 
 
 def _old_weights(

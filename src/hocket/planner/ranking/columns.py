@@ -51,7 +51,7 @@ def columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
         return Column(name, cell, place)
 
     return (
-        Column("layout", _layout, 1),
+        Column("layout", lambda x: str(x.candidate.layout), 1),
         Column("stages", lambda x: str(x.candidate.num_stages), 3),
         Column("micro-\nbatches", microbatches, 2),
         Column("samples\nper s", lambda x: short(x.samples_per_s), 0),
@@ -118,11 +118,6 @@ def _copies(outcome: Outcome) -> str:
     """Format how many copies of its weights the fullest device holds."""
     newest, older = outcome.fullest.weight_bytes, outcome.fullest.version_bytes
     return f"{1 + older / newest if newest else 1:.2f}"
-
-
-def _layout(outcome: Outcome) -> str:
-    candidate = outcome.candidate
-    return f"{candidate.num_devices}x{candidate.num_replicas}"
 
 
 def _runs(numbers: tuple[int, ...]) -> str:

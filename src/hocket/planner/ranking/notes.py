@@ -104,6 +104,7 @@ def chimera_step(predictor: Predictor, like: Candidate) -> tuple[float, int]:
     Raises:
         ShapeError: an odd number of devices, or microbatches that make no whole rounds.
     """
+    like = replace(like, num_replicas=like.num_pipelines, num_shards=1)
     schedule = make_schedule(
         CHIMERA,
         num_devices=like.num_devices,

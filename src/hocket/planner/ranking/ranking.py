@@ -64,8 +64,8 @@ class RankedOutcomes:
         best = "nothing fits"
         if self.best is not None:
             chosen = self.best.candidate
-            shape = f"{chosen.num_devices}x{chosen.num_replicas}"
-            best = f"best {chosen.schedule} {shape}, {self.best.samples_per_s:.4g} /s"
+            speed = f"{self.best.samples_per_s:.4g} /s"
+            best = f"best {chosen.schedule} {chosen.layout}, {speed}"
         return (
             f"<hocket.Ranking of {self.model} on {self.cluster.num_devices} devices: "
             f"{best}, of {self.num_candidates} candidates>"
@@ -296,15 +296,14 @@ def _first_of_each(rows: list[Row], num_rows: int, is_asked: list[bool]) -> list
 
 def _shape(outcome: Outcome) -> tuple[object, ...]:
     candidate = outcome.candidate
-    return candidate.num_devices, candidate.stages_per_device
+    return candidate.layout, candidate.stages_per_device
 
 
 def _numbers(outcome: Outcome) -> tuple[object, ...]:
     """Return what a row shows of an outcome, besides the schedule's name."""
     candidate = outcome.candidate
     return (
-        candidate.num_devices,
-        candidate.num_replicas,
+        candidate.layout,
         candidate.stages_per_device,
         candidate.num_microbatches,
         candidate.recomputes,

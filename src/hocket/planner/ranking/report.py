@@ -49,7 +49,7 @@ _MOST_ROWS: Final = 200
 _CARD_WIDTH: Final = 92  # in columns of text
 _TITLE: Final = "The best and its rivals"
 _MEANINGS: Final = {
-    "layout": "devices of one replica x replicas",
+    "layout": "devices of one pipeline x replicas, x shards where there are any",
     "stages": "the parts of the model in one replica; more than devices where each "
     "holds several",
     "microbatches": "into how many parts each replica cuts its part of the batch, and "
@@ -207,10 +207,12 @@ class Shown:
         if ranking.costs is None or ranking.pipeline is None:
             return cls(text, document, page)
         candidate = ranking.pipeline.candidate
+        num_shards = candidate.num_shards
+        shards = f" --shards {num_shards}" if num_shards > 1 else ""
         simulation = (
             f"hocket simulate {candidate.schedule} --devices {candidate.num_devices} "
             f"--stages-per-device {candidate.stages_per_device} "
             f"--microbatches {candidate.num_microbatches} "
-            f"--replicas {candidate.num_replicas} --costs"
+            f"--replicas {candidate.num_replicas}{shards} --costs"
         )
         return cls(text, document, page, to_json(ranking.costs), simulation)

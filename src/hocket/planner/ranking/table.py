@@ -121,14 +121,19 @@ def advice(ranking: RankedOutcomes) -> Iterator[str]:
         yield f"the fastest: {_brief(fastest, ranking)}, {gain:.1f} % faster"
     if best.candidate.is_data_parallel:
         rival, name = ranking.best_pipeline, "the best pipeline"
-        yield (f"you need no pipeline: {DATA_PARALLEL[best.candidate.schedule]}")
+        before = f"you need no pipeline: {DATA_PARALLEL[best.candidate.schedule]}; "
     else:
         rival, name = ranking.best_data_parallel, "the best plain data parallelism"
+        before = ""
     if rival is None:
-        yield f"{name}: none fits"
-    elif rival is not fastest:
+        yield f"{before}{name}: none fits"
+    else:
         share = rival.samples_per_s / best.samples_per_s
-        yield f"{name}: {_brief(rival, ranking)}, {short(share)} times as fast"
+        sizes = (byte_size(x.peak_bytes) for x in (rival, best))
+        yield (
+            f"{before}{name}: {_brief(rival, ranking)}, {short(share)} times as fast, "
+            f"{' in place of '.join(sizes)}"
+        )
     reversed_best = ranking.best_of(REVERSE_FIRST_K)
     if reversed_best is not None and reversed_best not in (best, rival, fastest):
         yield f"reverse first-k: {_brief(reversed_best, ranking)}"
@@ -245,6 +250,7 @@ def sentence(outcome: Outcome, ranking: RankedOutcomes) -> str:
     per_device = f" ({v} per device)" if v > 1 else ""
     size = candidate.samples_of_microbatch(ranking.batch_size)
     microbatches = counted(candidate.num_microbatches, "microbatch")
+    shards = f" of {candidate.num_shards} shards" if candidate.num_shards > 1 else ""
     recomputes = ", recomputing activations" if candidate.recomputes else ""
     shape = (
         ""
@@ -252,7 +258,8 @@ def sentence(outcome: Outcome, ranking: RankedOutcomes) -> str:
         else f"{counted(candidate.num_stages, 'stage')}{per_device} x "
     )
     return (
-        f"{candidate.schedule}, {shape}{counted(candidate.num_replicas, 'replica')}, "
+        f"{candidate.schedule}, {shape}"
+        f"{counted(candidate.num_replicas, 'replica')}{shards}, "
         f"{microbatches} of {size}{recomputes}{_bucket_sentence(outcome)}: "
         f"{short(outcome.samples_per_s)} "
         f"samples/s, a step of {seconds(outcome.step_s)}"
@@ -275,11 +282,9 @@ def _nothing_fits(ranking: RankedOutcomes) -> Iterator[str]:
         return
     least = ranking.too_large[0]
     candidate = least.candidate
-    devices = counted(candidate.num_devices, "device")
-    replicas = counted(candidate.num_replicas, "replica")
     missing, peak = byte_size(least.missing_bytes), byte_size(least.peak_bytes)
     yield (
-        f"Nothing fits. {candidate.schedule} on {devices} x {replicas} misses least: "
+        f"Nothing fits. {candidate.schedule} {candidate.layout} misses least: "
         f"{missing} of {peak} per device. "
         "Use more devices, devices with more memory, a smaller batch, or an optimizer "
         "with less state."

@@ -6,8 +6,12 @@ a group is a stage of a program on one device, so that the same simulator predic
     ddp    F0 F1 F2 B2 B1 B0 U2 U1 U0          R: all-reduce of a group's gradients,
                        R2 R1 R0                beside the backwards of the others
 
-    fsdp   .  F0 F1 F2 B2 B1 .  B0 U           g: gather a group's weights before each F
-           g0 g1 g2    g1 g0 r2 r1 r0          and B, one ahead; r: reduce and scatter
+    fsdp   .  F0 F1 F2 B2 B1 .  B0 U           g: UNSHARD before each F and B, one
+           g0 g1 g2    g1 g0 r2 r1 r0          ahead; r: R, a reduce-scatter
+
+FSDP's groups are gathered and reduced for each microbatch, which is the default of
+fully_shard: a step is as many repetitions as there are microbatches, each with its part
+of the update. HSDP is FSDP in replicas: each r is followed by an all-reduce.
 
 Groups of reverse first-k are of the size that is best for it (buckets.py).
 
@@ -21,9 +25,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Final
-
-import numpy as np
 
 from hocket.core.costs import Costs, StageCost
 from hocket.core.op import Kind, Op
@@ -32,9 +33,9 @@ from hocket.core.simulate import simulate
 from hocket.core.step_end import repeat_step
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import FitError
+from hocket.passes.add_gathers import add_gathers
 from hocket.planner.candidate import (
     DDP,
-    FSDP,
     ONE_DEVICE,
     REVERSE_FIRST_K,
     ZERO_1,
@@ -43,7 +44,8 @@ from hocket.planner.candidate import (
     MemorySplit,
     Outcome,
 )
-from hocket.planner.predict import Predictor, with_reductions
+from hocket.planner.gathers import with_shards
+from hocket.planner.predict import Predictor, gathered_bytes, with_reductions
 from hocket.planner.replicas.buckets import (
     PLANNED_SIZES,
     BucketChoice,
@@ -69,10 +71,10 @@ def data_parallel_outcome(predictor: Predictor, candidate: Candidate) -> Outcome
         step_s,
         predictor.batch_size / step_s,
         max(0.0, 1.0 - busy_s / step_s),
-        (plain.memory(),),
+        (plain.memory(timeline),),
         predictor.cluster.memory_bytes,
         plain.gathered_bytes(),
-        plain.total_gradient_bytes if candidate.num_replicas > 1 else 0,
+        plain.total_gradient_bytes if candidate.num_pipelines > 1 else 0,
         (),
         busy_s,
     )
@@ -113,7 +115,12 @@ def _reversed_outcome(predictor: Predictor, candidate: Candidate) -> Outcome:
 def least_s(predictor: Predictor, candidate: Candidate) -> float:
     """Return the seconds that a device computes in a step."""
     stages = _stages_of(predictor, candidate, ())
-    return sum(stage.step_s(candidate.num_microbatches) for stage in stages)
+    return sum(
+        replace(stage, update_s=stage.update_s / candidate.num_shards).step_s(
+            candidate.num_microbatches
+        )
+        for stage in stages
+    )
 
 
 def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
@@ -121,14 +128,15 @@ def _chosen_buckets(predictor: Predictor, candidate: Candidate) -> BucketChoice:
     link = cluster.reduce_link(1, num)
 
     @cache
-    def stages(boundaries: tuple[int, ...]) -> tuple[StageCost, ...]:
+    def costs(boundaries: tuple[int, ...]) -> Costs:
         found = _stages_of(predictor, candidate, boundaries)
-        return with_reductions(found, cluster, link, num)[0]
+        program = Program.chain([0] * len(found), 1, num_replicas=num)
+        return with_reductions(Costs(found, reduce_link=link), cluster, program)
 
     search = BucketSearch(
         predictor.layers(candidate.samples_of_microbatch(predictor.batch_size)),
-        stages,
-        Costs((), reduce_link=with_reductions((), cluster, link, num)[1]),
+        lambda boundaries: costs(boundaries).stages,
+        replace(costs(()), stages=()),
         num,
         candidate.num_microbatches,
         cluster.memory_bytes,
@@ -167,16 +175,22 @@ class _Plain:
     """
 
     def __init__(self, predictor: Predictor, candidate: Candidate) -> None:
-        cluster, num = predictor.cluster, candidate.num_replicas
+        cluster, num = predictor.cluster, candidate.num_pipelines
         num_samples = candidate.samples_of_microbatch(predictor.batch_size)
         self._layers = predictor.layers(num_samples)
         self._boundaries = group_layers(self._layers)
         self.groups = _stages_of(predictor, candidate, self._boundaries)
         self._candidate = candidate
+        num_times = candidate.num_microbatches if candidate.num_shards > 1 else 1
         program = Program.chain(
-            [0] * len(self.groups), candidate.num_microbatches, num_replicas=num
+            [0] * len(self.groups),
+            candidate.num_microbatches // num_times,
+            num_steps=num_times,
+            num_replicas=candidate.num_replicas,
+            num_shards=candidate.num_shards,
         )
-        self._schedule = repeat_step(program, lambda _: _order(program))
+        order = repeat_step(program, lambda _: _order(program))
+        self._schedule = add_gathers(order, "run")
         self._link = cluster.reduce_link(1, num)
         self._cluster = cluster
         # What DDP adds to a step, if it was measured on as many devices.
@@ -189,9 +203,9 @@ class _Plain:
 
     def timeline(self) -> Timeline:
         """Simulate a step."""
-        name, num = self._candidate.schedule, self._candidate.num_replicas
-        if name == FSDP and num > 1:
-            return self._play_sharded()
+        name = self._candidate.schedule
+        if self._candidate.num_shards > 1:
+            return simulate(self._schedule, self._sharded_costs())
         groups = self.groups
         if name == ZERO_1:
             # Reduce-scatter is half of an all-reduce; the other half gathers the new
@@ -213,19 +227,21 @@ class _Plain:
                 for x in groups
             )
             return simulate(self._schedule, Costs(tuple(added)))
-        groups, link = with_reductions(groups, self._cluster, self._link, num)
-        return simulate(self._schedule, Costs(groups, reduce_link=link))
+        costs = Costs(groups, reduce_link=self._link)
+        program = self._schedule.program
+        return simulate(self._schedule, with_reductions(costs, self._cluster, program))
 
     def update_s(self, group: StageCost) -> float:
         """Return the update's seconds; each device updates its shard."""
-        is_sharded = self._candidate.schedule in (ZERO_1, FSDP)
-        return group.update_s / (self._candidate.num_replicas if is_sharded else 1)
+        is_zero_1 = self._candidate.schedule == ZERO_1
+        num = self._candidate.num_replicas if is_zero_1 else self._candidate.num_shards
+        return group.update_s / num
 
     def _host_s(self, group: StageCost) -> float:
         """Return a sharded group's overhead besides messages: at least DDP's."""
         if self._ddp_s is None:
             return 0.0
-        num = self._candidate.num_replicas
+        num = self._candidate.num_pipelines
         ring_s = self._link.ring_s(self.total_gradient_bytes, num)
         return max(0.0, self._ddp_s - ring_s) * self._share(group)
 
@@ -238,72 +254,55 @@ class _Plain:
         """Return a gather's or reduce-scatter's seconds: half of an all-reduce."""
         return self._link.ring_s(num_bytes, self._candidate.num_replicas) / 2
 
-    def _play_sharded(self) -> Timeline:
-        """Simulate FSDP's two streams: computing and communication.
-
-        A group's weights are gathered when the work before begins; gradients are
-        reduced and scattered when they are complete.
-        """
-        ops, groups = self._schedule.lanes[0].ops, self.groups
-        computes = [i for i, op in enumerate(ops) if op.kind in _COMPUTES]
-        start_s, end_s = np.zeros(len(ops)), np.zeros(len(ops))
-        gather_s = [self._half_ring_s(group.weight_bytes) for group in groups]
-        scatter_s = [self._half_ring_s(group.gradient_bytes) for group in groups]
-        ring_s = ready_s = gather_s[0]
-        free_s = 0.0
-        scattered_s = [0.0] * len(groups)
-        for i, after in zip(computes, [*computes[1:], computes[-1]], strict=True):
-            op, following = ops[i], ops[after]
-            start_s[i] = max(free_s, ready_s)
-            end_s[i] = free_s = start_s[i] + groups[op.stage].seconds(op.kind)
-            if following.stage != op.stage:  # else its weights are here already
-                requested_s = end_s[i] if self._cluster.shares_cores else start_s[i]
-                ring_s = max(ring_s, requested_s) + gather_s[following.stage]
-                ready_s = ring_s
-            if op.kind is Kind.BACKWARD:
-                ring_s = max(ring_s, end_s[i]) + scatter_s[op.stage]
-                scattered_s[op.stage] = ring_s
-                if self._cluster.shares_cores:
-                    free_s = ring_s
-        for i, op in enumerate(ops):
-            if op.kind is Kind.REDUCE:
-                start_s[i], end_s[i] = end_s[i - 1], scattered_s[op.stage]
-            elif op.kind is Kind.UPDATE:
-                start_s[i] = max(free_s, scattered_s[op.stage])
-                group = groups[op.stage]
-                took_s = self.update_s(group) + self._host_s(group)
-                end_s[i] = free_s = start_s[i] + took_s
-        return Timeline(self._schedule, (start_s,), (end_s,))
+    def _sharded_costs(self) -> Costs:
+        """Return the costs of FSDP's groups."""
+        program, shards = self._schedule.program, self._candidate.num_shards
+        costs = Costs(
+            self.groups,
+            reduce_link=self._cluster.reduce_link(shards, program.num_replicas),
+            shard_link=self._cluster.shard_link(shards),
+        )
+        costs = with_shards(costs, program)
+        times = program.num_steps
+        stages = tuple(
+            replace(
+                cost,
+                update_s=(cost.update_s + self._host_s(cost)) / times,
+                # Shards of gradients add up beside those of each microbatch.
+                weight_bytes=cost.weight_bytes
+                + (-(-cost.gradient_bytes // shards) if times > 1 else 0),
+            )
+            for cost in costs.stages
+        )
+        costs = replace(costs, stages=stages)
+        return with_reductions(costs, self._cluster, program, self._schedule)
 
     def gathered_bytes(self) -> int:
         """Return the bytes of others' weights that a device receives in a step."""
-        name, weights = self._candidate.schedule, [x.weight_bytes for x in self.groups]
-        if self._candidate.num_replicas == 1 or name not in (ZERO_1, FSDP):
-            return 0
-        if name == ZERO_1:
-            return sum(weights)
-        # once for each F and each B, but for the last group, which stays in between
-        twice = 2 * sum(weights) - weights[-1]
-        return self._candidate.num_microbatches * twice
+        if self._candidate.schedule == ZERO_1:
+            return sum(group.weight_bytes for group in self.groups)
+        groups = [replace(x, whole_bytes=x.weight_bytes) for x in self.groups]
+        return gathered_bytes(self._schedule, groups)
 
-    def memory(self) -> MemorySplit:
+    def memory(self, timeline: Timeline) -> MemorySplit:
         """One device's memory: each microbatch's backward precedes the next forward."""
-        name, num = self._candidate.schedule, self._candidate.num_replicas
+        name, num = self._candidate.schedule, self._candidate.num_shards
         parts = {x.name: x for layer in self._layers for x in layer.weights}.values()
-        weights = sum(x.num_bytes for x in parts)
-        gradients = sum(x.gradient_bytes for x in parts)
-        states = sum(x.optimizer_bytes for x in parts)
-        alive = self._alive_bytes()
-        if name == FSDP and num > 1:
-            # Beside the shards: two groups' whole weights, and one's whole gradients.
-            whole = sorted((group.weight_bytes for group in self.groups), reverse=True)
-            gathered = sum(whole[:2]) + max(x.gradient_bytes for x in self.groups)
+        sizes = [(x.num_bytes, x.gradient_bytes, x.optimizer_bytes) for x in parts]
+        weights, gradients, states = map(sum, zip(*sizes, strict=True))
+        if num > 1:
+            own = (
+                -(-size // num)
+                for x in self.groups
+                for size in (x.weight_bytes, x.gradient_bytes, x.optimizer_bytes)
+            )
+            rest = round(timeline.peak_bytes(0)) - sum(own)
             split = -(-weights // num), -(-gradients // num), -(-states // num)
-            return MemorySplit(*split, alive + gathered)
+            return MemorySplit(*split, rest)
         if name == ZERO_1:
-            states = -(-states // num)
+            states = -(-states // self._candidate.num_replicas)
         buckets = 0 if name == ONE_DEVICE else gradients
-        return MemorySplit(weights, gradients, states, alive + buckets)
+        return MemorySplit(weights, gradients, states, self._alive_bytes() + buckets)
 
     def _alive_bytes(self) -> int:
         """Return one microbatch's activations and the operators' workspace."""
@@ -313,6 +312,3 @@ class _Plain:
         begins = (0, *self._boundaries)
         inputs = sum(self._layers[begin].received_bytes for begin in begins)
         return inputs + max(group.activation_bytes for group in self.groups) + work
-
-
-_COMPUTES: Final = frozenset({Kind.FORWARD, Kind.BACKWARD})

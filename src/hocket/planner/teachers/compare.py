@@ -389,7 +389,9 @@ def _data_parallel(job: TeacherJob, cluster: Cluster) -> tuple[Outcome | None, f
         added_bytes = weight_bytes + work_bytes
         added_s = forward_s + _UPDATE_TENSORS * weight_bytes * update_s_per_byte
         for name in (DDP, ZERO_1, FSDP):
-            outcome = data_parallel_outcome(predictor, Candidate(name, 1, num, 1, m))
+            shards = num if name == FSDP else 1
+            candidate = Candidate(name, 1, num // shards, 1, m, num_shards=shards)
+            outcome = data_parallel_outcome(predictor, candidate)
             fits = outcome.peak_bytes + added_bytes <= cluster.memory_bytes
             if fits and outcome.step_s + added_s < best_s:
                 best, best_s = outcome, outcome.step_s + added_s

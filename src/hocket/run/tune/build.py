@@ -23,7 +23,7 @@ from hocket.model.stages.kept_elsewhere import refuse_kept
 from hocket.model.trace.state import saved_tensors
 from hocket.passes.add_gathers import Keeps, add_gathers
 from hocket.passes.freeze_stages import freeze_stages
-from hocket.planner.gathers import choose_gathers, with_shards
+from hocket.planner.gathers import choose_gathers, with_copies, with_shards
 from hocket.planner.recompute import recomputing
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -49,7 +49,7 @@ from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, hold_own
 from hocket.run.tune.cut.kept import kept_costs
 from hocket.run.tune.cut.profiled_model import ProfiledModel
 from hocket.run.tune.dry_run import dry_run
-from hocket.run.tune.order import with_copies, with_given_gathers
+from hocket.run.tune.order import with_given_gathers
 
 
 def build_plan(

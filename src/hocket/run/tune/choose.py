@@ -153,6 +153,7 @@ def search_of(config: PipelineConfig, layout: Layout) -> Search:
             *((REVERSE_FIRST_K,) if may_reverse(config, layout) else ()),
         ),
         num_devices=(layout.num_devices,),
+        num_shards=(1,),
         num_microbatches=(num_microbatches,),
         stages_per_device=choices,
         recompute=RECOMPUTE[config.recompute],

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from hocket.passes.add_gathers import add_gathers, drop_gathers
 from hocket.passes.add_whole_batch_loss import add_whole_batch_loss
 from hocket.passes.merge_backward import merge_unneeded_splits
 from hocket.passes.playable_order import playable_order
+from hocket.planner.gathers import with_copies
 from hocket.run.cluster.layout import Layout
 from hocket.run.tune.config import PipelineConfig
 from hocket.schedules import SCHEDULES, make_schedule, options_of
@@ -113,12 +113,6 @@ def with_given_gathers(
         return None
     given = _given(source, layout, config.num_microbatches)
     return given if str(drop_gathers(given)) == str(order) else None
-
-
-def with_copies(order: Schedule, num_replicas: int, num_shards: int) -> Schedule:
-    """Return the same order for other numbers of replicas and shards."""
-    program = replace(order.program, num_replicas=num_replicas, num_shards=num_shards)
-    return replace(order, program=program)
 
 
 def _with_loss(order: Schedule, layout: Layout, num_microbatches: int) -> Schedule:
