@@ -205,6 +205,14 @@ def test_a_layout_names_the_devices_of_a_pipeline() -> None:
         assert outcome["delay"] == 1
         assert outcome["num_versions"] == [2] * 4 + [1] * 4
         assert any(split["version_bytes"] for split in outcome["memory"])
+    sharded = shell(*bert, "--layout", "2x2x2", "--batch-size", "32", "--json")
+    outcomes = json.loads(sharded.stdout)["outcomes"]
+    pipelines = [x for x in outcomes if not x["is_data_parallel"]]
+    assert pipelines
+    for outcome in pipelines:
+        assert [outcome[f"num_{x}"] for x in ("devices", "replicas", "shards")] == [
+            2
+        ] * 3
     refused = shell(*bert, "--layout", "4x2", "--devices", "4")
     assert refused.exit_code == 2
     assert "is 8 devices, --devices says 4" in refused.stderr
