@@ -38,6 +38,7 @@ from bench.start_memory.table import starts
 from bench.teacher.table import contestants
 from bench.teacher.table import emulated as emulated_teachers
 from bench.teacher_quality.table import qualities as taught
+from bench.torchtitan.table import beside_published, interleaved
 from bench.wpipe import picture as wpipe_beside_2bw
 from bench.wpipe.table import beside_2bw, in_blocks
 from bench.zoo.table import predictions, speed_and_memory
@@ -178,6 +179,8 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("teacher", "table"): contestants,
     ("teacher", "emulated"): emulated_teachers,
     ("teacher_quality", "table"): taught,
+    ("torchtitan", "table"): beside_published,
+    ("torchtitan", "interleaved"): interleaved,
     ("wpipe", "table"): beside_2bw,
     ("wpipe", "blocks"): in_blocks,
     ("compiled", "table"): beside_eager,
@@ -194,6 +197,8 @@ FILES: dict[tuple[str, str], str] = {
     ("freezing", "quality"): "quality.json",
     ("flush_free", "blocks"): "blocks.json",
     ("teacher", "emulated"): "emulated.json",
+    ("torchtitan", "table"): "published.json",
+    ("torchtitan", "interleaved"): "interleaved.json",
     ("wpipe", "blocks"): "blocks.json",
 }
 
@@ -213,7 +218,8 @@ def main() -> None:
         readme = FOLDER / name / "README.md"
         text = readme.read_text(encoding="utf-8")
         text = _replaced(text, mark, _markdown(make(result["rows"])))
-        text = _replaced(text, "environment", _environment(result["environment"]))
+        if "environment" in result:  # what is simulated is the same anywhere
+            text = _replaced(text, "environment", _environment(result["environment"]))
         readme.write_text(text, encoding="utf-8")
 
 

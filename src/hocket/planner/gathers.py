@@ -41,6 +41,7 @@ def with_shards(costs: Costs, program: Program) -> Costs:
     num, link = program.num_shards, costs.shard_link or costs.reduce_link
     if num == 1:
         return costs
+    wholes = [cost.whole_bytes or cost.weight_bytes for cost in costs.of(program)]
     stages = tuple(
         replace(
             cost,
@@ -48,10 +49,10 @@ def with_shards(costs: Costs, program: Program) -> Costs:
             optimizer_bytes=-(-cost.optimizer_bytes // num),
             update_work_bytes=-(-cost.update_work_bytes // num),
             update_s=cost.update_s / num,
-            whole_bytes=cost.weight_bytes,
-            unshard_s=link.all_gather_s(-(-cost.weight_bytes // num), num),
+            whole_bytes=whole_bytes,
+            unshard_s=link.all_gather_s(-(-whole_bytes // num), num),
         )
-        for cost in costs.of(program)
+        for cost, whole_bytes in zip(costs.of(program), wholes, strict=True)
     )
     return replace(costs, stages=stages, is_device_share=False)
 

@@ -42,6 +42,7 @@ def stage_costs(
                 weight_bytes=sum(x.num_bytes for x in weights),
                 gradient_bytes=gradient_bytes,
                 optimizer_bytes=optimizer_bytes,
+                whole_bytes=sum(x.whole_bytes for x in weights),
                 recomputes=recomputes,
             )
         )

@@ -27,12 +27,15 @@ class Weights:
         num_bytes: bytes of its values.
         gradient_bytes: bytes of its gradient; 0 if it is not trained.
         optimizer_bytes: bytes of the optimizer's state.
+        whole_bytes: bytes of its values once shards have gathered them, where these are
+            of another type than what they keep; else 0.
     """
 
     name: str
     num_bytes: int
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
+    whole_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

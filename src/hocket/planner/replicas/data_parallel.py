@@ -281,7 +281,9 @@ class _Plain:
         """Return the bytes of others' weights that a device receives in a step."""
         if self._candidate.schedule == ZERO_1:
             return sum(group.weight_bytes for group in self.groups)
-        groups = [replace(x, whole_bytes=x.weight_bytes) for x in self.groups]
+        groups = [
+            replace(x, whole_bytes=x.whole_bytes or x.weight_bytes) for x in self.groups
+        ]
         return gathered_bytes(self._schedule, groups)
 
     def memory(self, timeline: Timeline) -> MemorySplit:
