@@ -7,7 +7,8 @@ Chimera trains two copies of the model, in opposite directions:
         up    7 ◀─ 6 ◀─ 5 ◀─ 4        the other half
 
 It is no candidate: a Pipeline trains one model without copies (`ProgramRun` runs
-Chimera). It is priced on the fastest pipeline's devices, with as many microbatches.
+Chimera). It is priced on the devices of the fastest pipeline without shards, with as
+many microbatches.
 The copies' gradients are summed as a ring of two, or of all copies in all replicas.
 """
 
@@ -77,7 +78,11 @@ def chimera_sentence(predictor: Predictor, outcomes: Iterable[Outcome]) -> str:
         outcomes: the outcomes of all candidates.
     """
     fitting = (x for x in outcomes if x.fits and not x.delay)
-    pipelines = (x for x in fitting if not x.candidate.is_data_parallel)
+    pipelines = (
+        x
+        for x in fitting
+        if not x.candidate.is_data_parallel and x.candidate.num_shards == 1
+    )
     rival = min(pipelines, key=lambda outcome: outcome.step_s, default=None)
     if rival is None:
         return ""
@@ -104,7 +109,6 @@ def chimera_step(predictor: Predictor, like: Candidate) -> tuple[float, int]:
     Raises:
         ShapeError: an odd number of devices, or microbatches that make no whole rounds.
     """
-    like = replace(like, num_replicas=like.num_pipelines, num_shards=1)
     schedule = make_schedule(
         CHIMERA,
         num_devices=like.num_devices,
