@@ -100,15 +100,21 @@ def test_the_parts_of_memory_add_up_to_the_peak() -> None:
 
 
 def check_best(
-    num_devices: int, batch_size: int, num_layers: int, latency_s: float
+    num_devices: int,
+    batch_size: int,
+    num_layers: int,
+    latency_s: float,
+    bytes_per_s: float,
 ) -> None:
     """The bound is one: the best so many are those of simulating everything."""
     job = work(num_layers, update_s_per_byte=1e-10)
-    devices = cluster(num_devices, latency_s=latency_s)
+    devices = cluster(num_devices, latency_s=latency_s, bytes_per_s=bytes_per_s)
     all_ = rank(job, devices, batch_size, EVERYTHING)
     few = rank(job, devices, batch_size, Search(num_best=5))
     assert few.fitting[:5] == all_.fitting[:5]
     assert few.num_candidates >= len(all_.outcomes)
+    shards = {x.candidate.num_shards for x in all_.outcomes}
+    assert shards == {x for x in range(1, num_devices + 1) if num_devices % x == 0}
     predictor = Predictor(job, devices, batch_size)
     for outcome in all_.outcomes:
         if not outcome.candidate.is_data_parallel:
@@ -118,27 +124,46 @@ def check_best(
 
 NUM_LAYERS = st.integers(6, 9)
 LATENCIES_S = st.sampled_from([0.0, 1e-4, 5e-3])
+BYTES_PER_S = st.sampled_from([1e11, 1e9, 1e8])  # on the slowest, gathers are no less
 
 
-@given(st.sampled_from([2, 3, 4]), st.sampled_from([8, 12]), NUM_LAYERS, LATENCIES_S)
+@given(
+    st.sampled_from([2, 3, 4]),
+    st.sampled_from([8, 12]),
+    NUM_LAYERS,
+    LATENCIES_S,
+    BYTES_PER_S,
+)
 @settings(max_examples=4)
 def test_what_is_left_out_could_not_have_been_among_the_best(
-    num_devices: int, batch_size: int, num_layers: int, latency_s: float
+    num_devices: int,
+    batch_size: int,
+    num_layers: int,
+    latency_s: float,
+    bytes_per_s: float,
 ) -> None:
     """Few are simulated, and the best of them are the best of all."""
-    check_best(num_devices, batch_size, num_layers, latency_s)
+    check_best(num_devices, batch_size, num_layers, latency_s, bytes_per_s)
 
 
 @pytest.mark.long
 @given(
-    st.sampled_from([2, 3, 4, 6]), st.sampled_from([8, 12, 16]), NUM_LAYERS, LATENCIES_S
+    st.sampled_from([2, 3, 4, 6]),
+    st.sampled_from([8, 12, 16]),
+    NUM_LAYERS,
+    LATENCIES_S,
+    BYTES_PER_S,
 )
 @settings(max_examples=40)
 def test_the_same_for_more_sizes(
-    num_devices: int, batch_size: int, num_layers: int, latency_s: float
+    num_devices: int,
+    batch_size: int,
+    num_layers: int,
+    latency_s: float,
+    bytes_per_s: float,
 ) -> None:
     """On up to six devices, with up to 16 samples."""
-    check_best(num_devices, batch_size, num_layers, latency_s)
+    check_best(num_devices, batch_size, num_layers, latency_s, bytes_per_s)
 
 
 @pytest.mark.long
@@ -398,3 +423,31 @@ def test_what_fits_no_device_whole_and_has_fast_links_is_sharded() -> None:
     (line,) = (x for x in advice(ranking) if x.startswith("you need no pipeline: "))
     assert ranking.best_pipeline.candidate.schedule in line
     assert short(ranking.best_pipeline.samples_per_s) in line
+
+
+@pytest.mark.parametrize("shares_cores", [False, True])
+@pytest.mark.parametrize("bytes_per_s", [1e7, 1e9, 1e11])
+@pytest.mark.parametrize("memory_bytes", [10**12, 10**8])
+def test_the_bounds_of_sharded_stages_are_bounds(
+    shares_cores: bool, bytes_per_s: float, memory_bytes: int
+) -> None:
+    """However slow gathers are, and however often they are done for lack of memory."""
+    job = work(8, weight_bytes=32 * MIB, update_s_per_byte=1e-10)
+    devices = replace(
+        cluster(
+            8,
+            bytes_per_s=bytes_per_s,
+            memory_bytes=memory_bytes,
+            num_nodes=2,
+            network_bytes_per_s=bytes_per_s / 10,
+        ),
+        shares_cores=shares_cores,
+    )
+    predictor = Predictor(job, devices, 16)
+    names = (("gpipe", 1), ("1f1b", 1), ("looped-bfs", 4), ("zb-v", 2), ("zb-h1", 1))
+    for name, v in names:
+        for replicas, shards in ((1, 4), (2, 2), (4, 1)):
+            candidate = Candidate(name, 2, replicas, v, 4, num_shards=shards)
+            step_s = predictor.outcome(candidate).step_s * (1 + 1e-9)
+            assert predictor.bound_s(candidate) <= step_s
+            assert predictor.tight_bound_s(candidate) <= step_s
