@@ -103,12 +103,18 @@ def test_what_ddp_adds_is_added_once() -> None:
         assert without.step_s == pytest.approx(8 * 4 * 0.03 * SLOWER + 0.5)
 
 
+def on_two_devices(name: str) -> Candidate:
+    """Plain data parallelism, in replicas or in shards."""
+    num_shards = 2 if name == FSDP else 1
+    return Candidate(name, 1, 2 // num_shards, 1, 1, num_shards=num_shards)
+
+
 @pytest.mark.parametrize("name", [DDP, ZERO_1, FSDP])
 def test_where_cores_are_shared_nothing_hides_a_reduction(name: str) -> None:
     """A step takes its computing and all that goes over the ring, one after another."""
     cores = replace(cluster(2), ring=GIB_PER_S, shares_cores=True)
     found = data_parallel_outcome(
-        Predictor(work(8, weight_bytes=64 * MIB), cores, 8), Candidate(name, 1, 2, 1, 1)
+        Predictor(work(8, weight_bytes=64 * MIB), cores, 8), on_two_devices(name)
     )
     weights_s = 8 * 64 / 1024  # of all, once around a ring of two: half of them, twice
     rounds = {DDP: 1, ZERO_1: 1, FSDP: 1.5 - 1 / 16}  # the last group stays in between
@@ -118,7 +124,7 @@ def test_where_cores_are_shared_nothing_hides_a_reduction(name: str) -> None:
 @pytest.mark.parametrize("name", [ZERO_1, FSDP])
 def test_sharding_costs_the_host_no_less_than_ddp(name: str) -> None:
     """What DDP took beyond its ring is added; what the ring explains is not."""
-    candidate = Candidate(name, 1, 2, 1, 1)
+    candidate = on_two_devices(name)
     ring_s = cluster(2, bytes_per_s=2**30).inside.ring_s(8 * 8 * MIB, 2)
     plain, within, beyond = (
         data_parallel_outcome(predictor(trial(4, 1, 1), ddp_s=ddp_s), candidate).step_s
