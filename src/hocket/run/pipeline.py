@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sized
 from math import ceil
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import nn
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import counted
 from hocket.errors import ConfigError, ModelError
+from hocket.run.cluster.stop import StoppedBySignal
 from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
@@ -69,6 +71,7 @@ class Pipeline(StagedRun):
     @constructor_takes_fields_of(PipelineConfig, device="each worker takes its own")
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__(config)
+        self._before_end: Callable[[], object] | None = None
 
     @classmethod
     def from_config(cls, config: PipelineConfig) -> Pipeline:
@@ -163,14 +166,58 @@ class Pipeline(StagedRun):
         )
         if not is_sized:
             batches = self._counted(batches, _GRACE_S if overlaps else None)
-        steps = map(self._next_batches, grouped(batches, size))
-        for result in self._driver.train(steps, drains):
+        steps = self._until_asked(map(self._next_batches, grouped(batches, size)))
+        stop = self.world.stop
+        for result in self._driver.train(steps, lambda n: stop.is_agreed or drains(n)):
             yield self._described(result)
+        self._end_if_asked()
         if self._freezing is not None:
             self._freezing.epoch_ended = True
         if overlaps and not is_sized:
             with self._reported("train()"):
                 self._batch_counts.agree()
+
+    @contextlib.contextmanager
+    def on_sigterm(self, save: Callable[[], object]) -> Iterator[None]:
+        """Let SIGTERM end the run after a step, and save; around the loop.
+
+        Without it, SIGTERM ends each worker at once. In the block, all workers end
+        after the same step, whether the signal came to all of them or to one: the loop
+        has had the step's result, `save` is called on every worker, the pipeline is
+        closed, and `train()`, or the next `step()`, raises SystemExit(143). A signal
+        that no step follows in the block ends the worker at the end of it.
+
+        Args:
+            save: saves what the run goes on from, such as by `save()`.
+
+        Raises:
+            ConfigError: this process has a SIGTERM handler of its own; or this is not
+                its main thread.
+        """
+        with self.world.stop.awaited():
+            self._before_end = save
+            yield
+
+    def _until_asked(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """Yield steps' batches, until all workers are to end."""
+        while True:
+            self.world.stop.post()
+            if self.world.stop.is_agreed:
+                return
+            try:
+                yield next(steps)
+            except StopIteration:
+                return
+
+    def _end_if_asked(self) -> None:
+        """Save and end, where all workers do; the last step's result was seen."""
+        stop = self.world.stop
+        if stop.is_agreed and self._before_end is not None:
+            self._before_end()
+            self.close()
+            stop.is_asked = stop.is_agreed = False  # it is answered
+            raise StoppedBySignal(signal.SIGTERM)
+        stop.post()
 
     def step(self, batch: Any, *more: Any) -> StepResult:
         """Train one step on one batch `(inputs, targets)`, or on several, to its end.
@@ -184,6 +231,7 @@ class Pipeline(StagedRun):
         """
         if self._cache is not None:
             refuse_batch()
+        self._end_if_asked()
         if self._freezing is not None:
             self._freezing.warn_of_no_epoch()
         return self._described(self._driver.step(self._next_batches((batch, *more))))

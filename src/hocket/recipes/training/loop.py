@@ -262,15 +262,25 @@ class Loop(RecipeRun):
         if evaluation is not None:
             self.report_evaluation(evaluation)
         if self.saves_after(result.step, stops=stops):
-            is_last = stops or result.step + 1 == self.task.num_steps
-            settings = self.recipe.checkpoint
-            self._pipeline.save(
-                self.checkpoints_dir,
-                data=self.state_dict(),
-                background=settings.background and not is_last,
-                keep=settings.keep,
-            )
+            self.save(is_last=stops or result.step + 1 == self.task.num_steps)
         return stops
+
+    def save(self, *, is_last: bool) -> None:
+        """Save a checkpoint after the steps so far.
+
+        Args:
+            is_last: whether no step follows: nothing is written while others run.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        settings = self.recipe.checkpoint
+        self._pipeline.save(
+            self.checkpoints_dir,
+            data=self.state_dict(),
+            background=settings.background and not is_last,
+            keep=settings.keep,
+        )
 
     def _drains_after(self, step: int) -> bool:
         """Drain before evaluations and saves, and, to measure them, the last steps."""

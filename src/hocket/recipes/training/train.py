@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -194,7 +195,8 @@ def train_recipe(
             )
             for watcher in (progress, *watchers):
                 loop.watchers.append(watcher)
-        summary = loop.run()
+        with pipeline.on_sigterm(partial(_save_to_go_on, loop, console)):
+            summary = loop.run()
         if recipe.checkpoint.final and (last := pointer(loop.checkpoints_dir)):
             print_plain(console, f"weights: {loop.checkpoints_dir / last.name}")
         if pipeline.is_main:
@@ -231,6 +233,16 @@ def _go_on(loop: Loop, pipeline: Pipeline, console: Console) -> None:
     loop.load_state_dict(data)
     num_steps = loop.totals.num_steps
     print_plain(console, f"goes on from {folder} after step {num_steps}")
+
+
+def _save_to_go_on(loop: Loop, console: Console) -> None:
+    """Save after a SIGTERM, and say what, and how to go on."""
+    loop.save(is_last=True)
+    print_plain(
+        console,
+        f"SIGTERM: saved after step {loop.totals.num_steps} in {loop.checkpoints_dir}; "
+        f"the same command with --run-dir {loop.run_dir} --resume auto goes on",
+    )
 
 
 def make_pipeline(

@@ -30,7 +30,7 @@ from hocket.env import ExitCode
 from hocket.errors import RunError, WorkerError
 from hocket.run.cluster.entry import inherited_entry
 from hocket.run.cluster.start import PROGRAM, WorkerStart
-from hocket.run.cluster.worker_processes import WorkerProcesses
+from hocket.run.cluster.worker_processes import GRACE_S, SAVE_S, WorkerProcesses
 from hocket.run.diagnostics.failure import (
     FailureCause,
     FailureReport,
@@ -138,7 +138,8 @@ def _results(attempts: _Attempts, run_dir: Path) -> list[Any]:
             succeeded = attempts.run()
     except _StoppedBySignal as stopped:
         positions = attempts.positions()
-        attempts.workers.stop(stopped.number)
+        is_term = stopped.number is signal.SIGTERM
+        attempts.workers.stop(stopped.number, SAVE_S if is_term else GRACE_S)
         attempts.workers.stop(signal.SIGKILL)
         attempts.remove()
         raise _stopped(stopped.number, positions) from None

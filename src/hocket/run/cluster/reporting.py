@@ -30,6 +30,7 @@ from types import FrameType, TracebackType
 from typing import Final
 
 from hocket import env
+from hocket.run.cluster.stop import StoppedBySignal
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.failure import (
     FailureCause,
@@ -52,6 +53,7 @@ from hocket.run.diagnostics.job_folder import (
     write_json,
 )
 from hocket.run.diagnostics.process_wide import (
+    is_free,
     signal_handler,
     signal_wakeup,
     unraisable_hook,
@@ -67,20 +69,6 @@ GRACE_S: Final = 1.0  # for the main thread to answer a signal
 _AGAIN_S: Final = 0.01  # until the callback is over in which a signal came
 
 log = logging.getLogger(__name__)
-
-
-class StoppedBySignal(SystemExit):
-    """A signal asked the process to end.
-
-    Attributes:
-        number: the signal's.
-        code: 128 + the signal's number, as shells write it.
-    """
-
-    def __init__(self, number: int) -> None:
-        """Keep the exit code, so that an uncaught one ends the process with it."""
-        super().__init__(128 + number)
-        self.number = number
 
 
 @contextlib.contextmanager
@@ -263,6 +251,8 @@ def _report_stuck(
 def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None]:
     """Handle SIGTERM and SIGINT, even if the main thread cannot.
 
+    Another handler, such as the user's own, answers alone.
+
     A signal reaches Python code only between two instructions of the main thread, which
     may sit in a wait for another worker. The byte that Python's C handler writes to the
     wakeup descriptor arrives at once.
@@ -277,12 +267,13 @@ def _stoppable(on_stuck: Callable[[int], None], *, alone: bool) -> Iterator[None
     answered = threading.Event()
     with contextlib.ExitStack() as stack:
         answer = partial(_raise, answered)
-        stack.enter_context(signal_handler(signal.SIGTERM, answer))
+        if is_free(signal.SIGTERM):
+            stack.enter_context(signal_handler(signal.SIGTERM, answer))
         stack.enter_context(unraisable_hook(partial(_send_again, answered)))
         if not alone:  # without other workers, the main thread never waits long
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 stack.enter_context(signal_handler(signal.SIGINT, answer))
-            stack.enter_context(_watching_signals(answered, on_stuck))
+            stack.enter_context(_watching_signals(answer, answered, on_stuck))
         yield
 
 
@@ -311,7 +302,7 @@ def _send_again(answered: threading.Event, ignored: BaseException | None) -> boo
 
 @contextlib.contextmanager
 def _watching_signals(
-    answered: threading.Event, on_stuck: Callable[[int], None]
+    answer: object, answered: threading.Event, on_stuck: Callable[[int], None]
 ) -> Iterator[None]:
     """End the process, from a thread, if the main thread does not handle a signal."""
     reading, writing = socket.socketpair()
@@ -319,7 +310,7 @@ def _watching_signals(
 
     def watch() -> None:
         while byte := reading.recv(1):
-            asked = byte[0] in {signal.SIGTERM, signal.SIGINT}
+            asked = signal.getsignal(byte[0]) is answer
             if asked and not answered.wait(GRACE_S):
                 on_stuck(byte[0])
                 os._exit(128 + byte[0])

@@ -1,9 +1,10 @@
 """Starts the worker processes of one attempt, waits for them, and ends them.
 
-    one fails ──0.1 s──▶ SIGTERM to the others ──2.5 s──▶ SIGKILL: they hang
+    one fails  ──0.1 s──▶ SIGTERM to the others ──2.5 s──▶ SIGKILL: they hang
+    asked to end         SIGTERM to all         ──30 s───▶ SIGKILL, as torchrun
 
-Workers answer a signal within a second (run/cluster/reporting.py). One that does not
-answer hangs, or is stopped.
+Workers answer a signal within a second (run/cluster/reporting.py), or after a step and
+a save (run/cluster/stop.py). One that does not answer hangs, or is stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from subprocess import Popen
 from typing import Final
 
 _NOTICE_S: Final = 0.1  # for the others to notice a failure by themselves
-_GRACE_S: Final = 2.5  # from a signal to the end of those that do not answer
+GRACE_S: Final = 2.5  # from a signal to the end of those that do not answer
+SAVE_S: Final = 30.0  # and of those that may save before
 
 
 class WorkerProcesses:
@@ -79,7 +81,7 @@ class WorkerProcesses:
             self.stop(signal.SIGKILL)
         return not any(self.codes.values())
 
-    def stop(self, number: signal.Signals) -> None:
+    def stop(self, number: signal.Signals, grace_s: float = GRACE_S) -> None:
         """Send a signal to those that run and what they have started; give them time.
 
         A worker that stays after SIGKILL is in the kernel, which will end it.
@@ -87,7 +89,7 @@ class WorkerProcesses:
         for rank in self._running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._processes[rank].pid, number)
-        self._wait_for(_GRACE_S)
+        self._wait_for(grace_s)
 
     def _wait_for(self, seconds: float) -> None:
         """Wait until all have ended, or the time is up."""

@@ -41,6 +41,7 @@ from hocket.run.cluster.host import (
     reachable_address,
 )
 from hocket.run.cluster.rendezvous import Rendezvous, join_rendezvous
+from hocket.run.cluster.stop import StopRequest
 from hocket.run.cluster.store.deadline_store import DeadlineStore
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.diagnostics.job_folder import Json, attempt_dir, store_path
@@ -77,6 +78,7 @@ class World:
         token: distinguishes this job from others of its name; equal on all workers.
         store: the store that all workers share, under this attempt's prefix.
         exchange: exchanges small values through the store.
+        stop: what this worker knows of a SIGTERM to the job.
     """
 
     rank: int
@@ -92,6 +94,7 @@ class World:
     token: str
     store: dist.Store
     exchange: StoreExchange
+    stop: StopRequest
 
     @property
     def same_host(self) -> tuple[int, ...]:
@@ -211,6 +214,7 @@ def join_world(
         token=token.decode(),
         store=store,
         exchange=exchange,
+        stop=StopRequest(store, world_size),
     )
 
 
@@ -238,6 +242,7 @@ def single_process_world(device: torch.device, timeout_s: float | None = None) -
         token=secrets.token_hex(4),
         store=store,
         exchange=StoreExchange(store, 0, 1, timeout_s),
+        stop=StopRequest(store, 1),
     )
 
 

@@ -6,6 +6,9 @@ DataLoader keeps their order.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,7 +57,7 @@ def fetch(
         num_workers=num_workers,
         pin_memory=reads is not None and reads.device.type == "cuda",
         generator=torch.Generator(),  # or it would draw from the global one
-        worker_init_fn=_end_with_parent if is_main_thread() else None,
+        worker_init_fn=_end_with_parent if is_main_thread() else _stay_for_parent,
     )
     for (rows, draw), fetched in zip(tasks, _worker_errors_named(loader), strict=True):
         if isinstance(fetched, _Failed):
@@ -129,9 +132,26 @@ def _worker_errors_named(loader: DataLoader[Any]) -> Iterator[Any]:
         ) from error
 
 
-def _end_with_parent(_: int) -> None:
+def _end_with_parent(number: int) -> None:
     """End a process that reads when its parent is killed; torch's would read on."""
     end_with_parent()
+    _stay_for_parent(number)
+
+
+def _stay_for_parent(_: int) -> None:
+    """Let a SIGTERM end a process that reads only if its parent has sent it.
+
+    torchrun sends one to a worker's whole process group, and the worker may still need
+    batches for the step after which it saves.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_when_parent_asks, daemon=True).start()
+
+
+def _end_when_parent_asks() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _as_it_is(fetched: Any) -> Any:

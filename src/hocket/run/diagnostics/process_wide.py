@@ -41,6 +41,12 @@ def signal_handler(number: signal.Signals, handler: Handler) -> Iterator[None]:
         yield
 
 
+def is_free(number: signal.Signals) -> bool:
+    """Whether a signal has no handler, or one of `signal_handler`'s."""
+    known = (signal.SIG_DFL, *_handlers[number][-1:])
+    return any(signal.getsignal(number) is handler for handler in known)
+
+
 @contextlib.contextmanager
 def signal_wakeup(descriptor: int) -> Iterator[None]:
     """Write the number of each signal to a socket; in the main thread only."""

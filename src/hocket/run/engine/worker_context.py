@@ -111,6 +111,7 @@ class WorkerContext:
             self.transport,
             replicas if self.layout.device == last_device else None,
             self.store,
+            self.world.stop,
             timeout_s=self.timeout_s,
         )
 

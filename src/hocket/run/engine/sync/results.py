@@ -7,6 +7,8 @@ They are ready when the last forward has run, long before the step's end:
                               └─▶ over the replicas
                                 post: to all devices at once, for those that end
                                 their lanes before this one does
+
+With them goes whether the job is asked to end (run/cluster/stop.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.run.cluster.group import GroupWork, WorkerGroup
+from hocket.run.cluster.stop import StopRequest
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
 from hocket.run.comm.transport import Carries, Channel, Receiver, Sender, Transport
@@ -42,6 +45,7 @@ class Results:
         transport: between the devices of this replica.
         group: the last stage's replicas, on its device, where there are several.
         store: where the losses' names are published, once.
+        stop: what this worker knows of a signal to end.
         timeout_s: after which a wait ends.
     """
 
@@ -52,6 +56,7 @@ class Results:
     transport: Transport
     group: WorkerGroup | None
     store: dist.Store
+    stop: StopRequest
     timeout_s: float
 
     def __post_init__(self) -> None:
@@ -61,7 +66,7 @@ class Results:
         self._schema: Schema | None = None  # of a message, once the names are known
         self._sums: dict[int, Tensor] = {}  # of each step, until they are sent
         self._works: dict[int, GroupWork] = {}
-        self._named: dict[int, dict[str, float]] = {}  # until they are asked for
+        self._posted: dict[int, list[float]] = {}  # until they are asked for
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
         self._channel = Channel(
@@ -111,8 +116,11 @@ class Results:
                 )
         sums = self._sums[step] = torch.tensor(
             [
-                sum(shares[m] * named[name] for m, named in losses.items())
-                for name in names
+                *(
+                    sum(shares[m] * named[name] for m, named in losses.items())
+                    for name in names
+                ),
+                self.stop.looked(),
             ],
             dtype=torch.float64,
         )
@@ -149,24 +157,26 @@ class Results:
         for sender in self._senders:
             schema = self._made_schema()
             sender.send(message_tag(schema, step, 0), (sums,), schema)
-        self._named[step] = dict(zip(self._names, sums.tolist(), strict=True))
+        self._posted[step] = sums.tolist()
 
     def finish(self, step: int) -> dict[str, float]:
         """On every worker, at the end of its lane: the losses of the step."""
         if self._receiver is not None:
-            named = self._receive(step)
+            sums = self._receive(step)
         else:
             if step in self._sums:
                 self.post(step)
-            named = self._named.pop(step)
-        return named
+            sums = self._posted.pop(step)
+        *values, num_asked = sums
+        self.stop.is_agreed |= num_asked > 0
+        return dict(zip(self._names, values, strict=True))
 
     def _made_schema(self) -> Schema:
         if self._schema is None:
-            self._schema = Schema((TensorSpec((len(self._names),), "float64"),))
+            self._schema = Schema((TensorSpec((len(self._names) + 1,), "float64"),))
         return self._schema
 
-    def _receive(self, step: int) -> dict[str, float]:
+    def _receive(self, step: int) -> list[float]:
         assert self._receiver is not None
         if not self._names:
             what = "the names of the losses"
@@ -178,6 +188,6 @@ class Results:
         tag = message_tag(schema, step, 0)
         self._receiver.expect([tag], schema)
         (sums,) = self._receiver.receive(tag)
-        named = dict(zip(self._names, sums.tolist(), strict=True))
+        values: list[float] = sums.tolist()
         self._receiver.release(tag)
-        return named
+        return values
