@@ -1,6 +1,11 @@
 """Exchanges small JSON values between workers through the store.
 
 For what is rare (agreeing on a plan, a barrier at the end): a round takes milliseconds.
+
+    ranks 1, 2, ...   write 7/1, 7/2, ...                       read 7/all
+    rank 0            writes 7/0, reads all of them, writes 7/all
+
+So a worker's requests do not grow with the number of workers, but for rank 0's.
 Every worker must make the same exchanges in the same order; each has its own keys. A
 value comes with the call that it belongs to, so that workers which call different
 functions find out at once, and say which.
@@ -11,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -20,6 +26,7 @@ from hocket.run.cluster.store.poll import poll
 from hocket.run.diagnostics.job_folder import Json
 
 MAX_BYTES: Final = 16 * 2**20  # of one worker's JSON
+_LOOK_S: Final = 1.0  # between looks at all others, of those that wait for rank 0
 _MEETING: Final = "begin"  # of a call that every worker must make
 
 
@@ -91,10 +98,7 @@ class StoreExchange:
             SchemaError: a value is longer than 16 MiB; or another worker made another
                 call.
         """
-        turn = self._next_turn()
-        self._set(turn, name, value)
-        values = self._wait(turn, name, self.timeout_s, range(self.world_size))
-        return [values[rank] for rank in range(self.world_size)]
+        return self._gather(name, value, self.timeout_s)
 
     def broadcast(
         self, name: str, value: Json, from_rank: int = 0, timeout_s: float | None = None
@@ -125,12 +129,20 @@ class StoreExchange:
             WaitError: ranks that the message names did not come.
             SchemaError: another worker made another call.
         """
-        turn = self._next_turn()
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        self._set(turn, name, None)
-        self._wait(turn, name, timeout_s, range(self.world_size))
+        self._gather(name, None, timeout_s)
         if self.rank_0_holds_store:
-            self._leave_in_order(turn, name, timeout_s)
+            self._leave_in_order(self.turn - 1, name, timeout_s)
+
+    def _gather(self, name: str, value: Json, timeout_s: float) -> list[Any]:
+        turn, everyone = self._next_turn(), range(self.world_size)
+        self._set(turn, name, value)
+        key = f"exchange/{turn}/all"
+        found = self._wait(turn, name, timeout_s, everyone, key if self.rank else "")
+        values = [found[rank] for rank in everyone]
+        if self.rank == 0 and self.world_size > 1:
+            self._write(key, name, json.dumps([self.call, name, values]))
+        return values
 
     def _leave_in_order(self, turn: int, name: str, timeout_s: float) -> None:
         """Let rank 0 return last, since the store ends with it."""
@@ -153,28 +165,49 @@ class StoreExchange:
                 f"rank {self.rank} wants to send the others {len(text):,} bytes "
                 f"({name}); exchanges are for at most {MAX_BYTES:,}"
             )
+        self._write(f"exchange/{turn}/{self.rank}", name, text)
+
+    def _write(self, key: str, name: str, text: str) -> None:
         try:
-            self.store.set(f"exchange/{turn}/{self.rank}", text)
+            self.store.set(key, text)
         except dist.DistError as error:
             raise self._lost(name, error) from error
 
     def _wait(
-        self, turn: int | str, name: str, timeout_s: float, ranks: Sequence[int]
+        self,
+        turn: int | str,
+        name: str,
+        timeout_s: float,
+        ranks: Sequence[int],
+        relay: str = "",
     ) -> dict[int, Any]:
-        """Poll the store for the values of some ranks; name those that do not come."""
+        """Poll the store for the values of some ranks; name those that do not come.
+
+        Args:
+            turn: the exchange's number.
+            name: its name, for errors.
+            timeout_s: how long to poll.
+            ranks: whose values.
+            relay: the key under which rank 0 writes all of them; empty for none. Then
+                each by itself is looked at now and then only, for what is wrong.
+        """
         missing, values = set(ranks), dict[int, Any]()
+        look_s = monotonic() + _LOOK_S
 
         def have_come() -> bool:
-            for rank in sorted(missing):
-                key = f"exchange/{turn}/{rank}"
-                if self.store.check([key]):
-                    missing.remove(rank)
-                    call, what, values[rank] = json.loads(self.store.get(key))
-                    self._compare(rank, call, what, name)
-            return not missing
+            nonlocal look_s
+            if relay and self.store.check([relay]):
+                call, what, found = json.loads(self.store.get(relay))
+                self._compare(0, call, what, name)
+                values.update(enumerate(found))
+                return True
+            if relay and monotonic() < look_s:
+                return False
+            look_s = monotonic() + _LOOK_S
+            return self._take(turn, name, missing, values)
 
         try:
-            if poll(have_come, timeout_s):
+            if poll(have_come, timeout_s) or self._take(turn, name, missing, values):
                 return values
         except dist.DistError as error:
             raise self._lost(name, error) from error
@@ -184,6 +217,18 @@ class StoreExchange:
         raise WaitError(
             f"rank {self.rank} waited {timeout_s:g} s at {name!r} for {late}{why}"
         )
+
+    def _take(
+        self, turn: int | str, name: str, missing: set[int], values: dict[int, Any]
+    ) -> bool:
+        """Read the values that have come; return whether none is missing any more."""
+        for rank in sorted(missing):
+            key = f"exchange/{turn}/{rank}"
+            if self.store.check([key]):
+                missing.remove(rank)
+                call, what, values[rank] = json.loads(self.store.get(key))
+                self._compare(rank, call, what, name)
+        return not missing
 
     def _lost(self, name: str, error: Exception) -> WaitError:
         return WaitError(
