@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 
 from hocket.core.layout import WorkerLayout
+from hocket.errors import ConfigError
 from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
 from hocket.freeze.cache.settings import Cache
 from hocket.model.profile.profile import path_of
@@ -195,7 +196,10 @@ def train_recipe(
             )
             for watcher in (progress, *watchers):
                 loop.watchers.append(watcher)
-        with pipeline.on_sigterm(partial(_save_to_go_on, loop, console)):
+        with ExitStack() as signals:
+            with suppress(ConfigError):  # a handler of the user's own stays
+                save = partial(_save_to_go_on, loop, console)
+                signals.enter_context(pipeline.on_sigterm(save))
             summary = loop.run()
         if recipe.checkpoint.final and (last := pointer(loop.checkpoints_dir)):
             print_plain(console, f"weights: {loop.checkpoints_dir / last.name}")
