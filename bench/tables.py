@@ -28,6 +28,7 @@ from bench.ooo_data.table import hosts, measured
 from bench.ooo_pipeline.table import speedups
 from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
+from bench.scale.table import commands, counts
 from bench.sharded.table import beside_fsdp
 from bench.share.table import cost_of_a_gate, cost_of_turns, forecasts
 from bench.share.table import predictions as predicted_modes
@@ -166,6 +167,8 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("ooo_data", "hosts"): hosts,
     ("ooo_pipeline", "table"): speedups,
     ("optimum", "table"): distances,
+    ("scale", "table"): counts,
+    ("scale", "planned"): commands,
     ("share", "turns"): cost_of_turns,
     ("share", "gate"): cost_of_a_gate,
     ("share", "forecast"): forecasts,
@@ -194,6 +197,7 @@ FILES: dict[tuple[str, str], str] = {
     ("emulated", "flush_free"): "flush_free.json",
     ("flush_free", "replicas"): "replicas.json",
     ("freezing", "forward"): "forward.json",
+    ("scale", "planned"): "planned.json",
     ("freezing", "quality"): "quality.json",
     ("flush_free", "blocks"): "blocks.json",
     ("teacher", "emulated"): "emulated.json",
