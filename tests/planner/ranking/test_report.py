@@ -9,8 +9,7 @@ import pytest
 
 from hocket.errors import PlanError
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking.report import to_html
-from hocket.planner.ranking.scatter import to_svg
+from hocket.planner.ranking.report import to_html, to_svg
 from tests.planner.toys import EVERYTHING, MIB, cluster, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them

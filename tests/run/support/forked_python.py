@@ -28,7 +28,7 @@ from tests.run.support.processes import environment
 
 # Where `hocket.launch` and torch's launcher start their workers.
 _POPENS: Final = (
-    "hocket.run.cluster.worker_processes.Popen",
+    "hocket.run.cluster.launch.Popen",
     "torch.distributed.elastic.multiprocessing.subprocess_handler."
     "subprocess_handler.Popen",
 )
