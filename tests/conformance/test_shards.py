@@ -21,7 +21,7 @@ REPLACED: Final = "was replaced while it was sharded"
 COMPLEX: Final = "of torch.complex128, and weights are floating-point numbers"
 # What replicas do, and shards refuse.
 REFUSED: Final = {
-    "accumulate_hook": "changes it in the backward",
+    "accumulate_hook": "0.weight has a post-accumulate-grad hook",
     "adafactor": "cannot step sharded weights, which are DTensors",
     "applied": "was written while it was sharded",
     "channels_last": "is not contiguous",

@@ -39,6 +39,14 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
     "recompute": (None, WELL),
     "frozen": (0, ("ModelError", "requires_grad of 1.linear.weight was True")),
     "frozen, flushed": (None, WELL),  # followed
+    "sums seen, one replica": (None, WELL),
+    "sums seen": (
+        None,
+        (
+            "ModelError",
+            "before step 2, 1.linear.weight has a post-accumulate-grad hook",
+        ),
+    ),
     "closure": (None, ("ConfigError", "its step() needs closure")),
     "closure, hidden": (None, ("ConfigError", "AssertionError: I need a closure")),
     "2bw": (None, ("ShapeError", "pipedream-2bw on 2 devices needs 2 microbatches")),

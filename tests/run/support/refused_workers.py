@@ -134,6 +134,11 @@ def _frozen(model: nn.Module) -> None:
     model.get_submodule("1.linear").requires_grad_(False)
 
 
+def _sees_sums(model: nn.Module) -> None:
+    weight = model.get_parameter("1.linear.weight")
+    weight.register_post_accumulate_grad_hook(lambda p: None)
+
+
 CASES: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
     "all is well": _case(),
     "state": _case(Remembers),
@@ -149,6 +154,8 @@ CASES: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
     "recompute": _case(recompute="all"),
     "frozen": _case(change=_frozen),
     "frozen, flushed": _case(change=_frozen, schedule="1f1b"),
+    "sums seen, one replica": _case(change=_sees_sums, schedule="1f1b"),
+    "sums seen": _case(change=_sees_sums, schedule="1f1b", num_replicas=2, cut=None),
     "closure": _case(optimizer=partial(Searches, lr=0.1)),
     "closure, hidden": _case(optimizer=partial(Insists, lr=0.1)),
     "2bw": _case(num_microbatches=1),

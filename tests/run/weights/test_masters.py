@@ -240,7 +240,9 @@ def test_a_model_in_float32_is_refused() -> None:
 
 def test_what_has_no_masters_is_refused() -> None:
     """Waves, captured steps and momentum teachers, by name."""
-    with pytest.raises(ConfigError, match="waves update the weights themselves"):
+    with pytest.raises(
+        ConfigError, match="waves update weights in bfloat16 themselves"
+    ):
         hocket.Waves(make_net(), loss_of, optimizer=adamw, precision="bfloat16-weights")
     with pytest.raises(ConfigError, match="nor masters"):
         make_pipeline(make_net(), schedule="ooo-single", num_microbatches=1)

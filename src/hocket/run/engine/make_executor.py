@@ -117,7 +117,7 @@ def make_executor(
     if schedule.body:
         refuse_shared(stale_ties, schedule)
         refuse_early_reads(_trained(shared, modules), schedule)
-        refuse_hooks(program, dict(enumerate(modules)))  # alike on all workers
+    refuse_hooks(program, dict(enumerate(modules)))  # alike on all workers
     ties = find_ties(shared, schedule)
     groups = tie_groups(ties, layout, context.groups)
     trained = {

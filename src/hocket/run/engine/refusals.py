@@ -170,7 +170,10 @@ def _why_not_tied(tie: StaleTie, schedule: Schedule) -> str:
 def refuse_hooks(
     program: Program, modules: Mapping[int, nn.Module], when: str = ""
 ) -> None:
-    """Refuse hooks of parameters: old weights get the gradients, and call none.
+    """Refuse hooks of parameters that are not called, or see a part of a gradient.
+
+    Old weights get the gradients of their stage, and call none. And what adds up behind
+    a backward is, with replicas or shards, the gradient of one of them.
 
     Args:
         program: says which stages have a delay.
@@ -180,11 +183,16 @@ def refuse_hooks(
     Raises:
         ModelError: a parameter has a hook; names the first.
     """
-    stages = program.stages
-    stale = [n for n in modules if stages[n].trainable and stages[n].delay]
-    every = ((n, *named) for n in stale for named in modules[n].named_parameters())
+    trained = [n for n in modules if program.stages[n].trainable]
+    every = ((n, *named) for n in trained for named in modules[n].named_parameters())
     for stage, name, parameter in every:
-        if has_hooks(parameter):
+        if parameter._post_accumulate_grad_hooks and program.num_pipelines > 1:
+            raise ModelError(
+                f"{when}{name} has a post-accumulate-grad hook, which sees a part of "
+                f"the sum: of 1 of {program.num_pipelines} replicas and shards. Let "
+                "the optimizer's step do what it does, or a hook by `register_hook`"
+            )
+        if program.stages[stage].delay and has_hooks(parameter):
             raise ModelError(
                 f"{when}{name} has a hook on its gradient, but stage {stage} computes "
                 "with old weights: copies, of which the hook knows nothing. Let the "

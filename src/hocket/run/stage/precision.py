@@ -103,14 +103,6 @@ class Precision(Enum):
         return computed
 
 
-def no_masters(why: str) -> str:
-    """Return that masters are not kept by something that updates weights, and why."""
-    return (
-        f"precision={Precision.BFLOAT16_WEIGHTS.value!r} is for pipelines, and {why}: "
-        'take a model in float32 and precision="bfloat16"'
-    )
-
-
 def _check_masters(named: Sequence[tuple[str, nn.Parameter]]) -> None:
     """Refuse types that have no masters; let gradients of the others add up in float32.
 

@@ -33,10 +33,6 @@ class Masters:
             i: nn.Parameter(x.detach().float()) for i, x in short.items()
         }
 
-    def __bool__(self) -> bool:
-        """Return whether there are any."""
-        return bool(self._weights)
-
     def stored(self, tensor: Tensor) -> Tensor:
         """Return the master of a weight, as it is now; of another tensor, itself."""
         if id(tensor) not in self.by_weight:

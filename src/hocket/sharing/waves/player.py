@@ -35,7 +35,7 @@ from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
 from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
-from hocket.run.stage.precision import Precision, no_masters
+from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import step_seed
 from hocket.run.weights.reduce import Reducer
 from hocket.sharing.waves.order import (
@@ -406,7 +406,10 @@ def refuse_precision(sync: str, precision: Precision) -> None:
             masters.
     """
     if precision.has_masters:
-        raise ConfigError(no_masters("waves update the weights themselves"))
+        raise ConfigError(
+            "waves update weights in bfloat16 themselves, without masters: take "
+            'a model in float32 and precision="bfloat16"'
+        )
     if sync == "wave" and precision is Precision.FLOAT16:
         raise ConfigError(
             'precision="float16" with sync="wave": an update reads the gradients of '
