@@ -30,6 +30,7 @@ from bench.optimum.table import distances
 from bench.pipeline_vs_torch.table import best, compiled, versus
 from bench.scale.table import commands, counts
 from bench.sharded.table import beside_fsdp
+from bench.sharded.table import layouts as of_four_workers
 from bench.share.table import cost_of_a_gate, cost_of_turns, forecasts
 from bench.share.table import predictions as predicted_modes
 from bench.split.table import halves
@@ -178,6 +179,7 @@ TABLES: dict[tuple[str, str], Callable[[Rows], list[list[str]]]] = {
     ("staleness", "costs"): beside_synchronous,
     ("flush_free", "blocks"): blocks,
     ("sharded", "table"): beside_fsdp,
+    ("sharded", "four"): of_four_workers,
     ("start_memory", "table"): starts,
     ("teacher", "table"): contestants,
     ("teacher", "emulated"): emulated_teachers,
@@ -200,6 +202,7 @@ FILES: dict[tuple[str, str], str] = {
     ("scale", "planned"): "planned.json",
     ("freezing", "quality"): "quality.json",
     ("flush_free", "blocks"): "blocks.json",
+    ("sharded", "four"): "four.json",
     ("teacher", "emulated"): "emulated.json",
     ("torchtitan", "table"): "published.json",
     ("torchtitan", "interleaved"): "interleaved.json",

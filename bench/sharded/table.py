@@ -35,3 +35,20 @@ def beside_fsdp(rows: list[dict[str, Any]]) -> list[list[str]]:
             ]
         )
     return table
+
+
+def layouts(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """What each layout of four workers sends and holds, and how exact it is."""
+    head = ["layout", "messages", "gathers", "reductions", "peak memory"]
+    table = [[*head, "difference in float64"]]
+    for row in rows:
+        sent = [row[f"{x}_mb"] for x in ("messages", "gathers", "reductions")]
+        table.append(
+            [
+                f"`{row['layout']}`",
+                *(f"{x:,.1f} MB" if x else "-" for x in sent),
+                f"{row['peak_mb']:,.0f} MB",
+                f"{row['difference']:.0e}",
+            ]
+        )
+    return table

@@ -284,8 +284,9 @@ class Predictor:
     def costs(self, candidate: Candidate) -> Costs:
         """Return the costs of its stages and links."""
         costs, cluster = self._costs(candidate), self.cluster
-        is_gathered = cluster.shares_cores and candidate.num_shards > 1
-        order = self.schedule(candidate) if is_gathered else None
+        if not cluster.shares_cores:  # then the order does not matter, nor its name
+            return costs
+        order = self.schedule(candidate) if candidate.num_shards > 1 else None
         program = _program(candidate, self.placement(candidate).devices)
         return with_reductions(costs, cluster, program, order)
 
