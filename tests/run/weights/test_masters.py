@@ -82,15 +82,27 @@ def loop_of(case: dict[str, Any]) -> tuple[nn.Module, dict[str, Tensor], list[fl
     return net, masters, losses
 
 
+FOUR: list[tuple[list[dict[str, Any]], float]] = [
+    ([{"schedule": "zb-v", "num_steps": 1, "num_shards": 2}], 1e-4),
+    ([{"kind": "tied", "schedule": "1f1b", "num_steps": 1, "num_shards": 2}], 2e-2),
+]
+
+
 @pytest.mark.timeout(240)
-def test_two_workers_equal_the_loop(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "limits"),
+    [(2, LIMITS), pytest.param(4, FOUR, marks=pytest.mark.long)],
+)
+def test_workers_equal_the_loop(
+    num_workers: int, limits: list[tuple[list[dict[str, Any]], float]], tmp_path: Path
+) -> None:
     """Orders, replicas, shards, ties, delays: masters, weights and losses."""
-    cases = [(case, limit) for kind, limit in LIMITS for case in kind]
+    cases = [(case, limit) for kind, limit in limits for case in kind]
     answers = answers_of(
         "masters:train_all",
         [case for case, _ in cases],
         str(tmp_path),
-        num_workers=2,
+        num_workers=num_workers,
         folder=tmp_path,
         whole_s=200.0,
     )

@@ -87,7 +87,7 @@ def refuse_beside_masters(
     for net in following:
         raise ModelError(
             f"the weights of net {net} follow others, and in bfloat16 a move of less "
-            f"than 1/256 of a weight is lost, so that it may never move: {way_out}"
+            f"than 1/512 of a weight is lost, so that it may never move: {way_out}"
         )
 
 

@@ -93,12 +93,12 @@ def emulate_waves(
         clip_norm=clip_norm,
         precision=precision,
     )
-    refuse_precision(sync, settings.compute_precision)
     if settings.compute_precision is Precision.FLOAT16:
         raise ConfigError(
             'precision="float16" needs a loss scale, which the emulator does not have: '
             'take "bfloat16" or "float32"'
         )
+    refuse_precision(sync, settings.compute_precision)
     num_copies = NUM_WAVES if sync == "wave" else 1
     nets = [
         [model if i == j == 0 else copy.deepcopy(model) for j in range(num_replicas)]
