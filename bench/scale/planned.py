@@ -4,7 +4,7 @@
 
 Each command runs in a process of its own, with its imports: pipelines of 8 devices in
 16 replicas, each stage held by 8 devices together. `plan` knows no shards yet: it
-predicts every layout of 1,024 devices, or, with `--layout 8x128`, one of them.
+predicts every layout of 1,024 devices, or, with `--layout 8x16x8`, one of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CASES: Final[tuple[tuple[tuple[str, ...], int, float], ...]] = (
     (("check", "interleaved-1f1b", *SIZES, "--stages-per-device", "4"), 5, 10.0),
     (("simulate", "1f1b", *SIZES), 5, 10.0),
     (("simulate", "interleaved-1f1b", *SIZES, "--stages-per-device", "4"), 5, 10.0),
-    ((*PLAN, "--layout", "8x128"), 1, 10.0),
+    ((*PLAN, "--layout", "8x16x8"), 1, 10.0),
     (PLAN, 1, 10.0),
 )
 
