@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from hocket.core.timelines.arrays import Floats
@@ -80,6 +81,30 @@ class DatasetSamples:
                 "be a pair (inputs, targets)"
             )
         return sample[0], sample[1]
+
+
+@dataclass(frozen=True, slots=True)
+class CastSamples(FirstSamples):
+    """The same, with inputs that are floating-point numbers in another type.
+
+    Args:
+        dtype: the type.
+    """
+
+    dtype: torch.dtype
+
+    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
+        """See `Samples.inputs`."""
+        return cast_floats(self.samples.inputs(rows, draw), self.dtype)
+
+
+def cast_floats(values: Any, dtype: torch.dtype) -> Any:
+    """Return the same with tensors of floating-point numbers in another type."""
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return tree_map_only(Tensor, cast, values)
 
 
 def load_samples(recipe: Recipe) -> tuple[Samples, Samples]:

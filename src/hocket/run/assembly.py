@@ -205,7 +205,9 @@ def _assembled(
     options = config.freezing_texts.items()
     refuse_differences(world, {f"option {n}": short_hash(x) for n, x in options})
     asked = config.schedule
-    config.compute_precision.check_types([config.model])
+    precision = config.compute_precision
+    precision.check_types([config.model])
+    stack.enter_context(precision.wide_gradients([config.model]))
     config = _prepared(config, world)
     config, order, known = _make_order(
         config, world, layout, recorder, store, timeout_s
@@ -230,6 +232,8 @@ def _assembled(
     )
     if world.rank == 0:
         warn_of_repeating_bubble(asked, plan)
+    modules = (module for net in nets for module in net.modules)  # with the loss's
+    stack.enter_context(precision.wide_gradients(modules))
     executor = make_executor(
         play_plan,
         nets,

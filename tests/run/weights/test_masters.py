@@ -242,6 +242,28 @@ def test_bytes_are_counted() -> None:
         assert found.optimizer_bytes == pytest.approx(12 * num, rel=0.01)  # and steps
 
 
+def test_the_model_is_as_before_once_the_pipeline_is_closed() -> None:
+    """Its gradients come in its own type again, for a loop, or another pipeline."""
+    net, data = make_net(), batches(2)
+    with make_pipeline(net, schedule="gpipe") as pipeline:
+        pipeline.step(data[0])
+    hocket.plan(
+        net,
+        data[0],
+        loss_of,
+        num_devices=1,
+        hardware="a100-80g",
+        precision="bfloat16-weights",
+    )
+    loss_of(net(data[0][0]), data[0][1]).backward()
+    assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {
+        torch.bfloat16
+    }
+    net.zero_grad()
+    with make_pipeline(net, schedule="gpipe", precision="float32") as pipeline:
+        pipeline.step(data[1])
+
+
 def test_a_model_in_float32_is_refused() -> None:
     """It says how to give it."""
     with pytest.raises(ModelError, match=r"none of its 10 .*model.to\(torch.bfloat16"):

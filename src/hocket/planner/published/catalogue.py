@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from hocket.core.hardware import multiplied_in
 from hocket.errors import PlanError
 from hocket.nearest import nearest
 from hocket.planner.rank import PlanConfig, Progress, rank
@@ -207,11 +206,6 @@ def plan_network(
         raise PlanError(f"no network is named {name!r}; {nearest(name, NETWORKS)}")
     entry = NETWORKS[name]
     device, precision = config.device, config.precision or "float32"
-    if multiplied_in(precision) != precision:
-        raise PlanError(
-            f"{name} is counted by hand with weights in float32, and precision "
-            f"{precision!r} has them in bfloat16: take 'bfloat16'"
-        )
     if device is None:
         raise PlanError(
             f"{name} is counted by hand and cannot be measured here: name a kind of "

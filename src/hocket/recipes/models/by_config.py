@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from hocket.errors import MissingPackageError, PlanError
 from hocket.options import SHORT_WEIGHTS
 from hocket.planner.rank import PlanConfig, Progress
 from hocket.planner.ranking.report import Ranking
+from hocket.recipes.data import cast_floats
 from hocket.run.tune.planning import plan
 from hocket.signatures import values_of
 
@@ -49,7 +49,7 @@ def plan_config(
     batch = _example_of(model, num_tokens)
     if config.precision == SHORT_WEIGHTS:
         model.to(torch.bfloat16)
-        batch = tree_map_only(Tensor, _shortened, batch)
+        batch = cast_floats(batch, torch.bfloat16)
     size = config.batch_size or _PER_DEVICE * config.num_devices
     values = values_of(PlanConfig, replace(config, batch_size=size))
     return plan(model, batch, _loss, progress=progress, **values)
@@ -119,10 +119,6 @@ def _example_of(model: Any, num_tokens: int | None) -> tuple[dict[str, Tensor], 
         f"a {type(model).__name__} reads {reads}, and only models that read tokens or "
         "images can be planned by their config: use hocket.plan(model, batch, ...)"
     )
-
-
-def _shortened(tensor: Tensor) -> Tensor:
-    return tensor.bfloat16() if tensor.is_floating_point() else tensor
 
 
 def _loss(output: Any, targets: Tensor) -> Tensor:

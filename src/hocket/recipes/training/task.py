@@ -34,7 +34,7 @@ from hocket.recipes.config.settings import (
     MocoV3Settings,
     TwoViewSettings,
 )
-from hocket.recipes.data import load_samples, whole_of
+from hocket.recipes.data import CastSamples, load_samples, whole_of
 from hocket.recipes.models.make import Predicting, Projected, make_model
 from hocket.recipes.objectives import (
     KnnEvaluation,
@@ -52,7 +52,7 @@ from hocket.recipes.user_functions import check_function, is_known, load_functio
 from hocket.run.checkpoint.export import open_one, read_weights
 from hocket.run.data.loss import LossFunction
 from hocket.run.data.sample_loader import SampleLoader
-from hocket.run.data.samples import CastSamples, Samples
+from hocket.run.data.samples import Samples
 from hocket.run.tune.teachers.teacher import Teacher
 from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
 from hocket.teacher.losses.distillation import DistilBERT, Distillation

@@ -24,7 +24,7 @@ from hocket.errors import ConfigError
 from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
 from hocket.freeze.cache.settings import Cache
 from hocket.model.profile.profile import path_of
-from hocket.options import SHORT_WEIGHTS, ScheduleOptions, UpdateOptions
+from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.planner.rank import PlanConfig, Progress, Search
 from hocket.planner.ranking.report import Ranking, Shown
 from hocket.planner.ranking.table import Paper
@@ -379,16 +379,15 @@ def plan_recipe(
     """
     recipe = resolved.recipe
     search, training = config.search or Search(), recipe.training
-    if config.precision is not None:  # says the type of the weights, too
-        is_short = config.precision == SHORT_WEIGHTS
-        update = {"precision": SHORT_WEIGHTS if is_short else "float32"}
-        training = training.model_copy(update=update)
-        recipe = recipe.model_copy(update={"training": training})
+    # It says the type of the weights, too.
+    update = {"precision": config.precision or training.precision}
+    training = training.model_copy(update=update)
+    recipe = recipe.model_copy(update={"training": training})
     task = make_task(recipe)
     config = replace(
         config,
         batch_size=config.batch_size or training.batch_size,
-        precision=config.precision or training.precision,
+        precision=training.precision,
         search=replace(search, clips=training.clip_norm is not None),
     )
     return plan(

@@ -51,12 +51,10 @@ def match_names(opened: OpenedCheckpoint, outline: Outline) -> dict[str, str]:
         record, tensor = locations[name].record, expected[first]
         there = _form(record.dtype, record.shape)
         # Masters have the type of gradients: what is saved of weights that have some.
-        here, master = (
-            _form(name_of(kind, first), tensor.shape)
-            for kind in (tensor.dtype, gradient_type(tensor))
-        )
-        if there not in (here, master):
-            forms.append(f"{first}: {there} there, {here} here")
+        types = tensor.dtype, gradient_type(tensor)
+        here = [_form(name_of(x, first), tensor.shape) for x in types]
+        if there not in here:
+            forms.append(f"{first}: {there} there, {here[0]} here")
     missing = [x for x in expected if x not in found]
     missing += sorted(extra_here - extra_there)
     faults = [

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
 
@@ -113,24 +112,6 @@ class FirstSamples:
     def targets(self, rows: Tensor, draw: EpochRandom | None) -> Any:
         """See `Samples.targets`."""
         return self.samples.targets(rows, draw)
-
-
-@dataclass(frozen=True, slots=True)
-class CastSamples(FirstSamples):
-    """The same, with inputs that are floating-point numbers in another type.
-
-    Args:
-        dtype: the type.
-    """
-
-    dtype: torch.dtype
-
-    def inputs(self, rows: Tensor, draw: EpochRandom | None) -> Any:
-        """See `Samples.inputs`."""
-        return tree_map_only(Tensor, self._cast, self.samples.inputs(rows, draw))
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
 def first_samples(samples: Samples, num_samples: int | None) -> Samples:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
 import torch
 from torch import nn
@@ -248,10 +247,7 @@ def _updaters(
                 for named in (own, whole)
             )
             if stage in firsts:
-                words = _MASTERS if shards is None else "shards (num_shards)"
-                made = make_kept_optimizer(
-                    firsts[stage], settings, own, models, kept, words
-                )
+                made = make_kept_optimizer(firsts[stage], settings, own, models, kept)
         reducer: GradientSum | None = None
         if shards is not None:
             refuse_shard_steps(settings, own, models or whole, mine)
@@ -269,9 +265,6 @@ def _updaters(
         )
         updated[stage] = mine
     return updaters, updated
-
-
-_MASTERS: Final = 'masters (precision="bfloat16-weights")'
 
 
 def _optimizers_of_whole(

@@ -77,18 +77,18 @@ def refuse_beside_masters(
     Raises:
         ModelError: there are some.
     """
-    way_out = 'take a model in float32 and precision="bfloat16"'
-    for tie in stale_ties:
-        raise ModelError(
-            f"stages {', '.join(map(str, tie.stages))} share {tie.name} with several "
-            "delays, and send each other its gradients in bfloat16: untie it, or "
-            f"{way_out}"
-        )
-    for net in following:
-        raise ModelError(
-            f"the weights of net {net} follow others, and in bfloat16 a move of less "
-            f"than 1/512 of a weight is lost, so that it may never move: {way_out}"
-        )
+    why = [
+        f"stages {', '.join(map(str, tie.stages))} share {tie.name} with several "
+        "delays, and send each other its gradients in bfloat16 (or untie it)"
+        for tie in stale_ties
+    ]
+    why += [
+        f"the weights of net {net} follow others, and in bfloat16 a move of less than "
+        "1/512 of a weight is lost, so that it may never move"
+        for net in following
+    ]
+    if why:
+        raise ModelError(f"{'; '.join(why)}: take float32 and precision='bfloat16'")
 
 
 def refuse_early_reads(shared: Mapping[str, Sequence[int]], schedule: Schedule) -> None:

@@ -15,8 +15,8 @@ is halved; on all workers at once, since each has the norms of all gradients
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from itertools import chain
 from typing import ParamSpec, TypeVar
@@ -66,8 +66,6 @@ class Precision(Enum):
     def check_types(self, modules: Iterable[nn.Module]) -> None:
         """Refuse weights of types that do not go with this one.
 
-        With masters, gradients of weights in bfloat16 add up in float32 from then on.
-
         Raises:
             ModelError: a parameter is of float16 or bfloat16, and there is autocast:
                 float16 gradients cannot be unscaled. Or none that is trained is of
@@ -85,6 +83,22 @@ class Precision(Enum):
                     f"computes in {self.value}, but {name} is {parameter.dtype}: give "
                     "the model in float32, or leave out precision="
                 )
+
+    @contextmanager
+    def wide_gradients(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Let gradients of weights that have masters add up in float32 for a while.
+
+        Afterwards they have the type in which they come, as before: that of the weight.
+        """
+        every = (p for x in modules for p in x.parameters()) if self.has_masters else ()
+        short = [p for p in every if p.requires_grad and p.dtype is torch.bfloat16]
+        for p in short:
+            p.grad_dtype = torch.float32
+        try:
+            yield
+        finally:
+            for p in short:
+                p.grad = p.grad_dtype = None
 
     def make_scale(self, device: torch.device) -> LossScale | None:
         """Return a loss scale for float16; None for types that need none."""
@@ -104,7 +118,7 @@ class Precision(Enum):
 
 
 def _check_masters(named: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Refuse types that have no masters; let gradients of the others add up in float32.
+    """Refuse types that have no masters.
 
     Raises:
         ModelError: see `Precision.check_types`.
@@ -118,8 +132,7 @@ def _check_masters(named: Sequence[tuple[str, nn.Parameter]]) -> None:
                 "gradients need a loss scale: give the model in bfloat16 "
                 "(model.to(torch.bfloat16))"
             )
-    short = [p for _, p in trained if p.dtype is torch.bfloat16]
-    if trained and not short:
+    if trained and all(p.dtype is not torch.bfloat16 for _, p in trained):
         name, p = trained[0]
         raise ModelError(
             f"{option} takes a model in bfloat16, and none of its {len(trained)} "
@@ -128,8 +141,6 @@ def _check_masters(named: Sequence[tuple[str, nn.Parameter]]) -> None:
             'take precision="bfloat16", which keeps weights as they are and casts in '
             "the forward"
         )
-    for p in short:
-        p.grad_dtype = torch.float32
 
 
 class LossScale:

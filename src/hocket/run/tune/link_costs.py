@@ -1,6 +1,7 @@
-"""Measures the cost of messages between two workers, for the simulator.
+"""Measures the cost of messages and collectives, for the simulator.
 
-Two workers send messages of two sizes there and back, and take the time of the calls:
+Gathers and reductions of shards are played before the first step. Of messages, two
+workers send some of two sizes there and back, and take the time of the calls:
 
     one way = the sender's call + on the way + the receiver's call
                └ handling ┘       └── link ──┘  └ handling ┘
@@ -240,17 +241,18 @@ def with_measured_gathers(plan: Plan, executor: Executor, world: World) -> Plan:
             bytes_per_s=link.bytes_per_s / longer,
         ),
     )
-    gates = executor.plan.gates
-    return replace(plan, costs=costs, predicted=simulate(plan.schedule, costs, gates))
+    return replace(
+        plan, costs=costs, predicted=simulate(plan.schedule, costs, executor.plan.gates)
+    )
 
 
 def _gathered_s(executor: Executor, stage: int, world: World) -> tuple[float, float]:
     """Return the seconds of a stage's gather and of its reduction; 0 without one."""
     shards, updater = executor.shards, executor.updaters.get(stage)
     assert shards is not None
-    gather_s: list[float] = []
-    reduce_s: list[float] = []
-    for span in timed_rounds(gather_s, world.device, _NUM_REDUCTIONS):
+    gather_s, reduce_s = list[float](), list[float]()
+    # As many rounds on all workers, and few: over a slow link each takes seconds.
+    for span in timed_rounds(gather_s, world.device, 3):
         with span:
             shards.unshard(stage)
             shards.take(stage)
@@ -259,7 +261,7 @@ def _gathered_s(executor: Executor, stage: int, world: World) -> tuple[float, fl
         return median(gather_s), 0.0
     shards.unshard(stage)
     shards.take(stage)
-    for span in timed_rounds(reduce_s, world.device, _NUM_REDUCTIONS):
+    for span in timed_rounds(reduce_s, world.device, 3):
         with span:
             updater.reducer.start()
             updater.reducer.finish()

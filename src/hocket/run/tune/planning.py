@@ -20,6 +20,7 @@ from hocket.model.stages.on_tensors import copied
 from hocket.model.trace.state import model_fault, refuse_no_values
 from hocket.model.weights.hollow import make_hollow
 from hocket.options import SHORT_WEIGHTS, PrecisionName
+from hocket.planner.cluster import Cluster
 from hocket.planner.rank import PlanConfig, Progress, Search, rank
 from hocket.planner.ranking.report import Ranking
 from hocket.planner.teachers.compare import TeacherJob, compare
@@ -88,10 +89,9 @@ def plan(config: _Arguments) -> Ranking:
         ConfigError: there is no such argument; or the model is no module, the loss or
             the optimizer no function.
     """
-    search, precision = config.search or Search(), config.precision or "float32"
     _check_functions(config)
     settings = TrainingConfig(optimizer=config.optimizer)
-    if precision == SHORT_WEIGHTS:
+    if config.precision == SHORT_WEIGHTS:
         settings = replace(settings, precision=SHORT_WEIGHTS)
     device = config.device
     _check_world(config)
@@ -109,6 +109,15 @@ def plan(config: _Arguments) -> Ranking:
     cluster = config.cluster(_own_memory(num_here) if device is None else 0)
     model = _with_memory(config.model)
     settings.compute_precision.check_types([model])
+    with settings.compute_precision.wide_gradients([model]):
+        return _ranked(config, model, settings, cluster)
+
+
+def _ranked(
+    config: _Arguments, model: nn.Module, settings: TrainingConfig, cluster: Cluster
+) -> Ranking:
+    search, precision = config.search or Search(), config.precision or "float32"
+    device = config.device
     part, args, kwargs = to_capture(model, apart(config.batch), 1)
     refuse_shared(model, args, kwargs)
     captured = enough_layers(capture(model, args, kwargs), config.num_devices)

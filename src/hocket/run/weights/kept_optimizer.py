@@ -25,7 +25,6 @@ def make_kept_optimizer(
     own: Mapping[str, nn.Parameter],
     every: Mapping[str, nn.Parameter],
     kept: Mapping[int, nn.Parameter],
-    what: str,
 ) -> torch.optim.Optimizer:
     """Make the optimizer of what is kept, with the groups of the model's parameters.
 
@@ -35,7 +34,6 @@ def make_kept_optimizer(
         own: the model's parameters of the stage, by name.
         every: those of the net.
         kept: what is updated in place of each, by the identity of the model's.
-        what: what that is, for errors.
 
     Raises:
         ConfigError: an optimizer with a state or a step of its own is chosen otherwise
@@ -55,8 +53,8 @@ def make_kept_optimizer(
     if first.state or not type(first).__module__.startswith("torch.optim."):
         raise ConfigError(
             f"the function that makes {type(first).__name__} chooses parameters by "
-            f"identity or by value, and {what} have others: choose them by name, which "
-            "`parameters.named()` has"
+            "identity or by value, and what is kept of them (shards, masters) has "
+            "others: choose them by name, which `parameters.named()` has"
         )
     for group in first.param_groups:
         group["params"] = [kept.get(id(p), p) for p in group["params"]]

@@ -165,21 +165,20 @@ class TrainingConfig(UpdateOptions):
 
     def state_bytes(self, parameters: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the bytes of the optimizer's state for each of some parameters."""
-        masters = dict.fromkeys(parameters, 0)
-        if self.compute_precision.has_masters:
-            short = {n: x for n, x in parameters.items() if x.dtype is torch.bfloat16}
-            masters |= {name: 2 * x.nbytes for name, x in short.items()}
-            meta = {
-                n: torch.empty_like(x, dtype=torch.float32, device="meta")
-                for n, x in short.items()
-            }
-            parameters = {**parameters, **meta}
+        is_wide = self.compute_precision.has_masters
+        kept = {  # by updates
+            name: torch.empty_like(x, dtype=torch.float32, device="meta")
+            if is_wide and x.dtype is torch.bfloat16
+            else x
+            for name, x in parameters.items()
+        }
+        own = {n: (x is not parameters[n]) * x.nbytes for n, x in kept.items()}
         with suppress(ValueError):  # they are chosen by identity: copies are others
-            found = optimizer_bytes(
-                parameters, lambda named: self.make_optimizer(Parameters(named))
-            )
-            return {name: found.get(name, 0) + own for name, own in masters.items()}
-        return masters
+            for name, size in optimizer_bytes(
+                kept, lambda named: self.make_optimizer(Parameters(named))
+            ).items():
+                own[name] += size
+        return own
 
     def make_scheduler(
         self, optimizer: torch.optim.Optimizer

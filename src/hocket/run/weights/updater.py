@@ -86,10 +86,6 @@ class Updater:
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [float(group.get("lr") or 0.0) for group in groups]
 
-    def take_gradients(self) -> None:
-        """Take the gradients of the weights, when this worker's are complete."""
-        self.masters.take_gradients()
-
     def wait(self) -> None:
         """Wait until the gradients are complete over all replicas.
 
@@ -172,7 +168,7 @@ class Updater:
 
     def forget(self) -> None:
         """Clear all gradients, also those that the optimizer does not update."""
-        self.take_gradients()
+        self.masters.take_gradients()
         for parameter in self._trained.values():
             parameter.grad = None
 
