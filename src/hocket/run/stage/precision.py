@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from itertools import chain
 from typing import ParamSpec, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -91,14 +92,14 @@ class Precision(Enum):
         Afterwards they have the type in which they come, as before: that of the weight.
         """
         every = (p for x in modules for p in x.parameters()) if self.has_masters else ()
-        short = [p for p in every if p.requires_grad and p.dtype is torch.bfloat16]
-        for p in short:
-            p.grad_dtype = torch.float32
+        # Weights of other workers' stages go while the pipeline is open: none is held.
+        short = [ref(p) for p in every if p.requires_grad and p.dtype is torch.bfloat16]
+        del modules, every
+        _set_gradient_types(short, torch.float32)
         try:
             yield
         finally:
-            for p in short:
-                p.grad = p.grad_dtype = None
+            _set_gradient_types(short, None)
 
     def make_scale(self, device: torch.device) -> LossScale | None:
         """Return a loss scale for float16; None for types that need none."""
@@ -115,6 +116,14 @@ class Precision(Enum):
         computed: Callable[_P, _T]
         computed = torch.autocast(device.type, getattr(torch, self.value))(function)
         return computed
+
+
+def _set_gradient_types(
+    parameters: Iterable[ref[nn.Parameter]], dtype: torch.dtype | None
+) -> None:
+    for p in (x() for x in parameters):
+        if p is not None:
+            p.grad, p.grad_dtype = None, dtype
 
 
 def _check_masters(named: Sequence[tuple[str, nn.Parameter]]) -> None:
