@@ -33,7 +33,16 @@ REFUSED = {
     "data": "the optimizer trains sharded weights to others",
     "by identity, with a state": "chooses parameters by identity or by value",
     "Adafactor": "cannot step sharded weights",
-    "DTensors": "the model's 0.weight is a DTensor",
+    "DTensors": "the model's 0.weight is sharded over",
+    "experts": "the model's 0.weight is sharded over",
+    "tp in a teacher": "is a DTensor, as `parallelize_module`, a tp_plan",
+    "tp in emulate": "is a DTensor, as `parallelize_module`, a tp_plan",
+    "tp in waves": "is a DTensor, as `parallelize_module`, a tp_plan",
+    "tp in compile_step": "is a DTensor, as `parallelize_module`, a tp_plan",
+    "tp and shards": "does not go together with num_shards: leave it out, or give",
+    "tp and replicas": "1 x 2 (tp) workers cannot form 2 equal replicas",
+    "tp and old weights": "a model with DTensors has no older versions of weights",
+    "tp and auto": "schedule 'auto', nor with precision 'float16'",
 }
 
 
@@ -59,7 +68,8 @@ def test_refuses_by_name(answers: list[dict[str, Any]]) -> None:
     for found in answers:
         for name, text in REFUSED.items():
             assert text in str(found[name]), (name, found[name])
-            assert found[name].startswith(("ConfigError", "ModelError")), name
+            kinds = "ConfigError", "ModelError", "ShapeError"
+            assert found[name].startswith(kinds), name
 
 
 def test_torch_refuses_writes(answers: list[dict[str, Any]]) -> None:

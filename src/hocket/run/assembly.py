@@ -52,7 +52,7 @@ from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan, short_hash
-from hocket.run.engine.refusals import refuse_settings
+from hocket.run.engine.refusals import refuse_delays, refuse_settings
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.nets.followed import FollowedNet
@@ -215,6 +215,8 @@ def _assembled(
     refuse_settings(config, order)
     if config.freeze is not None:
         refuse_order(order)
+    if layout.tp_size > 1:
+        refuse_delays(order)
     context = open_context(
         config.transport,
         world,

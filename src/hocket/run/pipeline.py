@@ -356,10 +356,12 @@ class Pipeline(StagedRun):
                 self._outline,
                 self._executor.runners.values(),
                 holders_of(
-                    self.plan.schedule.program, dict(enumerate(self.plan.state_names))
+                    self.plan.schedule.program,
+                    dict(enumerate(self.plan.state_names)),
+                    self._layout.tp_size,
                 ),
                 self.world,
-                self._layout.pipeline,
+                self._layout.pipeline + self._layout.tp_rank,
             )
             return self._outline.modules.after_save(state)
 

@@ -36,7 +36,7 @@ from hocket.model.trace.state import State
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.given_weights import given_weights
 from hocket.run.checkpoint.saved_run import PipelineCheckpoints
-from hocket.run.cluster.layout import make_layout
+from hocket.run.cluster.layout import make_layout, tp_size_of
 from hocket.run.cluster.store.poll import poll
 from hocket.run.data.batch import apart, on_device
 from hocket.run.data.loader import check_iterable, check_same_length
@@ -92,7 +92,10 @@ class StagedRun(WorkerRun, ABC):
             config = replace(config, weights=given)
             example = apart(on_device(config.example, world.device))
             layout = self._layout = make_layout(
-                world, config.num_replicas, config.num_shards
+                world,
+                config.num_replicas,
+                config.num_shards,
+                tp_size_of(config.model, world),
             )
             with StartupReporter(
                 config.progress,

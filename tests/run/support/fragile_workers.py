@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import HocketError, WaitError
+from hocket.model.trace.local import local
 from hocket.run.cluster.world import World
 from hocket.run.engine.sync.step_result import StepResult
-from hocket.run.weights.local import local
 from tests.run.support.joined import join
 from tests.run.support.plainly import SGD, classified
 from tests.run.support.started import started

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import hocket
@@ -265,12 +266,57 @@ def torchs(name: str) -> Callable[[World], float]:
 
 
 def of_dtensors(world: World) -> None:
-    """A model whose first layer is parallelised over both workers."""
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    """A model whose first layer the user has sharded over both workers."""
     net = make_net()
-    parallelize_module(net[0], mesh, ColwiseParallel())
+    fully_shard(net[0], mesh=init_device_mesh("cpu", (2,)))
     with sharded(world, net, num_shards=1, num_replicas=2):
         pass
+
+
+def parallel_net(axis: str = "tp") -> nn.Sequential:
+    """A net whose first layer is parallelised over both workers."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=(axis,))
+    net = make_net()
+    parallelize_module(net[0], mesh, ColwiseParallel())
+    return net
+
+
+def parallel(axis: str, **options: Any) -> Callable[[World], float]:
+    """A case: a pipeline of such a net."""
+
+    def case(world: World) -> float:
+        net = parallel_net(axis)
+        with sharded(world, net, **{"num_shards": 1, **options}):
+            return 0.0
+
+    return case
+
+
+def beside_parallel(world: World) -> float:
+    """A teacher with DTensors."""
+    teachers = {"t": hocket.Teacher(parallel_net())}
+    with sharded(world, make_net(), num_shards=1, teachers=teachers):
+        return 0.0
+
+
+def emulated_parallel(_: World) -> float:
+    """A net with DTensors in the oracle."""
+    order = hocket.make_schedule("gpipe", num_devices=1, num_microbatches=2)
+    hocket.emulate(order.program, parallel_net(), mse, sgd, batches(torch.float64))
+    return 0.0
+
+
+def compiled_parallel(_: World) -> float:
+    """A net with DTensors in one captured step."""
+    example = batches(torch.float64)[0]
+    hocket.compile_step(parallel_net(), mse, sgd, example=example)
+    return 0.0
+
+
+def waving_parallel(world: World) -> float:
+    """A net with DTensors in two waves."""
+    with hocket.Waves(parallel_net(), mse, optimizer=sgd, world=world):
+        return 0.0
 
 
 class Weighted(nn.Module):
@@ -328,6 +374,15 @@ CASES: Final[dict[str, Callable[[World], Any]]] = {
     "Muon": torchs("Muon"),
     "Adafactor": torchs("Adafactor"),
     "DTensors": of_dtensors,
+    "experts": parallel("ep"),
+    "tp in a teacher": beside_parallel,
+    "tp in emulate": emulated_parallel,
+    "tp in waves": waving_parallel,
+    "tp in compile_step": compiled_parallel,
+    "tp and shards": parallel("tp", num_shards=2),
+    "tp and replicas": parallel("tp", num_replicas=2),
+    "tp and old weights": parallel("tp", schedule="pipedream-2bw"),
+    "tp and auto": parallel("tp", schedule="auto", precision="float16"),
     "whole batch": whole_batch,
 }
 

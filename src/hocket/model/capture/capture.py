@@ -38,6 +38,7 @@ from hocket.model.capture.submodules import (
 )
 from hocket.model.guards.reached import reached_by, used_by_forward
 from hocket.model.trace.example import Example
+from hocket.model.trace.local import is_sharded
 from hocket.model.trace.observe import Observation, in_mode, observe, preserve_state
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
@@ -224,7 +225,7 @@ def _of_submodules(
 
 def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
     """Export the model; modules that cannot be exported are run as they are."""
-    closed: frozenset[str] = frozenset()
+    closed = _parallel_modules(model, state)
     while True:
         try:
             return _with_modules_as_is(model, example, state, closed)
@@ -233,6 +234,17 @@ def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
             if new <= closed or not _can_close(model, error, closed | new):
                 raise error.why from error
             closed |= new
+
+
+def _parallel_modules(model: nn.Module, state: State) -> frozenset[str]:
+    """Return the modules that have DTensors, or hooks: no graph holds such tensors."""
+    if not any(map(is_sharded, state.tensors.values())):
+        return frozenset()
+    return frozenset(
+        path
+        for path, x in model.named_modules()
+        if any(map(is_sharded, x.parameters(recurse=False))) or (path and has_hooks(x))
+    )
 
 
 def _can_close(

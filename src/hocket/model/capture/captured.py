@@ -33,6 +33,7 @@ from hocket.model.trace.layers import (
     used_state,
     with_unused,
 )
+from hocket.model.trace.local import local
 from hocket.model.trace.observe import Observation, TensorInfo
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.state import State
@@ -316,7 +317,7 @@ def _layers(
                 modules,
                 parameters,
                 tuple(x for x in names if not state.is_parameter(x)),
-                sum(state.tensors[x].nbytes for x in parameters),
+                sum(local(state.tensors[x]).nbytes for x in parameters),
                 tuple(values[node] for node in training.crossing[start]),
             )
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 from hocket.core.costs import StageCost
 from hocket.model.profile.profile import Profile
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.local import local
 from hocket.model.trace.state import gradient_bytes
 from hocket.planner.stages import added_up
 
@@ -46,4 +47,4 @@ def _replay_bytes(module: StageModule) -> int:
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(local(tensor).nbytes for tensor in tensors)

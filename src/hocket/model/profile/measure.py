@@ -47,6 +47,7 @@ from hocket.model.stages.discard_saved_tensors import discard_saved_tensors, ref
 from hocket.model.stages.splitter import MakeSplitter
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.layers import Layer
+from hocket.model.trace.local import is_sharded, local
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import gradient_type, overwrite
 from hocket.planner.work import HeldBytes
@@ -91,7 +92,7 @@ def kept_bytes(
     before = [
         x for x, is_kept in zip(given.received, given.kept, strict=True) if is_kept
     ]
-    seen = {x.untyped_storage().data_ptr() for x in (*resident, *before)}
+    seen = {local(x).untyped_storage().data_ptr() for x in (*resident, *before)}
     kept: list[KeptBytes] = []
     alive: list[Any] = []  # so that no address is used twice
     received: Sequence[Tensor] = given.received
@@ -125,7 +126,7 @@ def _found_in(
 
     def pack(tensor: Tensor) -> None:
         alive.append(tensor)
-        storage = tensor.untyped_storage()
+        storage = local(tensor).untyped_storage()
         address = storage.data_ptr()
         if address not in seen:
             seen.add(address)
@@ -243,7 +244,9 @@ class LayerGroup:
         _accumulate_from_zero(whole)
         alike = captured.alike[self.begin : self.end]
         alike[-1] = -1  # if it is the model's last one, the loss is a part of it
-        most_s = _BUDGET_S / 2 * self.share
+        # Several workers run passes over DTensors together, and all of them as often.
+        parallel = any(map(is_sharded, captured.state.tensors.values()))
+        most_s = 0.0 if parallel else _BUDGET_S / 2 * self.share
         by_layer, split_s = list[list[Column]](), list[list[Column]]()
         if len(pieces) > 1:  # before the whole: a piece may need what another keeps
             by_layer = _repeated(

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from hocket.model.trace.local import local
+
 _SMALL: Final = 4  # the longest dimension of the small copies
 
 Named = dict[str, nn.Parameter]
@@ -31,7 +33,7 @@ def optimizer_bytes(
     """
     with contextlib.suppress(Exception), FakeTensorMode():
         copies = {
-            name: nn.Parameter(torch.empty(x.shape, dtype=x.dtype))
+            name: nn.Parameter(torch.empty(local(x).shape, dtype=x.dtype))
             for name, x in parameters.items()
         }
         if found := _after_step(copies, make_optimizer):
@@ -39,7 +41,7 @@ def optimizer_bytes(
     small = small_copies(parameters)
     found = _after_step(small, make_optimizer)
     return {
-        name: round(found.get(name, 0) / max(1, small[name].nbytes) * x.nbytes)
+        name: round(found.get(name, 0) / max(1, small[name].nbytes) * local(x).nbytes)
         for name, x in parameters.items()
     }
 

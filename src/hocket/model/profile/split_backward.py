@@ -22,6 +22,7 @@ from hocket.model.profile.allocations import allocations
 from hocket.model.profile.clock import Clock, clock_of, timed
 from hocket.model.profile.passes import CallSpan, Given, forwards, with_zeros
 from hocket.model.stages.splitter import Remainder, Splitter
+from hocket.model.trace.local import local
 from hocket.planner.work import HeldBytes
 
 
@@ -150,5 +151,5 @@ def _blocks_held(left: Remainder, tensors: Sequence[Tensor]) -> dict[int, int]:
     """Return the bytes of each block of memory that W holds, by address."""
     if not tensors or not left.holds(tensors):
         return {}
-    storages = [x.untyped_storage() for x in tensors if left.holds([x])]
+    storages = [local(x).untyped_storage() for x in tensors if left.holds([x])]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

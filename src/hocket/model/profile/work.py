@@ -9,6 +9,7 @@ from hocket.core.hardware import Hardware, multiplied_in
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.flops import Finish, count_layers
 from hocket.model.profile.profile import Profile
+from hocket.model.trace.local import local
 from hocket.model.trace.state import gradient_bytes
 from hocket.planner.work import CountedCosts, MeasuredCosts, Weights
 
@@ -94,7 +95,7 @@ def layer_weights(
     def weights(name: str) -> Weights:
         tensor = captured.state.tensors[name]
         state = state_bytes.get(name, 0)
-        return Weights(name, tensor.nbytes, gradient_bytes(tensor), state)
+        return Weights(name, local(tensor).nbytes, gradient_bytes(tensor), state)
 
     return [
         tuple(map(weights, (*layer.parameters, *layer.buffers)))

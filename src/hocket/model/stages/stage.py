@@ -10,11 +10,13 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.utils._pytree import tree_map_only
 
 from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
 from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.stages.parameter_paths import Home
+from hocket.model.trace.local import is_sharded, landed
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.value import SentTensor
 
@@ -99,6 +101,11 @@ class StageModule(nn.Module):
         # The mode of each module in training, while the stage evaluates.
         self._modes: tuple[tuple[nn.Module, bool], ...] = ()
         self._mode_runs: dict[bool, _Run] = {}
+        self._is_parallel = False  # whether some of its parameters are DTensors
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the stage to a device; with DTensors, which torch would replace, not."""
+        return self if self._is_parallel else super().to(*args, **kwargs)
 
     def set_code(self, code: Mapping[bool, Code], homes: Mapping[str, Home]) -> None:
         """Give the stage its work, once its parameters are in place.
@@ -107,6 +114,7 @@ class StageModule(nn.Module):
             code: the code of each mode, `True` for training.
             homes: each parameter's and buffer's home, by first name.
         """
+        self._is_parallel = any(map(is_sharded, self.parameters()))
         for mode, one in code.items():
             buffers = one.constants.buffers if one.constants else ()
             self._mode_runs[mode] = _Run(
@@ -172,7 +180,10 @@ class StageModule(nn.Module):
         if self.fixed_samples:
             self._check_size(values)
         try:
-            return self.rebuilt(self._mode_runs[self.training](values))
+            out = self._mode_runs[self.training](values)
+            if self._is_parallel:
+                out = tree_map_only(Tensor, landed, out)
+            return self.rebuilt(out)
         except (AttributeError, KeyError) as error:
             raise ModelError(
                 f"stage {self.index} failed with {type(error).__name__}: {error}. "

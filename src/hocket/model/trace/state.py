@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hocket.errors import ConfigError, ModelError
+from hocket.model.trace.local import is_sharded, local
 from hocket.model.trace.reached import read_beside
 
 
@@ -39,7 +40,7 @@ class State:
         Raises:
             ModelError: it is no module that can be captured: lazy, or scripted.
         """
-        if fault := model_fault(model):
+        if fault := model_fault(model, parallel=True):
             raise ModelError(fault)
         every: dict[str, Tensor] = {
             **dict(model.named_parameters(remove_duplicate=False)),
@@ -159,14 +160,6 @@ def refuse_no_values(net: nn.Module, what: str, way_out: str) -> None:
             )
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Return whether each worker holds a part of a tensor (a DTensor).
-
-    torch's class is not imported for it, which takes a second.
-    """
-    return hasattr(tensor, "to_local")
-
-
 def gradient_type(parameter: Tensor) -> torch.dtype:
     """Return the type that a parameter's gradients add up in."""
     return parameter.grad_dtype or parameter.dtype
@@ -174,24 +167,39 @@ def gradient_type(parameter: Tensor) -> torch.dtype:
 
 def gradient_bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's gradient; 0 if it wants none."""
-    return tensor.numel() * gradient_type(tensor).itemsize * tensor.requires_grad
+    return local(tensor).numel() * gradient_type(tensor).itemsize * tensor.requires_grad
 
 
-def model_fault(model: object) -> str | None:
-    """Return what is wrong with a model; None or nothing if it can be captured."""
+def model_fault(model: object, *, parallel: bool = False) -> str | None:
+    """Return what is wrong with a model; None or nothing if it can be captured.
+
+    Args:
+        model: the model.
+        parallel: whether it may be parallelised over a tp axis.
+    """
     if isinstance(model, torch.jit.ScriptModule):
         return (
             "model is a scripted module (torch.jit), whose code is not Python's: give "
             "the module that it was made from"
         )
     if isinstance(model, nn.Module):
-        return _tensor_fault(model)
+        return _tensor_fault(model, parallel=parallel)
     if isinstance(model, type):
         return f"model is the class {model.__name__}: give a module, an object of it"
     return f"model must be a torch.nn.Module; got {type(model).__name__} {model!r:.60}"
 
 
-def _tensor_fault(model: nn.Module) -> str:
+def refuse_faults(models: Iterable[object]) -> None:
+    """Refuse models that only `Pipeline` takes, or nothing does.
+
+    Raises:
+        ModelError: one is such; says what to do.
+    """
+    for fault in filter(None, map(model_fault, models)):
+        raise ModelError(fault)
+
+
+def _tensor_fault(model: nn.Module, *, parallel: bool) -> str:
     """Return what is wrong with a model's parameters and buffers; nothing if all do."""
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(x):
@@ -199,10 +207,10 @@ def _tensor_fault(model: nn.Module) -> str:
                 f"the model's {name} has no shape yet (a lazy module): call the model "
                 "once, `model(*inputs)`, before it is given"
             )
-        if is_sharded(x):
+        if is_sharded(x) and not parallel:
             return (
-                f"the model's {name} is a DTensor, as `fully_shard`, a tp_plan and "
-                "`parallelize_module` make them: models cut like this are not taken. "
-                "Give the model as it was before; num_shards= shards its stages"
+                f"the model's {name} is a DTensor, as `parallelize_module`, a tp_plan "
+                "and `fully_shard` make them, and only hocket.Pipeline takes a model "
+                "with such: give the model as it was before"
             )
     return ""

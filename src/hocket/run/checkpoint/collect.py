@@ -20,7 +20,7 @@ from torch import Tensor
 from hocket.errors import CheckpointError
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.saved_modules import SavedModules
-from hocket.model.trace.state import is_sharded
+from hocket.model.trace.local import is_sharded, whole
 from hocket.run.checkpoint.format.manifest import (
     ParameterGroup,
     RunRecord,
@@ -35,7 +35,6 @@ from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.gather import packed_extra
 from hocket.run.engine.plan import Plan
-from hocket.run.weights.local import whole
 from hocket.run.weights.updater import Updater
 
 _NO_OPTIONS: Final = frozenset({"params", "param_names"})
@@ -105,12 +104,13 @@ def collect(
         Section.OLD: old_weights(executor.runners.values(), held),
         Section.WATCHED: {name: x for name, x in watched.items() if name in held},
     }
-    if executor.shards is not None:  # those that share them gather together
-        keeps = not layout.pipeline
+    keeps = not (layout.pipeline or layout.tp_rank)
+    if executor.shards is not None or layout.tp_size > 1:
+        # Those that share them gather together.
         tensors = {
             at: dict(_wholes(named, keeps=keeps)) for at, named in tensors.items()
         }
-    if layout.pipeline:
+    if not keeps:
         return WorkerShare(layout.rank, layout.pipeline, beside, (), random)
     extra = packed_extra(modules, executor.runners.values(), layout.rank)
     return WorkerShare(layout.rank, 0, tensors, updates, random, extra)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
-from hocket.model.trace.state import is_sharded, overwrite
+from hocket.model.trace.local import is_sharded, local, part_of
+from hocket.model.trace.state import overwrite
 from hocket.run.checkpoint.check_states import check_kind, check_updates
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
@@ -30,7 +31,6 @@ from hocket.run.cluster.store.values import decode, tensor_names
 from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
-from hocket.run.weights.local import local, part_of
 from hocket.run.weights.updater import Updater
 
 Key = tuple[Section, str]

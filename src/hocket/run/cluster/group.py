@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from typing import Final, Self, cast
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from hocket import env
 from hocket.errors import WaitError
+from hocket.model.trace.local import local
 from hocket.model.trace.state import overwrite
 from hocket.run.cluster.device_waits import LONG_TIMEOUT, DeviceWaits, record_event
 from hocket.run.diagnostics.flight_recorder import NO_RANK, OnWait
@@ -75,6 +77,7 @@ class WorkerGroup:
 
     def broadcast(self, tensor: Tensor, from_rank: int, what: str) -> None:
         """Replace a tensor by one member's, of whatever type and strides."""
+        tensor = local(tensor)
         group, data = self.process_group, as_bytes(tensor)
         with self.peer_failure(what):
             work = dist.broadcast(data, from_rank, group=group, async_op=True)
@@ -200,10 +203,14 @@ class GroupMaker:
         rank: this worker's rank.
         timeout_s: how long a wait may take.
         on_wait: called before each wait.
+        tp_size: the neighbours that each have groups of their own, in the same way.
     """
 
-    def __init__(self, rank: int, timeout_s: float, on_wait: OnWait) -> None:
+    def __init__(
+        self, rank: int, timeout_s: float, on_wait: OnWait, tp_size: int = 1
+    ) -> None:
         self._rank = rank
+        self._tp_size = tp_size
         self._timeout_s = timeout_s
         self._on_wait = on_wait
         # Those of equal members, in the order of making; None where it is no member.
@@ -223,14 +230,18 @@ class GroupMaker:
         Each collective of a group ends before the next one begins.
 
         Args:
-            all_ranks: the ranks of each group's members; the same on every worker.
+            all_ranks: the ranks of each group's members, of this worker's tp rank; the
+                same on every worker.
 
         Raises:
             WaitError: a member did not come.
         """
         own = []
         backend = None if uses_nccl() else in_order_backend()
-        for ranks in all_ranks:
+        own_place = self._rank % self._tp_size
+        shifts = [place - own_place for place in range(self._tp_size)]
+        every = product(all_ranks, shifts)
+        for ranks in (tuple(x + shift for x in one) for one, shift in every):
             made = self._made.setdefault(ranks, [])
             if self._num_given[ranks] == len(made):
                 group = new_group(ranks, self._timeout_s, backend)

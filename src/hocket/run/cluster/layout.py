@@ -5,13 +5,21 @@ shard     0  1 │ 0  1 ║ 0  1 │ 0  1      neighbours, between which most by
 device    0    │ 1    ║ 0    │ 1
 replica   0           ║ 1
 pipeline  0  1 │ 0  1 ║ 2  3 │ 2  3      trains on a part of the batch of its own
+
+Where a model is parallelised over a tp axis (DTensor), each place above is taken by as
+many neighbours as the axis has ranks. Each of them has pipelines of its own, over those
+of the same tp rank, and plays the same ops on its parts of the weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from hocket.errors import ShapeError
+from torch import nn
+
+from hocket.errors import ModelError, ShapeError
+from hocket.model.trace.local import is_sharded
 from hocket.run.cluster.group import GroupMaker, WorkerGroup
 from hocket.run.cluster.world import World
 
@@ -25,12 +33,14 @@ class Layout:
         num_devices: workers in one pipeline.
         num_replicas: copies of the weights of all stages.
         num_shards: workers that hold one copy of a stage together.
+        tp_size: workers that compute each op together, on parts of its weights.
     """
 
     rank: int
     num_devices: int
     num_replicas: int
     num_shards: int = 1
+    tp_size: int = 1
 
     @property
     def num_pipelines(self) -> int:
@@ -45,12 +55,22 @@ class Layout:
     @property
     def shard(self) -> int:
         """This worker's place among those that hold a copy of its stages together."""
-        return self.rank % self.num_shards
+        return self.rank // self.tp_size % self.num_shards
+
+    @property
+    def tp_rank(self) -> int:
+        """This worker's place among those that compute its ops together."""
+        return self.rank % self.tp_size
+
+    @property
+    def of_first_tp_rank(self) -> Layout:
+        """The same of the first of them, where all must decide alike."""
+        return replace(self, rank=self.rank - self.tp_rank)
 
     @property
     def pipeline(self) -> int:
         """This worker's pipeline."""
-        replica = self.rank // (self.num_devices * self.num_shards)
+        replica = self.rank // (self.num_devices * self.num_shards * self.tp_size)
         return replica * self.num_shards + self.shard
 
     @property
@@ -60,37 +80,89 @@ class Layout:
 
     def device_of(self, rank: int) -> int:
         """Return a worker's device in its pipeline."""
-        return rank // self.num_shards % self.num_devices
+        return rank // self.tp_size // self.num_shards % self.num_devices
 
     def ranks_of(self, device: int) -> tuple[int, ...]:
         """Return the ranks that have a device's stages, one per pipeline."""
+        size = self.tp_size
         return tuple(
-            (replica * self.num_devices + device) * self.num_shards + shard
+            ((replica * self.num_devices + device) * self.num_shards + shard) * size
+            + self.tp_rank
             for replica in range(self.num_replicas)
             for shard in range(self.num_shards)
         )
 
 
-def make_layout(world: World, num_replicas: int, num_shards: int = 1) -> Layout:
+def make_layout(
+    world: World, num_replicas: int, num_shards: int = 1, tp_size: int = 1
+) -> Layout:
     """Split the world's workers into replicas, and these into shards.
+
+    Args:
+        world: all workers.
+        num_replicas: the copies of the weights of all stages.
+        num_shards: the workers that hold one copy of a stage together.
+        tp_size: the workers that compute each op together.
 
     Raises:
         ShapeError: the workers cannot be split evenly; names the numbers that would do.
     """
-    size, each = world.world_size, num_replicas * num_shards
+    size, each = world.world_size // tp_size, num_replicas * num_shards
     if num_replicas < 1 or num_shards < 1 or size % each:
+        what = f"{size} workers" if tp_size == 1 else f"{size} x {tp_size} (tp) workers"
         if num_shards > 1:
             raise ShapeError(
-                f"{size} workers cannot form {num_replicas} replicas of {num_shards} "
+                f"{what} cannot form {num_replicas} replicas of {num_shards} "
                 "shards: the workers must be a multiple of num_replicas x num_shards, "
                 f"{num_replicas} x {num_shards} = {each}"
             )
         fits = [n for n in range(1, size + 1) if size % n == 0]
         raise ShapeError(
-            f"{size} workers cannot form {num_replicas} equal replicas; "
+            f"{what} cannot form {num_replicas} equal replicas; "
             f"num_replicas may be {', '.join(map(str, fits))}"
         )
-    return Layout(world.rank, size // each, num_replicas, num_shards)
+    return Layout(world.rank, size // each, num_replicas, num_shards, tp_size)
+
+
+def tp_size_of(model: nn.Module, world: World) -> int:
+    """Return how many workers compute each op together: a mesh of the model's DTensors.
+
+    Raises:
+        ModelError: the model is sharded in another way than over one tp axis.
+        ShapeError: the ranks of this axis are no neighbours, or not in this job.
+    """
+    size = 1
+    fsdp = any(hasattr(x, "set_reshard_after_forward") for x in model.modules())
+    for name, x in model.named_parameters():
+        if not is_sharded(x):
+            continue
+        dtensor: Any = x
+        ranks = dtensor.device_mesh.mesh.tolist()
+        # Those of other axes, as fsdp, ep and cp, compute other samples or words.
+        if dtensor.device_mesh.mesh_dim_names not in (None, ("tp",)) or fsdp:
+            raise ModelError(
+                f"the model's {name} is sharded over {dtensor.device_mesh}: a model is "
+                "taken with DTensors of one axis named tp (`parallelize_module`, a "
+                "tp_plan), and not of others (`fully_shard`, expert or context "
+                "parallel); num_shards= shards the stages of a model without DTensors"
+            )
+        size, first = len(ranks), world.rank - world.rank % len(ranks)
+        if ranks != [*range(first, first + size)] or world.world_size % size:
+            raise ShapeError(
+                f"the model's {name} is parallelised over ranks {ranks}, and this is "
+                f"rank {world.rank} of {world.world_size}: tp must be the last axis of "
+                "the mesh, init_device_mesh(device, (pp, tp)), over all of the job"
+            )
+    return size
+
+
+def tp_group(layout: Layout, world: World, groups: GroupMaker) -> WorkerGroup | None:
+    """Make the group that computes this worker's ops; all workers must call it."""
+    size = layout.tp_size
+    if size == 1:
+        return None
+    firsts = range(0, world.world_size, size)
+    return groups.join([tuple(range(first, first + size)) for first in firsts])[0]
 
 
 def replica_group(layout: Layout, groups: GroupMaker) -> WorkerGroup | None:

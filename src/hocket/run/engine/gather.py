@@ -14,6 +14,7 @@ from hocket.core.program import Program
 from hocket.errors import DataError, ModelError
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.saved_modules import SavedModules
+from hocket.model.trace.local import whole
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.store.values import pack, unpack
 from hocket.run.cluster.world import World
@@ -40,7 +41,8 @@ def gather_state(
         runners: this worker's stages of the model.
         holders: a rank of the first replica that holds each name.
         world: the job.
-        replica: this worker's replica.
+        replica: this worker's replica; another than 0 also where another worker gives
+            what it holds.
 
     Raises:
         ModelError: an extra state holds what cannot be sent.
@@ -64,8 +66,10 @@ def gather_state(
         if first not in copies and name in sources:
             source, form = sources[name]
             value = _empty(form).to(world.carrier)
+            # Those that each hold a part of it gather it together.
+            part = whole(held[name]) if name in held else value
             if world.rank == source:
-                value.copy_(held[name].detach())
+                value.copy_(part.detach())
             world.broadcast(value, source, "the model's state")
             copies[first] = value.cpu()
         if first in copies:
@@ -117,19 +121,20 @@ def packed_extra(
 
 
 def holders_of(
-    program: Program, state_names: Mapping[int, Sequence[str]]
+    program: Program, state_names: Mapping[int, Sequence[str]], tp_size: int = 1
 ) -> dict[str, int]:
     """Return the rank of the first replica's device that holds each name.
 
     Args:
         program: says which device holds which stage.
         state_names: the names in each stage's `state_dict()`, for one model.
+        tp_size: the workers of each stage that each hold a part of its weights.
     """
     holders: dict[str, int] = {}
     for stage, names in state_names.items():
         for name in names:
-            rank = program.stages[stage].device * program.num_shards
-            holders.setdefault(name, rank)
+            place = program.stages[stage].device * program.num_shards
+            holders.setdefault(name, place * tp_size)
     return holders
 
 

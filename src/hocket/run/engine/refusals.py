@@ -44,6 +44,20 @@ def refuse_settings(settings: TrainingConfig, schedule: Schedule) -> None:
         )
 
 
+def refuse_delays(schedule: Schedule) -> None:
+    """See that no stage reads older weights, of which DTensors have no copies.
+
+    Raises:
+        ConfigError: one does.
+    """
+    if any(stage.delay for stage in schedule.program.stages):
+        raise ConfigError(
+            "a model with DTensors has no older versions of weights (an assignment to "
+            "`data` does nothing on a DTensor), and stages of this order read some: "
+            'take an order that ends each step, such as schedule="1f1b"'
+        )
+
+
 def refuse_shared(stale_ties: Iterable[StaleTie], schedule: Schedule) -> None:
     """See that the first of the stages that share a weight can update it for all.
 

@@ -40,7 +40,7 @@ def gather_timeline(
     offset = world.clock_offset_s
     own: Json = {
         "device": layout.device,
-        "replica": layout.pipeline,
+        "replica": layout.pipeline + layout.tp_rank,
         "start_s": [(times + offset).tolist() for times in record.start_s],
         "end_s": [(times + offset).tolist() for times in record.end_s],
         "data_waits_s": [(a + offset, b + offset) for a, b in data_waits_s],

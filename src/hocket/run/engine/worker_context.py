@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
 from hocket.run.cluster.group import GroupMaker, WorkerGroup
-from hocket.run.cluster.layout import Layout, replica_group
+from hocket.run.cluster.layout import Layout, replica_group, tp_group
 from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
@@ -42,6 +42,7 @@ class WorkerContext:
         groups: makes process groups.
         timeout_s: after which a wait for another worker ends.
         lanes: the device's lanes, where the order has several on it.
+        tp: the workers that compute this one's ops together, each on parts of weights.
     """
 
     world: World
@@ -52,6 +53,7 @@ class WorkerContext:
     groups: GroupMaker
     timeout_s: float
     lanes: Device | None = None
+    tp: WorkerGroup | None = None
 
     def with_replicas(self) -> WorkerGroup | None:
         """The workers of this one's device in all replicas; every worker must call."""
@@ -167,7 +169,11 @@ def open_context(
         pairs={pair for x in layouts for pair in talking_ranks(*x)},
     )
     stack.callback(transport.close)
-    groups = stack.enter_context(GroupMaker(layout.rank, timeout_s, recorder.wait))
+    groups = stack.enter_context(
+        GroupMaker(layout.rank, timeout_s, recorder.wait, layout.tp_size)
+    )
+    alone = stack.enter_context(GroupMaker(layout.rank, timeout_s, recorder.wait))
+    tp = tp_group(layout, world, alone)
     lanes = None
     num_lanes = len(order.lanes_of(layout.device))
     if num_lanes > 1:
@@ -176,5 +182,5 @@ def open_context(
         )
         stack.callback(lanes.close)
     return WorkerContext(
-        world, layout, recorder, transport, store, groups, timeout_s, lanes
+        world, layout, recorder, transport, store, groups, timeout_s, lanes, tp
     )

@@ -28,7 +28,12 @@ from hocket.model.trace.state import (
 )
 from hocket.model.weights.fresh import FreshWeights
 from hocket.model.weights.given import GivenWeights
-from hocket.options import ScheduleOptions, fixed_cut_faults, sharding_faults
+from hocket.options import (
+    CAPTURED_STEP,
+    ScheduleOptions,
+    fixed_cut_faults,
+    sharding_faults,
+)
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
 from hocket.run.data.batch import Microbatch, digest, split_batch
@@ -141,7 +146,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
-        faults = [x for x in (model_fault(self.model), loss_fault(self.loss)) if x]
+        fault = model_fault(self.model, parallel=True)
+        faults = [x for x in (fault, loss_fault(self.loss)) if x]
         if not faults:
             faults += teacher_faults(self.teachers, self.model, self.loss)
         if self.teachers and self.max_delay:
@@ -159,6 +165,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             "fill": self.fill is not None,
             "teacher_lane": self.teacher_lane,
         }
+        faults += self._parallel_faults(used)
         faults += sharding_faults(
             self, [name for name, is_used in used.items() if is_used]
         )
@@ -170,6 +177,32 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
             faults.append(fault)
         if text := "; ".join(faults):
             raise ConfigError(text)
+
+    def _parallel_faults(self, beside: Mapping[str, bool]) -> Iterator[str]:
+        """Yield what DTensors do not go together with, in one sentence."""
+        nets = {f"teachers[{name!r}]": x for name, x in self.teachers.items()}
+        for name, has_net in {**nets, "fill": self.fill}.items():
+            net = getattr(has_net, "net", None)
+            if isinstance(net, nn.Module) and (fault := model_fault(net)):
+                yield f"{name}: {fault}"
+        if not model_fault(self.model):
+            return
+        used = {
+            **beside,
+            "num_shards": self.num_shards > 1,
+            "max_delay": self.max_delay,
+            "weights": self.weights is not None,
+            "compile": self.compile,
+            f"schedule {self.schedule!r}": self.schedule in ("auto", CAPTURED_STEP),
+            f"precision {self.precision!r}": self.precision == "float16"
+            or self.compute_precision.has_masters,
+        }
+        if found := [name for name, is_used in used.items() if is_used]:
+            yield (
+                "a model with DTensors (parallelize_module, a tp_plan) does not go "
+                f"together with {', nor with '.join(found)}: leave it out, or give the "
+                "model as it was before"
+            )
 
     def _weights_faults(self) -> Iterator[str]:
         kinds = str, Path, FreshWeights, GivenWeights

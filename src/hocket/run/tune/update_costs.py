@@ -24,6 +24,7 @@ from hocket.errors import ConfigError, HocketError
 from hocket.model.profile.allocations import allocations
 from hocket.model.profile.precision import timed_rounds
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.local import local
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.versions import WeightVersions
 from hocket.run.weights.gradients import Gradients
@@ -176,7 +177,7 @@ def _state_bytes(updater: Updater) -> int:
     state = pytree.tree_leaves(updater.optimizer.state_dict()["state"])
     state += (updater.ema or {}).values()
     state += updater.masters.by_weight.values()
-    return sum(x.nbytes for x in state if isinstance(x, Tensor))
+    return sum(local(x).nbytes for x in state if isinstance(x, Tensor))
 
 
 def _update(updater: Updater) -> None:

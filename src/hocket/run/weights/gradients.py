@@ -26,12 +26,14 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from hocket.model.trace.local import is_sharded, is_split, local
+from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.all_sum import AllSum
 from hocket.run.device.copies import CopyEvent, copies_of
 from hocket.run.device.late import Late
 from hocket.run.weights.live_rates import LiveRates
-from hocket.run.weights.local import local
 
+_WHAT: Final = "norms over tp ranks"
 _NONE: Final = -1.0  # posted instead of a norm: the parameter got no gradient
 
 
@@ -76,6 +78,7 @@ class Gradients:
         num_shards: the workers that hold each gradient together. They post the squares
             of their parts' norms, whose sums are the squares of the whole norms.
         shard: this worker's place among them.
+        tp: the workers that hold each of the model's DTensors together.
     """
 
     names: tuple[str, ...]
@@ -89,6 +92,7 @@ class Gradients:
     is_alone: bool = False
     num_shards: int = 1
     shard: int = 0
+    tp: WorkerGroup | None = None
 
     def __post_init__(self) -> None:
         """Note where in the norms those of this worker are."""
@@ -190,7 +194,7 @@ class Gradients:
         if not isinstance(norm, Tensor):
             # Unlike torch.tensor, this copies nothing to a GPU.
             norm = torch.full((), norm, dtype=self._type, device=self.device)
-        if self.num_shards == 1:
+        if not any(map(is_sharded, self._held)):
             torch.nn.utils.clip_grads_with_norm_(self._held, max_norm, norm)
             return
         # It would multiply DTensors by a plain tensor, which they refuse.
@@ -226,8 +230,25 @@ class Gradients:
             posted = torch.stack(own).double()
             if self.num_shards > 1:
                 posted = torch.where(posted == _NONE, posted, posted.square())
+            if self.tp is not None:
+                posted = self._over_tp(posted, self.tp)
             norms.index_copy_(0, self._rows, posted)
         return norms
+
+    def _over_tp(self, norms: Tensor, tp: WorkerGroup) -> Tensor:
+        """Return norms of whole gradients: each element counts once.
+
+        Where all hold the same one, all of them add a part, for all must get one number
+        and see what is not finite.
+
+        Args:
+            norms: those of what this worker holds, by parameter.
+            tp: the workers that hold them together.
+        """
+        shares = [1.0 if is_split(p) else 1 / len(tp.ranks) for _, p in self._places]
+        squares = norms.square() * norms.new_tensor(shares)
+        tp.wait(tp.all_reduce(squares, _WHAT), _WHAT)
+        return torch.where(norms == _NONE, norms, squares.sqrt())
 
     def _first_at_fault(self, norms: list[float]) -> str:
         """Return the first name without a finite norm, or the one with the largest."""

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from hocket.model.trace.local import as_part, local
 from hocket.run.cluster.group import GroupWork, WorkerGroup
-from hocket.run.weights.local import as_part, local
 
 
 class GradientSum(Protocol):

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.errors import ConfigError
 from hocket.model.profile.optimizer_bytes import small_copies
+from hocket.model.trace.local import part_of, whole
 from hocket.run.stage.seed import preserve_generators, seed_generators
-from hocket.run.weights.local import part_of, whole
 from hocket.run.weights.settings import Parameters, TrainingConfig
 
 _SCALES: Final = (1.0, 1.0, 1e3, 1.0)  # of each step's gradients, to exceed any limit

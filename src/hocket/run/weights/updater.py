@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
-from hocket.model.trace.state import is_sharded
-from hocket.run.weights.local import local
+from hocket.model.trace.local import is_sharded, local, reduce_gradient
 from hocket.run.weights.masters import Masters
 from hocket.run.weights.optimizer_check import OptimizerCheck
 from hocket.run.weights.reduce import GradientSum
@@ -64,6 +63,7 @@ class Updater:
                 if whole is None
                 else settings.make_stage_optimizer(trained, Parameters(whole))
             )
+        self._parallel = [p for p in self._trained.values() if is_sharded(p)]
         known = whole or self._trained
         self._check = OptimizerCheck(self.optimizer, known, models or {})
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -85,6 +85,12 @@ class Updater:
         """Return the learning rate of each group; 0 for groups that have none."""
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [float(group.get("lr") or 0.0) for group in groups]
+
+    def take_gradients(self) -> None:
+        """Take gradients that are complete on this worker."""
+        for p in self._parallel:
+            reduce_gradient(p)
+        self.masters.take_gradients()
 
     def wait(self) -> None:
         """Wait until the gradients are complete over all replicas.

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
-from hocket.model.trace.state import refuse_no_values
+from hocket.model.trace.state import refuse_faults, refuse_no_values
 from hocket.options import PrecisionName
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.cluster.group import GroupMaker
@@ -128,6 +128,7 @@ class Waves(WorkerRun):
         )
         self._num_microbatches = checked_microbatches(sync, num_microbatches)
         refuse_precision(sync, settings.compute_precision)
+        refuse_faults([model])
         refuse_no_values(model, "the model", "load them first")
         settings.compute_precision.check_types([model])
         if not any(p.requires_grad for p in model.parameters()):

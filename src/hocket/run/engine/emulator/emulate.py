@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError
+from hocket.model.trace.state import refuse_faults
 from hocket.run.data.batch import Microbatch, split_batch, to_capture
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
@@ -157,6 +158,7 @@ def emulate(
     check_flows(merged)
     check_losses(program, names, loss_of)
     model_of = arguments_by_net(models, names, "models")
+    refuse_faults(model_of.values())
     history: list[dict[str, Losses]] = []
     nets: dict[str, EmulatedNet] = {}
     updates: _Updates | None = None

@@ -210,7 +210,7 @@ class StepEnd:
             self.ties.complete(stage, work.step.number)
             self.recorder.resume()
         if stage in self.updaters:
-            self.updaters[stage].masters.take_gradients()
+            self.updaters[stage].take_gradients()
         self.sync.after_backwards(stage, work)
         if stage in self.updaters and self.updaters[stage].reducer is None:
             self.sync.after_gradients(stage, work)

@@ -17,7 +17,7 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
-from hocket.model.trace.state import saved_tensors
+from hocket.model.trace.state import refuse_faults, saved_tensors
 from hocket.run.data.batch import digest, split_batch, to_capture
 from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.token_mean import TokenMean
@@ -110,6 +110,7 @@ class ProgramNets:
         merged = merging.program
         names = tuple(net.name for net in merged.nets)
         model_of = arguments_by_net(models, names, "models")
+        refuse_faults(model_of.values())
         loss_of = arguments_by_net(losses, names, "losses")
         optimizer_of = arguments_by_net(optimizers, names, "optimizers")
         check_buffers(program, optimizer_of)

@@ -196,6 +196,7 @@ class SyncMaker:
             is_alone=self.context.world.world_size == 1,
             num_shards=self.context.layout.num_shards,
             shard=self.context.layout.shard,
+            tp=self.context.tp,
         )
 
     def _rates(self, stages: Iterable[int]) -> LiveRates:

@@ -23,11 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ModelError
+from hocket.model.trace.local import local
 from hocket.run.cluster.group import GroupMaker, GroupWork, WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import OnWait
-from hocket.run.weights.local import local
 from hocket.run.weights.sharded.units import GatheredUnit, UnitRoot, units_of
 
 if TYPE_CHECKING:  # importing it takes a second

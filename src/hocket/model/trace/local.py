@@ -9,14 +9,43 @@ from typing import Any
 
 from torch import Tensor
 
-from hocket.model.trace.state import is_sharded
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether each worker holds a part of a tensor (a DTensor).
+
+    torch's class is not imported for it, which takes a second.
+    """
+    return hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return this worker's part of a tensor that may be sharded; it shares memory."""
+    part: Any = tensor
+    part = part.to_local() if is_sharded(tensor) else part
+    # A collective may be under way.
+    found: Tensor = part.wait() if hasattr(part, "trigger_wait") else part
+    return found
+
+
+def landed(value: Any) -> Any:
+    """Return the result of a collective that may be under way, once it is there."""
+    return value.clone() if hasattr(value, "trigger_wait") else value
+
+
+def is_split(tensor: Tensor) -> bool:
+    """Return whether each worker holds other elements of a tensor."""
     one: Any = tensor
-    part: Tensor = one.to_local() if is_sharded(tensor) else tensor
-    return part
+    return is_sharded(tensor) and any(x.is_shard() for x in one.placements)
+
+
+def reduce_gradient(parameter: Tensor) -> None:
+    """Place a DTensor's gradient as its values are, which an update would do, too.
+
+    Those that share it must call this: each may have a summand of the gradient.
+    """
+    one: Any = parameter
+    if one.grad is not None and one.grad.placements != one.placements:
+        one.grad = one.grad.redistribute(placements=one.placements)
 
 
 def whole(tensor: Tensor) -> Tensor:
