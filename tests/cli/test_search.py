@@ -48,6 +48,7 @@ def test_the_order_is_written_like_any_other(tmp_path: Path) -> None:
 
     assert numbers["found"]["is_optimal"]
     assert numbers["found"]["peak_activations"] <= 3
+    assert numbers["found"]["peak_microbatches"] >= numbers["found"]["peak_activations"]
     assert numbers["found"]["peak_bytes"] <= 3
     assert json.loads(done.stdout)["makespan_s"] == numbers["found"]["makespan_s"]
     assert numbers["given"]["gap"] >= numbers["found"]["gap"] == 0.0

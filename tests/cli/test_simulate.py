@@ -17,6 +17,8 @@ from hocket.core.formats.costs_json import to_json
 from hocket.draw.quantity import byte_size
 from tests.draw.timelines import REAL, measured, simulated
 
+_LANES = "lane bubble peak microbatches, F to W peak activations, F to I"
+
 
 def simulate(*arguments: str) -> str:
     """What a call prints that succeeds."""
@@ -52,9 +54,22 @@ def test_the_table_says_what_is_in_it() -> None:
     assert "makespan 30 s" in words
     assert "step 15 s" in words
     assert "bubble 20.0 %" in words
-    assert "lane bubble peak activations peak memory" in words
-    assert f"d0 20.0 % 2 {byte_size(peak_bytes)}" in words
+    assert _LANES + " peak memory" in words
+    assert f"d0 20.0 % 2 2 {byte_size(peak_bytes)}" in words
     assert "d0 to d1 8 MiB" in words
+
+
+def test_what_lives_until_w_comes_first() -> None:
+    """ZB-H1 holds 4 on each of 4 devices, of which 4, 3, 2 and 1 wait for their I."""
+    sizes = ("zb-h1", "-d", "4", "-m", "8")
+    words = [" ".join(line.split()) for line in simulate(*sizes).splitlines()]
+    first = words.index(_LANES) + 1
+    devices = numbers_of(*sizes)["devices"]
+
+    assert [x["peak_microbatches"] for x in devices] == [4, 4, 4, 4]
+    assert [x["peak_activations"] for x in devices] == [4, 3, 2, 1]
+    found = [line.split()[-2:] for line in words[first : first + 4]]
+    assert found == [["4", "4"], ["4", "3"], ["4", "2"], ["4", "1"]]
 
 
 def test_links_carry_each_message_once() -> None:

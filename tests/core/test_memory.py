@@ -48,6 +48,15 @@ def test_1f1b_holds_as_many_activations_as_devices_follow(p: int, m: int) -> Non
         assert gpipe.peak_activations(d) == m
 
 
+def test_a_microbatch_is_there_until_its_w() -> None:
+    """Until W where the backward is split, until B where it is not."""
+    split = simulate(Schedule.parse("d0  0F0 0I0 0F1 0I1 0W0 0W1 0U"), Costs.uniform())
+    whole = simulate(Schedule.parse("d0  0F0 0B0 0F1 0B1 0U"), Costs.uniform())
+
+    assert (split.peak_activations(0), split.peak_microbatches(0)) == (1, 2)
+    assert (whole.peak_activations(0), whole.peak_microbatches(0)) == (1, 1)
+
+
 def test_several_stages_share_one_unit() -> None:
     """Thirds of a unit add up to whole numbers, exactly."""
     schedule = make_schedule(

@@ -76,7 +76,7 @@ def test_memory_is_the_papers(
     """Device `d` holds `p - d` and `d` of H1, `2 * (p - d) - 1` and `2 * d` of H2.
 
     What W needs counts apart: `d` microbatches wait for their W while `p - d` wait for
-    their I.
+    their I. From F to W, all devices hold as many: `p` of H1, `2 * p - 1` of H2.
     """
     lead = LEADS[name]
     m = data.draw(st.integers(lead * (p - 1) + 1, 4 * p))
@@ -85,6 +85,7 @@ def test_memory_is_the_papers(
         whole = lead * (p - 1 - device) + 1
         expected = whole * ACTIVATION + lead * device * HELD
         assert timeline.peak_activations(device) == whole
+        assert timeline.peak_microbatches(device) == lead * (p - 1) + 1
         if m > lead * (p - 1) + 1:  # or the last W waits while nothing is left to do
             assert timeline.peak_bytes(device) == expected
         assert timeline.peak_bytes(device) <= expected

@@ -24,7 +24,7 @@ from hocket.core.op import Kind
 from hocket.core.simulate import simulate
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import percent, seconds, short
-from hocket.draw.summary import peak_activations
+from hocket.draw.summary import peak_activations, peak_microbatches
 from hocket.errors import PlanError
 from hocket.planner.search.optimum import search
 from hocket.planner.search.result import SearchProgress, SearchResult, gap
@@ -111,6 +111,7 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
         "makespan_s": timeline.makespan_s,
         "gap": gap(timeline.makespan_s, bound_s),
         "bubble_fraction": timeline.bubble_fraction,
+        "peak_microbatches": max(peak_microbatches(timeline)),
         "peak_activations": max(peak_activations(timeline)),
         "peak_bytes": timeline.most_bytes,
     }
@@ -119,7 +120,7 @@ def _numbers(timeline: Timeline, bound_s: float) -> dict[str, Any]:
 def _report(
     source: str, given: Timeline, best: Timeline, found: SearchResult
 ) -> Iterator[str]:
-    rows = [("", "makespan", "gap", "bubble", "peak activations")]
+    rows = [("", "makespan", "gap", "bubble", "peak microbatches")]
     for name, timeline in ((source, given), ("found", best)):
         rows.append(
             (
@@ -127,7 +128,7 @@ def _report(
                 seconds(timeline.makespan_s),
                 percent(gap(timeline.makespan_s, found.bound_s)),
                 percent(timeline.bubble_fraction),
-                short(max(peak_activations(timeline))),
+                short(max(peak_microbatches(timeline))),
             )
         )
     bound = ("bound", seconds(found.bound_s), "", "", "")

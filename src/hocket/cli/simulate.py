@@ -22,7 +22,12 @@ from hocket.core.costs import Costs
 from hocket.core.timelines.idle import idle_by_cause
 from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.draw.quantity import byte_size, percent, seconds, short
-from hocket.draw.summary import mean_step_s, peak_activations, peak_bytes
+from hocket.draw.summary import (
+    mean_step_s,
+    peak_activations,
+    peak_bytes,
+    peak_microbatches,
+)
 from hocket.draw.where import Where, advice, idle_rows
 from hocket.errors import PlanError
 
@@ -90,6 +95,7 @@ def _difference(before: Timeline, after: Timeline) -> str:
 
 def _document(timeline: Timeline) -> dict[str, Any]:
     idle, peaks = idle_by_cause(timeline), dict(enumerate(peak_bytes(timeline)))
+    alive = zip(peak_microbatches(timeline), peak_activations(timeline), strict=True)
     return {
         "origin": timeline.origin.value,
         "makespan_s": timeline.makespan_s,
@@ -108,10 +114,11 @@ def _document(timeline: Timeline) -> dict[str, Any]:
         "devices": [
             {
                 "device": device,
+                "peak_microbatches": num_alive,
                 "peak_activations": units,
                 "peak_bytes": peaks.get(device),
             }
-            for device, units in enumerate(peak_activations(timeline))
+            for device, (num_alive, units) in enumerate(alive)
         ],
         "links": [
             {"from_device": ends[0], "to_device": ends[1], "num_bytes": num_bytes}
@@ -148,9 +155,13 @@ def _report(timeline: Timeline) -> Iterator[str]:
 
 
 def _lane_rows(timeline: Timeline) -> Iterator[tuple[str, ...]]:
-    activations, peaks = peak_activations(timeline), peak_bytes(timeline)
-    yield ("lane", "bubble", "peak activations", *(("peak memory",) if peaks else ()))
+    alive = (
+        *zip(peak_microbatches(timeline), peak_activations(timeline), strict=True),
+    )
+    peaks = peak_bytes(timeline)
+    heads = "peak microbatches, F to W", "peak activations, F to I"
+    yield ("lane", "bubble", *heads, *(("peak memory",) if peaks else ()))
     for i, lane in enumerate(timeline.schedule.lanes):
         bubble = percent(timeline.lane_bubble_fraction(i))
         peak = (byte_size(peaks[lane.device]),) if peaks else ()
-        yield (lane.label, bubble, short(activations[lane.device]), *peak)
+        yield (lane.label, bubble, *map(short, alive[lane.device]), *peak)

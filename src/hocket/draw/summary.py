@@ -23,6 +23,12 @@ def peak_activations(timeline: Timeline) -> list[float]:
     return [*map(timeline.peak_activations, devices)]
 
 
+def peak_microbatches(timeline: Timeline) -> list[float]:
+    """Return each device's most microbatches from their F to their B, or W."""
+    devices = range(timeline.schedule.program.num_devices)
+    return [*map(timeline.peak_microbatches, devices)]
+
+
 def peak_bytes(timeline: Timeline) -> list[float]:
     """Return each device's peak; nothing if the timeline does not know bytes."""
     return [x.peak for x in timeline.memory] if knows_bytes(timeline) else []

@@ -20,7 +20,7 @@ from hocket.core.op import ASYNCHRONOUS, Op
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.palette import Theme, channels, fill, stage_tones, text_on
 from hocket.draw.quantity import percent, seconds, short, ticks, time_unit
-from hocket.draw.summary import peak_activations, step_ends
+from hocket.draw.summary import peak_microbatches, step_ends
 
 
 def to_text(
@@ -34,7 +34,7 @@ def to_text(
         width: the most columns to use, 60 or more.
         colour: ANSI colours for a light or a dark terminal; none by default.
     """
-    peaks = peak_activations(timeline)
+    peaks = peak_microbatches(timeline)
     lanes = timeline.schedule.lanes
     before = max(len(lane.label) for lane in lanes) + 2
     columns = _Columns.fitting(timeline, max(10, width - before - len(_HEADS)))

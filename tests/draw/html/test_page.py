@@ -74,9 +74,17 @@ def test_one_timeline_is_shown_and_not_compared() -> None:
     rows = {row[0]: row[1:] for row in rows_of(to_html(simulated("1f1b", 4, 8)))}
 
     assert rows["bubble"] == ["27.3 %"]
-    assert rows["peak activations, microbatches"] == ["4"]
-    assert rows["d0"] == ["27.3 %", "4"]
+    assert rows["peak microbatches, F to W"] == ["4"]
+    assert rows["peak activations, F to I"] == ["4"]
+    assert rows["d0"] == ["27.3 %", "4", "4"]
     assert "peak bytes of tensors" not in rows
+
+
+def test_a_page_says_what_the_terminal_says() -> None:
+    """ZB-H1: 4 from F to W on each device; 4, 3, 2, 1 from F to I."""
+    rows = {row[0]: row[1:] for row in rows_of(to_html(simulated("zb-h1", 4, 8)))}
+
+    assert [rows[f"d{i}"][1:] for i in range(4)] == [["4", x] for x in "4321"]
 
 
 def test_timelines_of_different_lanes_can_be_compared() -> None:

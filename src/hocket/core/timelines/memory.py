@@ -52,20 +52,25 @@ class MemoryCurve:
 
 
 def activation_units(
-    schedule: Schedule, start_s: Sequence[Floats], end_s: Sequence[Floats], device: int
+    schedule: Schedule,
+    start_s: Sequence[Floats],
+    end_s: Sequence[Floats],
+    device: int,
+    last: frozenset[Kind] = BACKWARDS,
 ) -> MemoryCurve:
     """Return the activation units alive on a device over time.
 
-    A microbatch counts in a stage from the start of its F to the end of its B or I, as
-    one part in as many as the device has trainable stages. Forwards of a stage without
-    backwards, such as a teacher's, leave nothing; in evaluation, where no stage of the
-    device has backwards, a microbatch counts while its F runs.
+    A microbatch counts in a stage from the start of its F to the end of its `last` op,
+    as one part in as many as the device has trainable stages. Forwards of a stage
+    without backwards, such as a teacher's, leave nothing; in evaluation, where no stage
+    of the device has backwards, a microbatch counts while its F runs.
 
     Args:
         schedule: what was done.
         start_s: the start of each op of each lane.
         end_s: the end of each op of each lane.
         device: the device.
+        last: the kinds that end it: B or I, or B or W (`MAKES_WEIGHT_GRAD`).
     """
     program = schedule.program
     own = program.stages_on[device]
@@ -83,7 +88,7 @@ def activation_units(
                 if not trained:
                     times.append(ends[j])
                     changes.append(-1)
-            elif op.kind in BACKWARDS:
+            elif op.kind in last:
                 times.append(ends[j])
                 changes.append(-1)
     count = MemoryCurve.of_changes(np.array(times, float), np.array(changes, float))

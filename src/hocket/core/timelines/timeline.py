@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.core.formats.documents import read_json
 from hocket.core.formats.drawn import Drawn
-from hocket.core.op import ASYNCHRONOUS, Op
+from hocket.core.op import ASYNCHRONOUS, MAKES_WEIGHT_GRAD, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.memory import MemoryCurve, activation_units
@@ -158,6 +158,17 @@ class Timeline(Drawn):
         backwards leave nothing.
         """
         return self.activation_units(device).peak
+
+    def peak_microbatches(self, device: int) -> float:
+        """Return the most microbatches at once on a device from their F to B, or W.
+
+        Counted as `peak_activations`, which it exceeds where a W, which needs a part
+        of what its F has left, comes later than its I.
+        """
+        curve = activation_units(
+            self.schedule, self.start_s, self.end_s, device, MAKES_WEIGHT_GRAD
+        )
+        return curve.peak
 
     def activation_units(self, device: int) -> MemoryCurve:
         """Return the activation units alive on a device over time."""

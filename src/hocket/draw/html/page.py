@@ -20,6 +20,7 @@ from hocket.draw.summary import (
     num_microbatches_text,
     peak_activations,
     peak_bytes,
+    peak_microbatches,
     sent_bytes,
 )
 from hocket.draw.where import MEANINGS as CAUSES
@@ -44,6 +45,10 @@ _SCRIPTS: Final = (
     "main.js",
 )
 Row = tuple[str, ...]
+_ALIVE: Final = {
+    "peak microbatches, F to W": peak_microbatches,
+    "peak activations, F to I": peak_activations,
+}
 
 MEANINGS: Final = {
     "makespan": "from the start of the first op to the end of the last one",
@@ -54,9 +59,11 @@ MEANINGS: Final = {
     "and before the pipeline begins to drain",
     "peak bytes of tensors": "the most bytes alive at once on the device that holds "
     "most",
-    "peak activations, microbatches": "how many microbatches have left activations "
-    "for their backward: the most at once on a device, counted in shares of its "
-    "stages",
+    "peak microbatches, F to W": "the most microbatches at once on a device, from the "
+    "start of their forward to the end of their weight gradient, counted in shares of "
+    "its stages",
+    "peak activations, F to I": "the same to the end of the gradient of the input: of "
+    "what a forward has left, a weight gradient that comes later holds a part",
     "sent over links": "bytes from device to device, reductions not among them",
     **{cause.value: meaning for cause, meaning in CAUSES.items()},
 }
@@ -104,8 +111,8 @@ def _whole(lines: Sequence[Timeline], samples_per_step: float | None) -> Iterato
     peaks = [max(peak_bytes(x), default=0.0) for x in lines]
     if any(peaks):
         yield _row("peak bytes of tensors", peaks, _known_bytes, _ratio)
-    activations = [max(peak_activations(x)) for x in lines]
-    yield _row("peak activations, microbatches", activations, short, _ratio)
+    for name, peaks_of in _ALIVE.items():
+        yield _row(name, [max(peaks_of(x)) for x in lines], short, _ratio)
     sent = [float(sent_bytes(x)) for x in lines]
     if any(sent):
         yield _row("sent over links", sent, _known_bytes, _ratio)
@@ -115,8 +122,8 @@ def _lanes(lines: Sequence[Timeline], heads: Row) -> Table:
     """Return a row per lane of any timeline: its bubble, and its device's memory."""
     is_bytes = any(map(knows_bytes, lines))
     text = _known_bytes if is_bytes else short
-    head = ["lane", *(f"bubble, {name}" for name in heads)]
-    head += [f"{'memory' if is_bytes else 'activations'}, {name}" for name in heads]
+    amounts = {"memory": peak_bytes} if is_bytes else _ALIVE
+    head = [f"{what}, {name}" for what in ("bubble", *amounts) for name in heads]
     devices = {lane.label: lane.device for x in lines for lane in x.schedule.lanes}
     bubbles = [
         {
@@ -125,16 +132,14 @@ def _lanes(lines: Sequence[Timeline], heads: Row) -> Table:
         }
         for x in lines
     ]
-    peaks = [
-        dict(enumerate(peak_bytes(x) if is_bytes else peak_activations(x)))
-        for x in lines
-    ]
+    peaks = [[dict(enumerate(of(x))) for x in lines] for of in amounts.values()]
     rows = []
     for label, device in devices.items():
-        cells = _row(label, [of.get(label) for of in bubbles], percent, _points)
-        more = _row("", [of.get(device) for of in peaks], text, _ratio)
-        rows.append((*cells, *more[1:]))
-    return Table("Each lane", tuple(head), tuple(rows), is_open=len(rows) <= 8)
+        row = _row(label, [of.get(label) for of in bubbles], percent, _points)
+        for each in peaks:
+            row += _row("", [of.get(device) for of in each], text, _ratio)[1:]
+        rows.append(row)
+    return Table("Each lane", ("lane", *head), tuple(rows), is_open=len(rows) <= 8)
 
 
 def _row(
