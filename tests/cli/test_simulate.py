@@ -54,7 +54,7 @@ def test_the_table_says_what_is_in_it() -> None:
     assert "makespan 30 s" in words
     assert "step 15 s" in words
     assert "bubble 20.0 %" in words
-    assert _LANES + " peak memory" in words
+    assert _LANES + " peak bytes of tensors" in words
     assert f"d0 20.0 % 2 2 {byte_size(peak_bytes)}" in words
     assert "d0 to d1 8 MiB" in words
 

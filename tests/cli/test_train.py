@@ -71,7 +71,7 @@ def test_digits_vit_on_two_workers(free_dir: Path) -> None:
     assert "predicted" in page
     assert "measured" in page
     assert "num_microbatches = 2  # --set" in page
-    assert "stages begin with patches, " in done.stdout
+    assert "stages: 2, from patches, " in done.stdout
     assert f"report: {run_dir.relative_to(free_dir)}/report.html" in done.stdout
     assert not done.stderr
     assert list((free_dir / "profiles").iterdir())

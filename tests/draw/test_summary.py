@@ -11,7 +11,6 @@ from hocket.core.timelines.memory import MemoryCurve
 from hocket.draw.layout import merged_changes
 from hocket.draw.summary import (
     knows_bytes,
-    mean_step_s,
     memory_curves,
     peak_bytes,
     sent_bytes,
@@ -25,7 +24,7 @@ def test_numbers_are_those_of_the_timeline() -> None:
     """A summary reads its numbers off the timeline."""
     timeline = simulated("1f1b", 3, 4, num_steps=2, num_replicas=2, costs=REAL)
 
-    assert mean_step_s(timeline) == timeline.makespan_s / 2
+    assert timeline.step_s == timeline.makespan_s / 2
     assert peak_bytes(timeline) == [timeline.peak_bytes(d) for d in range(3)]
     # Four borders and directions, four microbatches, two steps; no reductions.
     assert sent_bytes(timeline) == 4 * 4 * 2 * REAL.output_bytes

@@ -12,7 +12,7 @@ import typer
 
 from hocket.cli.shared.output import aligned
 from hocket.core.formats.documents import read_toml
-from hocket.draw.quantity import byte_size, seconds, short
+from hocket.draw.quantity import byte_size, percent, seconds, short
 from hocket.errors import ParseError, RecipeError
 from hocket.recipes.run_files import METRICS_NAME, RECIPE_NAME, read_metrics
 
@@ -112,15 +112,18 @@ def _numbers(a: _ComparedRun, b: _ComparedRun) -> Iterator[Row]:
 
     yield _row("last loss", (a.last_loss, b.last_loss), short)
     yield _row("last evaluation's loss", pair("loss"), short)
-    yield _row("samples/s", pair("samples_per_s"), short)
-    yield _row("step, measured", pair("measured_step_s"), seconds)
-    yield _row("step, predicted", pair("predicted_step_s"), seconds)
+    yield _row("samples/s while training", pair("samples_per_s"), short)
+    for name in "measured", "predicted":
+        yield _row(f"step, {name}", pair(f"{name}_step_s"), seconds)
+        yield _row(f"bubble, {name}", pair(f"{name}_bubble_fraction"), percent)
+        steady = pair(f"{name}_steady_bubble_fraction")
+        yield _row(f"steady bubble, {name}", steady, percent)
     idle = [x or {} for x in pair("idle_s")]
     for cause in dict.fromkeys((*idle[0], *idle[1])):
         values = [times.get(cause) for times in idle]
         if any(values):
             yield _row(f"idle: {cause}", values, seconds)
-    yield _row("peak of rank 0, all memory", (a.peak_bytes, b.peak_bytes), byte_size)
+    yield _row("rank 0's peak memory", (a.peak_bytes, b.peak_bytes), byte_size)
 
 
 def _row(

@@ -23,7 +23,6 @@ from hocket.core.timelines.idle import idle_by_cause
 from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.draw.quantity import byte_size, percent, seconds, short
 from hocket.draw.summary import (
-    mean_step_s,
     peak_activations,
     peak_bytes,
     peak_microbatches,
@@ -99,7 +98,7 @@ def _document(timeline: Timeline) -> dict[str, Any]:
     return {
         "origin": timeline.origin.value,
         "makespan_s": timeline.makespan_s,
-        "step_s": mean_step_s(timeline),
+        "step_s": timeline.step_s,
         "bubble_fraction": timeline.bubble_fraction,
         "steady_bubble_fraction": timeline.steady_bubble_fraction,
         "idle_s": {cause.value: idle_s for cause, idle_s in idle.seconds.items()},
@@ -131,7 +130,7 @@ def _report(timeline: Timeline) -> Iterator[str]:
     yield from aligned(
         [
             ("makespan", seconds(timeline.makespan_s)),
-            ("step", seconds(mean_step_s(timeline))),
+            ("step", seconds(timeline.step_s)),
             ("bubble", percent(timeline.bubble_fraction)),
             ("steady bubble", percent(timeline.steady_bubble_fraction)),
         ]
@@ -160,7 +159,7 @@ def _lane_rows(timeline: Timeline) -> Iterator[tuple[str, ...]]:
     )
     peaks = peak_bytes(timeline)
     heads = "peak microbatches, F to W", "peak activations, F to I"
-    yield ("lane", "bubble", *heads, *(("peak memory",) if peaks else ()))
+    yield ("lane", "bubble", *heads, *(("peak bytes of tensors",) if peaks else ()))
     for i, lane in enumerate(timeline.schedule.lanes):
         bubble = percent(timeline.lane_bubble_fraction(i))
         peak = (byte_size(peaks[lane.device]),) if peaks else ()

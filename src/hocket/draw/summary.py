@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from hocket.core.program import Program
 from hocket.core.timelines.memory import MemoryCurve
 from hocket.core.timelines.timeline import Timeline
-
-
-def mean_step_s(timeline: Timeline) -> float:
-    """Return the makespan divided by the number of steps."""
-    return timeline.makespan_s / timeline.schedule.program.num_steps
+from hocket.draw.quantity import counted
 
 
 def peak_activations(timeline: Timeline) -> list[float]:
@@ -42,6 +38,17 @@ def sent_bytes(timeline: Timeline) -> int:
 def num_microbatches_text(program: Program) -> str:
     """Write the microbatches per step of each net: `8`, or `8 + 4` of two."""
     return " + ".join(str(net.num_microbatches) for net in program.nets)
+
+
+def sizes_text(program: Program) -> str:
+    """Write the sizes of a program: `4 devices, 8 stages, 8 microbatches, 1 step`."""
+    counts: list[tuple[int | str, str]] = [
+        (program.num_devices, "device"),
+        (program.num_stages, "stage"),
+        (num_microbatches_text(program), "microbatch"),
+        (program.num_steps, "step"),
+    ]
+    return ", ".join(counted(count, noun) for count, noun in counts)
 
 
 def memory_curves(timeline: Timeline) -> tuple[MemoryCurve, ...]:

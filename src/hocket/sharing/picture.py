@@ -251,12 +251,12 @@ def share_page(report: ShareReport) -> str:
     summary = (
         f"Mode {report.mode.value}: {report.why}. Together the jobs ran "
         f"{report.total_speed:.2f} times as fast as one alone, and held "
-        f"{report.held}. {' '.join(report.notes)}"
+        f"{report.held} at most. {' '.join(report.notes)}"
     )
     return still_page(
         "Jobs that share a device",
         summary.strip(),
         Table("Jobs", HEAD, tuple(tuple(row_of(x)) for x in report.jobs)),
-        figures=[Figure("Jobs and their memory over time", share_svg(report))],
+        figures=[Figure("The last iterations, and their memory", share_svg(report))],
         tables=tables,
     )

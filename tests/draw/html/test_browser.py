@@ -251,7 +251,7 @@ def test_a_finger_sees_all_that_a_pointer_sees(report: Page) -> None:
     report.tap(x, y - 8 + strip + 3)
     assert "memory, device 0" in report.evaluate(shown)
 
-    for words in ("bubble, steady", "warm-up and drain"):
+    for words in ("steady bubble", "warm-up and drain"):
         place = report.evaluate(
             f"""(() => {{
               const term = [...document.querySelectorAll(".term")]
@@ -328,7 +328,7 @@ def test_terms_explain_themselves(report: Page) -> None:
     """Where they are pointed at; and the path can be switched off."""
     report.evaluate(
         "[...document.querySelectorAll('.term')]"
-        ".find((term) => term.textContent === 'bubble, steady').click()"
+        ".find((term) => term.textContent === 'steady bubble').click()"
     )
     words = report.evaluate("document.getElementById('tip').innerText")
     assert "while the pipeline is full" in words

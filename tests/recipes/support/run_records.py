@@ -78,6 +78,7 @@ def summary_record() -> SummaryRecord:
         seconds=75.0,
         training_s=2.0,
         evaluation=evaluation_record(4, accuracy=0.975),
+        peak_bytes=3 * 2**20,
         predicted_bubble_fraction=0.125,
         measured_bubble_fraction=0.25,
         predicted_step_s=0.010,

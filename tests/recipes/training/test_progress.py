@@ -63,12 +63,12 @@ def test_a_whole_run(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None
     text = shown.getvalue()
     assert "epoch 2/2" in text
     assert "4/4" in text
-    assert "loss 1.0000  16 samples/s  bubble 25%  memory 3 MiB" in text
+    assert "loss 1.0000  16 samples/s  rank 0: bubble 25%  peak 3 MiB" in text
     assert "epoch 2  evaluation: loss 0.7500  accuracy 50.00%" in text
     assert "accuracy 97.50%, bits_per_byte 2.5000, loss 0.7500, after 4 ste" in text
     assert "in 1 min 15 s; 16 samples/s while training" in text
-    assert "bubble: 12.5% predicted, 25.0% measured" in text
-    assert "step: 10.0 ms predicted, 12.0 ms measured" in text
+    assert "bubble: 12.5 % predicted, 25.0 % measured" in text
+    assert "step: 10 ms predicted, 12 ms measured" in text
 
 
 def test_the_last_lines_fit_the_terminal() -> None:
@@ -129,7 +129,7 @@ def test_means_are_weighted() -> None:
     recent.step(
         step_record(1, loss=5.0, num_samples=3, seconds=1.0, bubble_fraction=1.0)
     )
-    assert recent.numbers.startswith("loss 4.0000  1 samples/s  bubble 25%")
+    assert recent.numbers.startswith("loss 4.0000  1 samples/s  rank 0: bubble 25%")
 
 
 def test_names_are_no_markup() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from hocket.core.costs import Costs
 from hocket.core.simulate import simulate
-from hocket.recipes.training.loop import epoch_table
+from hocket.recipes.training.loop import epoch_table, predicted_beside
 from hocket.recipes.training.records import numbers_of
-from hocket.recipes.training.report import charts, predicted_beside, stage_rows
+from hocket.recipes.training.report import charts, stage_rows
 from hocket.schedules import make_schedule
 from tests.recipes.support.run_records import (
     epoch_record,
@@ -43,7 +43,7 @@ def test_epochs_have_their_rates() -> None:
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert row["devices x replicas"] == "2x1"
     assert (row["active parameters"], row["frozen parameters"]) == ("600", "400")
-    assert (row["samples/s"], row["reductions/s"]) == ("8.0", "2.0")
+    assert (row["samples/s, waits included"], row["reductions/s"]) == ("8.0", "2.0")
     assert (row["MB reduced/s"], row["MB sent/s"]) == ("4.0", "1.0")
     assert (row["link MB/s"], row["ring MB/s"]) == ("1,000", "–")
     assert (row["cache s"], row["transition s"]) == ("0.12", "0.50")
@@ -71,7 +71,7 @@ def test_curves_are_those_of_the_metrics_file() -> None:
     assert training.finite_values() == [1.0, None, 1.0]
     assert (evaluation.steps, evaluation.values) == ((2.0,), (0.75,))
     assert evaluation.is_evaluation
-    titles = ["accuracy", "bits_per_byte", "samples/s"]
+    titles = ["accuracy", "bits_per_byte", "samples/s of each step"]
     assert [chart.title for chart in others][:3] == titles
     assert others[0].lines[0].values == (0.5,)
     assert others[2].lines[0].values == (16.0, 8 / 1.5, 3.2)

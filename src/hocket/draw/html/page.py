@@ -13,15 +13,14 @@ from hocket.draw.html.content import Chart, Facts, Figure, Table
 from hocket.draw.html.data import page_data, surface_variables
 from hocket.draw.layout import Titled, as_panels
 from hocket.draw.palette import Theme
-from hocket.draw.quantity import byte_size, counted, percent, seconds, short
+from hocket.draw.quantity import byte_size, percent, seconds, short
 from hocket.draw.summary import (
     knows_bytes,
-    mean_step_s,
-    num_microbatches_text,
     peak_activations,
     peak_bytes,
     peak_microbatches,
     sent_bytes,
+    sizes_text,
 )
 from hocket.draw.where import MEANINGS as CAUSES
 from hocket.draw.where import Where, advice
@@ -52,10 +51,13 @@ _ALIVE: Final = {
 
 MEANINGS: Final = {
     "makespan": "from the start of the first op to the end of the last one",
-    "time per step": "the makespan, divided by the number of steps",
+    "time per step": "the makespan, divided by the number of steps; where steps "
+    "overlap, from the end of one to the end of the next",
+    "samples/s of a step": "its samples by that time: what is between steps, such as "
+    "waits for batches, does not count",
     "bubble": "the share of the makespan in which a lane does not work: the mean over "
     "lanes",
-    "bubble, steady": "the same while the pipeline is full: after the end of warm-up, "
+    "steady bubble": "the same while the pipeline is full: after the end of warm-up, "
     "and before the pipeline begins to drain",
     "peak bytes of tensors": "the most bytes alive at once on the device that holds "
     "most",
@@ -98,16 +100,15 @@ def number_tables(
 
 
 def _whole(lines: Sequence[Timeline], samples_per_step: float | None) -> Iterator[Row]:
-    steps_s = [*map(mean_step_s, lines)]
+    steps_s = [x.step_s for x in lines]
     yield _row("makespan", [x.makespan_s for x in lines], seconds, _ratio)
     yield _row("time per step", steps_s, seconds, _ratio)
-    unit = "steps" if samples_per_step is None else "samples"
-    per_step = 1.0 if samples_per_step is None else samples_per_step
-    rates = [per_step / step_s if step_s else 0.0 for step_s in steps_s]
-    yield _row(f"throughput, {unit}/s", rates, short, _ratio)
+    if samples_per_step is not None:
+        rates = [samples_per_step / step_s if step_s else 0.0 for step_s in steps_s]
+        yield _row("samples/s of a step", rates, short, _ratio)
     yield _row("bubble", [x.bubble_fraction for x in lines], percent, _points)
     steady = [x.steady_bubble_fraction for x in lines]
-    yield _row("bubble, steady", steady, percent, _points)
+    yield _row("steady bubble", steady, percent, _points)
     peaks = [max(peak_bytes(x), default=0.0) for x in lines]
     if any(peaks):
         yield _row("peak bytes of tensors", peaks, _known_bytes, _ratio)
@@ -122,7 +123,7 @@ def _lanes(lines: Sequence[Timeline], heads: Row) -> Table:
     """Return a row per lane of any timeline: its bubble, and its device's memory."""
     is_bytes = any(map(knows_bytes, lines))
     text = _known_bytes if is_bytes else short
-    amounts = {"memory": peak_bytes} if is_bytes else _ALIVE
+    amounts = {"peak bytes of tensors": peak_bytes} if is_bytes else _ALIVE
     head = [f"{what}, {name}" for what in ("bubble", *amounts) for name in heads]
     devices = {lane.label: lane.device for x in lines for lane in x.schedule.lanes}
     bubbles = [
@@ -195,8 +196,8 @@ def to_html(
         timelines: a timeline, or `(title, timeline)` pairs such as "predicted" and
             "measured"; the tables compare two.
         title: the page's title.
-        summary: lines below the title; by default the program's sizes.
-        samples_per_step: turns steps per second into samples per second.
+        summary: a line below the title, before the programs' sizes.
+        samples_per_step: if given, there is a row of samples per second.
         leading: tables above everything else.
         tables: further tables, below the numbers of the timelines.
         charts: quantities over steps, such as the loss.
@@ -212,7 +213,7 @@ def to_html(
     whole, each = number_tables(panels, samples_per_step)
     return _page(
         title,
-        summary or _sizes(panels[0][1]),
+        "; ".join((*filter(None, [summary]), *_sizes(panels))),
         whole=whole,
         idle=idle_table(panels, wheres),
         advice=advice(wheres[-1]),
@@ -260,15 +261,12 @@ def _page(title: str, summary: str, **parts: object) -> str:
     )
 
 
-def _sizes(timeline: Timeline) -> str:
-    program = timeline.schedule.program
-    counts: list[tuple[int | str, str]] = [
-        (program.num_devices, "device"),
-        (program.num_stages, "stage"),
-        (num_microbatches_text(program), "microbatch"),
-        (program.num_steps, "step"),
-    ]
-    return ", ".join(counted(count, noun) for count, noun in counts)
+def _sizes(timelines: Sequence[Titled]) -> Iterator[str]:
+    """Yield the sizes that all have, or each one's behind its title."""
+    sizes = {title: sizes_text(line.schedule.program) for title, line in timelines}
+    if len(set(sizes.values())) == 1:
+        sizes = {"": next(iter(sizes.values()))}
+    yield from (f"{title}: {text}".removeprefix(": ") for title, text in sizes.items())
 
 
 def _asset(name: str, package: str = __package__) -> str:

@@ -10,7 +10,9 @@ from time import monotonic
 from typing import Any, Final
 
 from hocket.core.costs import Costs
+from hocket.core.gates import gates_of
 from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind
+from hocket.core.simulate import simulate
 from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Table
@@ -20,6 +22,7 @@ from hocket.recipes.training.records import EpochRecord, SummaryRecord
 from hocket.recipes.training.saving import RecipeRun
 from hocket.recipes.training.task import Task
 from hocket.run.data.metrics import EvaluationResult
+from hocket.run.engine.plan import Plan
 from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.pipeline import Pipeline
 
@@ -132,7 +135,7 @@ def _parts(timeline: Timeline | None) -> dict[str, Any]:
 _COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "active parameters": ("num_active_parameters", "{:,}".format),
     "frozen parameters": ("num_frozen_parameters", "{:,}".format),
-    "samples/s": ("samples_per_s", "{:,.1f}".format),
+    "samples/s, waits included": ("samples_per_s", "{:,.1f}".format),
     "s": ("seconds", "{:.2f}".format),
     "data s": ("data_s", "{:.2f}".format),
     "forward s": ("forward_s", "{:.2f}".format),
@@ -331,15 +334,13 @@ class Loop(RecipeRun):
         self.watchers.report(sums.record(epoch, self._pipeline, measured))
 
     def _summary(self) -> SummaryRecord:
-        predicted, measured = self._pipeline.predicted, self.typical
-        known: dict[str, Any] = {
-            "predicted_step_s": predicted.step_s,
-            "predicted_bubble_fraction": _bubble_fraction(predicted),
-        }
-        if measured is not None:
-            known["measured_step_s"] = measured.step_s
-            known["measured_bubble_fraction"] = _bubble_fraction(measured)
-            known |= self._where(measured)
+        measured = self.typical
+        predicted = predicted_beside(self._pipeline.plan, measured)
+        known: dict[str, Any] = {} if measured is None else self._where(measured)
+        for name, timeline in ("predicted", predicted), ("measured", measured):
+            for number in ("step_s", "bubble_fraction", "steady_bubble_fraction"):
+                if timeline is not None:
+                    known[f"{name}_{number}"] = getattr(timeline, number)
         return self.report_summary(**known)
 
     def _where(self, measured: Timeline) -> dict[str, Any]:
@@ -368,8 +369,9 @@ def _grad_norm(result: StepResult) -> float:
     return nan if result.gradient_status.value.unknown else result.grad_norm
 
 
-def _bubble_fraction(timeline: Timeline) -> float:
-    """Return a step's bubble; of overlapping steps, the steady one."""
-    if timeline.schedule.body:
-        return timeline.steady_bubble_fraction
-    return timeline.bubble_fraction
+def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
+    """Predict as many steps as were measured, which may be more than the plan's."""
+    if measured is None or measured.schedule == plan.schedule:
+        return plan.predicted
+    schedule = measured.schedule
+    return simulate(schedule, plan.costs, gates_of(schedule, clips=False))

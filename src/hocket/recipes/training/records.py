@@ -148,9 +148,12 @@ class SummaryRecord:
         seconds: from the first step to the last evaluation.
         training_s: the part of these that the steps took.
         evaluation: the last evaluation.
-        predicted_bubble_fraction: the bubble of a step, over all lanes; where steps
-            overlap, the steady bubble; NaN where nothing predicts it.
+        peak_bytes: rank 0's peak memory.
+        predicted_bubble_fraction: the bubble of a step, over all lanes; NaN where
+            nothing predicts it.
         measured_bubble_fraction: the same of a typical step; None if none was measured.
+        predicted_steady_bubble_fraction: the steady bubble.
+        measured_steady_bubble_fraction: the same of a typical step.
         predicted_step_s: the seconds of a step; where steps overlap, from the end of
             one to the end of the next.
         measured_step_s: the same of a typical step; None if none was measured.
@@ -167,8 +170,11 @@ class SummaryRecord:
     seconds: float
     training_s: float
     evaluation: EvaluationRecord
+    peak_bytes: int
     predicted_bubble_fraction: float = nan
     measured_bubble_fraction: float | None = None
+    predicted_steady_bubble_fraction: float = nan
+    measured_steady_bubble_fraction: float | None = None
     predicted_step_s: float = nan
     measured_step_s: float | None = None
     idle_s: Mapping[str, float] = field(default_factory=dict)

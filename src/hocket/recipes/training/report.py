@@ -16,8 +16,6 @@ import torch
 
 from hocket.core.costs import Costs
 from hocket.core.formats import costs_json
-from hocket.core.gates import gates_of
-from hocket.core.simulate import simulate
 from hocket.core.timelines.fit import fit
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, to_html
@@ -29,7 +27,7 @@ from hocket.recipes.run_files import (
     TIMELINE_NAME,
     read_metrics,
 )
-from hocket.recipes.training.loop import epoch_table
+from hocket.recipes.training.loop import epoch_table, predicted_beside
 from hocket.recipes.training.records import EvaluationRecord, SummaryRecord
 from hocket.recipes.training.watchers import result_line
 from hocket.run.engine.plan import Plan
@@ -92,14 +90,6 @@ def measured_costs(plan: Plan, measured: Timeline | None) -> Costs:
     return fit(plan.costs, [measured])
 
 
-def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:
-    """Predict as many steps as were measured, which may be more than the plan's."""
-    if measured is None or measured.schedule == plan.schedule:
-        return plan.predicted
-    schedule = measured.schedule
-    return simulate(schedule, plan.costs, gates_of(schedule, clips=False))
-
-
 def charts(
     steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]]
 ) -> tuple[Chart, ...]:
@@ -115,8 +105,8 @@ def charts(
     return (
         Chart("loss", (trained("loss"), measured("loss"))),
         *(Chart(name, (measured(name),)) for name in metrics),
-        Chart("samples/s", (trained("samples_per_s"),)),
-        Chart("bubble of worker 0, share of a step", (trained("bubble_fraction"),)),
+        Chart("samples/s of each step", (trained("samples_per_s"),)),
+        Chart("bubble of rank 0, share of each step", (trained("bubble_fraction"),)),
     )
 
 

@@ -44,6 +44,7 @@ class Totals:
         training_s: the seconds of the steps.
         seconds: the seconds since the first step, without interruptions.
         num_skipped: the steps that updated nothing (float16).
+        peak_bytes: rank 0's peak memory.
     """
 
     num_steps: int = 0
@@ -51,6 +52,7 @@ class Totals:
     training_s: float = 0.0
     seconds: float = 0.0
     num_skipped: int = 0
+    peak_bytes: int = 0
 
 
 @dataclass
@@ -185,6 +187,7 @@ class RecipeRun:
             **more,
         )
         totals.num_skipped += is_skipped
+        totals.peak_bytes = max(totals.peak_bytes, record.peak_bytes)
         self.watchers.report(record)
 
     def report_evaluation(self, result: EvaluationResult) -> None:
@@ -209,6 +212,7 @@ class RecipeRun:
             seconds=monotonic() - self._begin_s,
             training_s=self.totals.training_s,
             evaluation=self.last,
+            peak_bytes=self.totals.peak_bytes,
             **steps,
         )
         self.watchers.report(record)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hocket.core.layout import WorkerLayout
-from hocket.draw.quantity import byte_size
+from hocket.draw.quantity import byte_size, percent, seconds, short
 from hocket.errors import MissingPackageError, RecipeError
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.sections import RunSettings
@@ -334,12 +334,13 @@ class RunProgress(Watcher):
     def numbers(self) -> str:
         """Loss, speed, bubble and memory; means by samples or by seconds."""
         samples = sum(r.num_samples for r in self._recent)
-        seconds = sum(r.seconds for r in self._recent)
+        spent_s = sum(r.seconds for r in self._recent)
         loss = sum(r.loss * r.num_samples for r in self._recent) / samples
-        bubble = sum(r.bubble_fraction * r.seconds for r in self._recent) / seconds
+        bubble = sum(r.bubble_fraction * r.seconds for r in self._recent) / spent_s
         return (
-            f"loss {loss:.4f}  {samples / seconds:,.0f} samples/s  "
-            f"bubble {bubble:.0%}  memory {byte_size(self._recent[-1].peak_bytes)}"
+            f"loss {loss:.4f}  {samples / spent_s:,.0f} samples/s  "
+            f"rank 0: bubble {bubble:.0%}  "
+            f"peak {byte_size(self._recent[-1].peak_bytes)}"
         )
 
     def _time_left(self, done: int, now_s: float) -> str:
@@ -375,8 +376,8 @@ def plan_line(plan: Plan, recipe: Recipe) -> str:
         f"{plan.schedule_name}{chosen}, workers: {settings.num_workers}, "
         f"replicas: {settings.num_replicas}, {shards}"
         f"microbatches: {settings.num_microbatches}; "
-        f"stages begin with {', '.join(plan.stage_names)}; "
-        f"a step should take {plan.predicted.step_s * 1e3:.1f} ms"
+        f"stages: {len(plan.stage_names)}, from {', '.join(plan.stage_names)}; "
+        f"a step should take {seconds(plan.predicted.step_s)}"
     )
 
 
@@ -386,10 +387,12 @@ def summary_lines(record: SummaryRecord) -> str:
         return f"{result_line(record)}\nno step was measured"
     return (
         f"{result_line(record)}\n"
-        f"step: {record.predicted_step_s * 1e3:.1f} ms predicted, "
-        f"{record.measured_step_s * 1e3:.1f} ms measured\n"
-        f"bubble: {record.predicted_bubble_fraction:.1%} predicted, "
-        f"{record.measured_bubble_fraction:.1%} measured"
+        f"step: {seconds(record.predicted_step_s)} predicted, "
+        f"{seconds(record.measured_step_s)} measured\n"
+        f"bubble: {percent(record.predicted_bubble_fraction)} predicted, "
+        f"{percent(record.measured_bubble_fraction)} measured; steady bubble: "
+        f"{percent(record.predicted_steady_bubble_fraction)} predicted, "
+        f"{percent(record.measured_steady_bubble_fraction or 0.0)} measured"
         f"{_where_lines(record)}"
     )
 
@@ -397,7 +400,7 @@ def summary_lines(record: SummaryRecord) -> str:
 def _where_lines(record: SummaryRecord) -> str:
     """Describe where the time of a step went, and what would shorten it."""
     largest = sorted(record.idle_s.items(), key=lambda item: -item[1])
-    shown = [f"{name} {seconds * 1e3:.1f} ms" for name, seconds in largest if seconds]
+    shown = [f"{name} {seconds(idle_s)}" for name, idle_s in largest if idle_s]
     lines = [f"idle, per step: {', '.join(shown)}"] if shown else []
     lines += [f"  {line}" for line in record.advice[:_MOST_ADVICE]]
     return "".join(f"\n{line}" for line in lines)
@@ -409,7 +412,8 @@ def result_line(record: SummaryRecord) -> str:
         f"{metrics_text(record.evaluation.metrics)}, "
         f"loss {record.evaluation.loss:.4f}, after "
         f"{record.num_steps:,} steps in {duration(record.seconds)}; "
-        f"{record.samples_per_s:,.0f} samples/s while training"
+        f"{short(record.samples_per_s)} samples/s while training; rank 0's peak memory "
+        f"{byte_size(record.peak_bytes)}"
     )
 
 
