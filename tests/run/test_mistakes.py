@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import ConfigError, ModelError
+from hocket.run.tune.cut import profiled_model
 from tests.run.support.forked import run_forked
 from tests.run.support.joined import reported
 from tests.run.support.plainly import SGD
@@ -273,6 +274,22 @@ def test_a_cut_has_no_effect_on_one_worker() -> None:
         hocket.Pipeline(**arguments, cut=["2"]).close()
     with pytest.raises(ModelError, match=r"layer\.3 is no module of the model"):
         hocket.Pipeline(**arguments, cut=["layer.3"])
+
+
+@pytest.mark.parametrize("name", ["layer.3", "1.0", "1@1", "layer.linear"])
+def test_a_cut_is_looked_at_before_the_model_is_captured(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Where it is neither a module nor what a function in a module may be called."""
+
+    def capture(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the model is captured")
+
+    monkeypatch.setattr(profiled_model, "capture", capture)
+    with pytest.raises(ModelError, match=r"is no module of the model; there are '0'"):
+        hocket.Pipeline(**USUAL, cut=[name])
+    with pytest.raises(AssertionError, match="is captured"):
+        hocket.Pipeline(**USUAL, cut=["linear"])
 
 
 def test_auto_chooses_an_order_that_a_whole_batch_loss_can_have() -> None:

@@ -84,6 +84,11 @@ def train_command(
     settings = with_workers(settings, workers, layout)
     if resume is not None:
         settings.append(f"checkpoint.resume={json.dumps(resume)}")
+    if not (dry_run or env.RANK.is_set):
+        from hocket.recipes.training.run_folder import refuse_folder
+
+        found = read_recipe(recipe, settings, allow_outside=allow_outside)
+        refuse_folder(found, run_dir)
     resolved = recipe_here(recipe, settings, allow_outside=allow_outside)
     if dry_run:
         show(resolved)
@@ -121,9 +126,9 @@ def recipe_here(recipe: str, settings: list[str], *, allow_outside: bool) -> Res
     Raises:
         RecipeError: the recipe is not valid, or not with so few workers.
     """
-    from hocket import cuda
-
     found = read_recipe(recipe, settings, allow_outside=allow_outside)
+    from hocket import cuda  # imports torch, which a faulty recipe need not wait for
+
     wanted, num_gpus = found.recipe.pipeline, cuda.num_devices()
     num = 0 if env.DEVICE.text() == "cpu" else wanted.num_workers
     if env.RANK.is_set or env.BACKEND.is_set or not 0 < num_gpus < num:

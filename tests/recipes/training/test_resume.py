@@ -12,8 +12,7 @@ import pytest
 from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.resolve import Resolved, resolve
 from hocket.recipes.run_files import CHECKPOINTS_NAME
-from hocket.recipes.training.run_folder import enter_folder
-from hocket.recipes.training.saving import resume_point
+from hocket.recipes.training.run_folder import enter_folder, resume_point
 from hocket.recipes.training.train import train_recipe
 from hocket.run.checkpoint.export import open_one
 from hocket.run.checkpoint.format.folder import LATEST, saved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Final
 import pytest
 
 from hocket.errors import RecipeError
+from hocket.recipes.config.resolve import resolve
 from hocket.recipes.run_files import RECIPE_NAME
-from hocket.recipes.training.run_folder import claim_folder, new_folder
+from hocket.recipes.training.run_folder import claim_folder, new_folder, refuse_folder
 
 NOW: Final = datetime(2026, 7, 4, 10, 15, 0)
 
@@ -45,6 +47,21 @@ def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"it holds thesis\.tex"):
         claim_folder(tmp_path, "a")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_folder_that_is_not_writable_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made in it; who tests may be allowed to write everywhere."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    recipe = resolve("digits-vit", [])
+    with pytest.raises(
+        RecipeError, match=r"cannot write into .*run: Permission denied"
+    ):
+        refuse_folder(recipe, tmp_path / "new" / "run")
+    (tmp_path / "mine").mkdir()
+    refuse_folder(recipe, tmp_path / "mine" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_of_many_runs_at_once_one_wins(tmp_path: Path) -> None:

@@ -16,15 +16,21 @@ checkpoint uses its folder again.
 
 from __future__ import annotations
 
+import errno
+import os
 from datetime import datetime
 from pathlib import Path
+from typing import Final
 
 from hocket.errors import RecipeError
 from hocket.recipes.config.resolve import Resolved
 from hocket.recipes.config.sections import CheckpointSettings
-from hocket.recipes.run_files import RECIPE_NAME
-from hocket.recipes.training.saving import NEWEST
+from hocket.recipes.run_files import CHECKPOINTS_NAME, RECIPE_NAME
 from hocket.run.checkpoint.format.durable import FolderLock
+from hocket.run.checkpoint.format.folder import LATEST, step_of
+from hocket.run.checkpoint.format.newest import find, newest
+
+NEWEST: Final = "auto"
 
 
 def enter_folder(
@@ -57,7 +63,9 @@ def enter_folder(
 
 
 def refuse_folder(resolved: Resolved, run_dir: Path | None) -> None:
-    """Refuse a folder that `enter_folder` would refuse, and write nothing.
+    """Refuse what `enter_folder` or `resume_point` would, and write nothing.
+
+    Imports no torch, for this comes first.
 
     Args:
         resolved: the recipe.
@@ -65,11 +73,19 @@ def refuse_folder(resolved: Resolved, run_dir: Path | None) -> None:
 
     Raises:
         RecipeError: the folder cannot be used.
+        CheckpointError: the checkpoint that the recipe names does not exist.
     """
+    checkpoint = resolved.recipe.checkpoint
+    folder = run_dir or Path(resolved.recipe.run.folder)
     if run_dir is None:
-        _require_run_dir(resolved.recipe.checkpoint, is_restart=False)
+        _require_run_dir(checkpoint, is_restart=False)
     elif run_dir.is_dir() and not _goes_on(resolved, run_dir, is_restart=False):
         _refuse_content(run_dir)
+    there = next(x for x in (folder, *folder.absolute().parents) if x.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        why = errno.EACCES if there.is_dir() else errno.ENOTDIR
+        raise _unusable(folder, OSError(why, os.strerror(why)))
+    resume_point(folder, checkpoint, is_restart=False)
 
 
 def _goes_on(resolved: Resolved, run_dir: Path, *, is_restart: bool) -> bool:
@@ -162,3 +178,33 @@ def _unusable(folder: Path, error: OSError) -> RecipeError:
         f"the run cannot write into {folder}: {error.strerror or error}; "
         "name another with --run-dir"
     )
+
+
+def resume_point(
+    run_dir: Path, settings: CheckpointSettings, *, is_restart: bool
+) -> tuple[Path, int | str] | None:
+    """Return the checkpoint that a run resumes from; None to begin at step 0.
+
+    It is a folder of checkpoints, and the number of steps before it, or "latest".
+
+    A run that is restarted after a failure resumes from its own newest checkpoint.
+
+    Args:
+        run_dir: the run's folder.
+        settings: the recipe's.
+        is_restart: whether these workers replace others that failed.
+
+    Raises:
+        CheckpointError: the checkpoint that the recipe names does not exist.
+    """
+    own = run_dir / CHECKPOINTS_NAME
+    if (is_restart or settings.resume == NEWEST) and newest(own) is not None:
+        return own, LATEST
+    if settings.resume is None or settings.resume == NEWEST:
+        return None
+    path = Path(settings.resume)
+    if step_of(path) >= 0 and path.is_dir():
+        return path.parent, step_of(path)
+    folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
+    find(folder, LATEST)
+    return folder, LATEST

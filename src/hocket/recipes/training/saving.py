@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from math import isnan
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any
 
 from hocket.errors import DataError
-from hocket.recipes.config.sections import CheckpointSettings, TrainingSettings
+from hocket.recipes.config.sections import TrainingSettings
 from hocket.recipes.run_files import CHECKPOINTS_NAME
 from hocket.recipes.training.records import (
     EvaluationRecord,
@@ -26,12 +26,8 @@ from hocket.recipes.training.records import (
 )
 from hocket.recipes.training.task import Task
 from hocket.recipes.training.watchers import recipe_watchers
-from hocket.run.checkpoint.format.folder import LATEST, step_of
-from hocket.run.checkpoint.format.newest import find, newest
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.metrics import EvaluationResult
-
-NEWEST: Final = "auto"
 
 
 @dataclass
@@ -217,33 +213,3 @@ class RecipeRun:
         )
         self.watchers.report(record)
         return record
-
-
-def resume_point(
-    run_dir: Path, settings: CheckpointSettings, *, is_restart: bool
-) -> tuple[Path, int | str] | None:
-    """Return the checkpoint that a run resumes from; None to begin at step 0.
-
-    It is a folder of checkpoints, and the number of steps before it, or "latest".
-
-    A run that is restarted after a failure resumes from its own newest checkpoint.
-
-    Args:
-        run_dir: the run's folder.
-        settings: the recipe's.
-        is_restart: whether these workers replace others that failed.
-
-    Raises:
-        CheckpointError: the checkpoint that the recipe names does not exist.
-    """
-    own = run_dir / CHECKPOINTS_NAME
-    if (is_restart or settings.resume == NEWEST) and newest(own) is not None:
-        return own, LATEST
-    if settings.resume is None or settings.resume == NEWEST:
-        return None
-    path = Path(settings.resume)
-    if step_of(path) >= 0 and path.is_dir():
-        return path.parent, step_of(path)
-    folder = path / CHECKPOINTS_NAME if (path / CHECKPOINTS_NAME).is_dir() else path
-    find(folder, LATEST)
-    return folder, LATEST

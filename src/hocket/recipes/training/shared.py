@@ -30,7 +30,8 @@ from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.objectives import WholeEvaluation, evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import refuse_failures
-from hocket.recipes.training.saving import NEWEST, RecipeRun, resume_point
+from hocket.recipes.training.run_folder import NEWEST, resume_point
+from hocket.recipes.training.saving import RecipeRun
 from hocket.recipes.training.task import make_task
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.checkpoint.whole_model import WholeModel

@@ -41,8 +41,7 @@ from hocket.recipes.training.loop import Loop
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.records import EvaluationRecord, Watcher, refuse_failures
 from hocket.recipes.training.report import write_report
-from hocket.recipes.training.run_folder import enter_folder
-from hocket.recipes.training.saving import NEWEST, resume_point
+from hocket.recipes.training.run_folder import NEWEST, enter_folder, resume_point
 from hocket.recipes.training.task import Task, make_task
 from hocket.recipes.training.watchers import RunProgress, plan_line, print_plain
 from hocket.run.checkpoint.format.folder import pointer

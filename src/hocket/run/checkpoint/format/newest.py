@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.run.checkpoint.format.folder import LATEST, others, pointer, saved, step_of
-from hocket.run.checkpoint.format.opened import is_whole
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +38,8 @@ def _newest_without_pointer(folder: Path) -> Path | None:
     every = saved(folder)[::-1]
     if not every:
         return None
+    from hocket.run.checkpoint.format.opened import is_whole  # imports torch
+
     found = next(filter(is_whole, every), None)
     if found is None:
         raise DamagedError(

@@ -25,6 +25,7 @@ from hocket.model.stages.stage import KEPT_ELSEWHERE
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import unshared
 from hocket.model.trace.state import State
+from hocket.nearest import nearest
 from hocket.planner.cluster import MessageCosts
 from hocket.planner.work import MeasuredCosts
 from hocket.run.cluster.world import World
@@ -102,12 +103,13 @@ def profile_model(
         ModelError: the model cannot be captured.
         SchemaError: the workers have different models or settings.
     """
+    places = _places_to_cut(config)
     config.report("capturing the model")
     microbatch, args, kwargs = to_capture(
         config.model, config.example, config.num_parts
     )
     with _keepers_named(config.model, args, kwargs):
-        captured = capture(config.model, args, kwargs, cut=_places_to_cut(config))
+        captured = capture(config.model, args, kwargs, cut=places)
     if config.cut is None:
         captured = enough_layers(captured, num_stages or world.world_size)
     nets = {name: teacher.net for name, teacher in config.teachers.items()}
@@ -195,6 +197,21 @@ def _keepers_named(
 
 
 def _places_to_cut(config: PipelineConfig) -> Sequence[str]:
+    """Return the modules that a layer must begin with.
+
+    Raises:
+        ModelError: no layer can have such a name: it is no module, nor the name of a
+            function that a module calls.
+    """
+    modules = config.model.named_modules(remove_duplicate=False)
+    paths = [path for path, _ in modules]
+    for name in config.cut or ():
+        path, _, _ = name.partition("@")  # of its second call
+        outer, _, last = path.rpartition(".")
+        if path not in paths and not (last.isidentifier() and outer in paths):
+            raise ModelError(
+                f"{name} is no module of the model; {nearest(name, paths[1:])}"
+            )
     if config.freeze is None:
         return config.cut or ()
     edges = freezable_modules(config.model, config.freeze.layers)[1:]
