@@ -268,7 +268,8 @@ class Watchers:
         except Exception as error:
             failure = f"{what} failed: {type(error).__name__}: {error}"
             self.failures.append(failure)
-            log.exception("%s; training goes on without it", failure)
+            traced = not isinstance(error, OSError)  # a full disk is no fault of code
+            log.exception("%s; training goes on without it", failure, exc_info=traced)
 
 
 def refuse_failures(failures: Sequence[str]) -> None:

@@ -203,7 +203,7 @@ def train_recipe(
         if recipe.checkpoint.final and (last := pointer(loop.checkpoints_dir)):
             print_plain(console, f"weights: {loop.checkpoints_dir / last.name}")
         if pipeline.is_main:
-            with loop.watchers.guard("the report"):
+            with loop.watchers.guard(f"the report in {run_dir}"):
                 path = write_report(run_dir, pipeline.plan, loop.typical, summary)
                 print_plain(console, f"report: {path}")
         by_rank = pipeline.world.gather_json(

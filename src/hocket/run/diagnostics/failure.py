@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import site
@@ -9,13 +10,14 @@ import socket
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final, assert_never
 
 from hocket import env
-from hocket.errors import HocketError, WaitError
+from hocket.errors import HocketError, RunError, WaitError
 from hocket.run.diagnostics.flight_recorder import (
     NO_RANK,
     STARTING,
@@ -24,6 +26,8 @@ from hocket.run.diagnostics.flight_recorder import (
     read_flight_recorder,
 )
 from hocket.run.diagnostics.job_folder import WorkerFiles, write_json
+
+log = logging.getLogger(__name__)
 
 _HOCKET: Final = str(Path(__file__).parents[2]) + os.sep
 _FOLDERS: Final = (
@@ -156,8 +160,16 @@ def code_of(error: BaseException) -> int:
 
 
 def write_report(path: Path, report: FailureReport) -> None:
-    """Write a report as JSON, the whole file or none of it."""
-    write_json(path, as_json(report))
+    """Write a report as JSON, the whole file or none of it.
+
+    Where it cannot be written, as on a full disk, it is logged with its own cause.
+    """
+    try:
+        write_json(path, as_json(report))
+    except RunError as error:
+        log.warning("rank %d: %s", report.rank, error)
+        with suppress(OSError):
+            path.touch()  # so that it is not tried again
 
 
 def as_json(report: FailureReport) -> dict[str, object]:

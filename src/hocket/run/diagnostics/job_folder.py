@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hocket import env
+from hocket.errors import RunError
 
 # What may be written; what is read back is Any, as from `json.loads`.
 Json: TypeAlias = (
@@ -117,8 +118,15 @@ def write_json(path: Path, value: object) -> None:
 
     Raises:
         TypeError: the value is not JSON.
+        RunError: the file cannot be written; it has the message of what is lost.
     """
     text = json.dumps(value)
     written = path.with_name(f".{path.name}.{os.getpid()}")
-    written.write_text(text)
-    written.replace(path)
+    try:
+        written.write_text(text)
+        written.replace(path)
+    except OSError as error:
+        written.unlink(missing_ok=True)
+        lost = value.get("message") if isinstance(value, dict) else None
+        why = f"cannot write {path}: {error.strerror or error}"
+        raise RunError(f"{why}. It should say: {lost}" if lost else why) from None
