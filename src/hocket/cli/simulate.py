@@ -22,11 +22,7 @@ from hocket.core.costs import Costs
 from hocket.core.timelines.idle import idle_by_cause
 from hocket.core.timelines.timeline import Origin, Timeline
 from hocket.draw.quantity import byte_size, percent, seconds, short
-from hocket.draw.summary import (
-    peak_activations,
-    peak_bytes,
-    peak_microbatches,
-)
+from hocket.draw.summary import peak_bytes
 from hocket.draw.where import Where, advice, idle_rows
 from hocket.errors import PlanError
 
@@ -94,7 +90,6 @@ def _difference(before: Timeline, after: Timeline) -> str:
 
 def _document(timeline: Timeline) -> dict[str, Any]:
     idle, peaks = idle_by_cause(timeline), dict(enumerate(peak_bytes(timeline)))
-    alive = zip(peak_microbatches(timeline), peak_activations(timeline), strict=True)
     return {
         "origin": timeline.origin.value,
         "makespan_s": timeline.makespan_s,
@@ -113,11 +108,11 @@ def _document(timeline: Timeline) -> dict[str, Any]:
         "devices": [
             {
                 "device": device,
-                "peak_microbatches": num_alive,
-                "peak_activations": units,
+                "peak_microbatches": timeline.peak_microbatches(device),
+                "peak_activations": timeline.peak_activations(device),
                 "peak_bytes": peaks.get(device),
             }
-            for device, (num_alive, units) in enumerate(alive)
+            for device in range(timeline.schedule.program.num_devices)
         ],
         "links": [
             {"from_device": ends[0], "to_device": ends[1], "num_bytes": num_bytes}
@@ -154,13 +149,12 @@ def _report(timeline: Timeline) -> Iterator[str]:
 
 
 def _lane_rows(timeline: Timeline) -> Iterator[tuple[str, ...]]:
-    alive = (
-        *zip(peak_microbatches(timeline), peak_activations(timeline), strict=True),
-    )
     peaks = peak_bytes(timeline)
     heads = "peak microbatches, F to W", "peak activations, F to I"
     yield ("lane", "bubble", *heads, *(("peak bytes of tensors",) if peaks else ()))
     for i, lane in enumerate(timeline.schedule.lanes):
         bubble = percent(timeline.lane_bubble_fraction(i))
         peak = (byte_size(peaks[lane.device]),) if peaks else ()
-        yield (lane.label, bubble, *map(short, alive[lane.device]), *peak)
+        alive = timeline.peak_microbatches, timeline.peak_activations
+        units = (short(peak_of(lane.device)) for peak_of in alive)
+        yield (lane.label, bubble, *units, *peak)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.core.op import BACKWARDS, Kind
+from hocket.core.op import Kind
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats
 
@@ -56,7 +56,7 @@ def activation_units(
     start_s: Sequence[Floats],
     end_s: Sequence[Floats],
     device: int,
-    last: frozenset[Kind] = BACKWARDS,
+    last: frozenset[Kind],
 ) -> MemoryCurve:
     """Return the activation units alive on a device over time.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.core.formats.documents import read_json
 from hocket.core.formats.drawn import Drawn
-from hocket.core.op import ASYNCHRONOUS, MAKES_WEIGHT_GRAD, Op
+from hocket.core.op import ASYNCHRONOUS, BACKWARDS, MAKES_WEIGHT_GRAD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.memory import MemoryCurve, activation_units
@@ -165,14 +165,13 @@ class Timeline(Drawn):
         Counted as `peak_activations`, which it exceeds where a W, which needs a part
         of what its F has left, comes later than its I.
         """
-        curve = activation_units(
-            self.schedule, self.start_s, self.end_s, device, MAKES_WEIGHT_GRAD
-        )
-        return curve.peak
+        return self.activation_units(device, MAKES_WEIGHT_GRAD).peak
 
-    def activation_units(self, device: int) -> MemoryCurve:
-        """Return the activation units alive on a device over time."""
-        return activation_units(self.schedule, self.start_s, self.end_s, device)
+    def activation_units(
+        self, device: int, last: frozenset[Kind] = BACKWARDS
+    ) -> MemoryCurve:
+        """Return the activation units alive on a device over time, until `last`."""
+        return activation_units(self.schedule, self.start_s, self.end_s, device, last)
 
     def peak_bytes(self, device: int) -> float:
         """Return the most bytes alive at once on a device.
