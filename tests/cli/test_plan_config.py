@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from typer.testing import CliRunner, Result
 
 import hocket
 from hocket.cli.main import app
+from hocket.model.capture import capture as capturing
+from hocket.model.capture.export import export
+from hocket.run.tune import planning
 
 transformers = pytest.importorskip("transformers")
 
@@ -52,6 +56,28 @@ def test_a_folder_with_a_config_is_planned(tmp_path: Path) -> None:
     best = json.loads(done.stdout)
     assert "zb-h1" in done.stdout
     assert best
+
+
+def test_only_training_is_exported_and_the_plan_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is counted is counted of training; evaluation takes as long to export."""
+    folder = written(tmp_path, "LlamaForCausalLM", num_hidden_layers=4)
+    modes: list[bool] = []
+
+    def noted(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        modes.append(model.training)
+        return export(model, *args, **kwargs)
+
+    monkeypatch.setattr(capturing, "export", noted)
+    given = (folder, "--hardware", "a100-80g", "--tokens", "8", "--json")
+    alone = shell(*given)
+    assert modes == [True]
+    both = partial(capturing.capture, both=True)
+    monkeypatch.setattr(planning, "capture", lambda *x, **_: both(*x))
+    assert shell(*given).stdout == alone.stdout
+    assert modes == [True, True, False]
+    assert alone.exit_code == 0, alone.output
 
 
 @pytest.mark.parametrize(

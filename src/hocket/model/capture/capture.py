@@ -51,6 +51,7 @@ def capture(
     *,
     capture: Literal["auto", "sequential", "export", "submodules"] = "auto",
     cut: Sequence[str] = (),
+    both: bool = True,
 ) -> Captured:
     """Capture a model's graph in both modes, and where it can be cut.
 
@@ -70,6 +71,7 @@ def capture(
             for a plain nn.Sequential, the second for everything else, and the third for
             what cannot be exported.
         cut: the submodules with which stages are to begin.
+        both: whether evaluation is exported, too; if not, training stands for it.
 
     Raises:
         CaptureError: the model cannot be captured; names the operation, the line and
@@ -87,13 +89,13 @@ def capture(
             case "sequential":
                 found = _of_sequential(model, example, state)
             case "export":
-                found = _of_export(model, example, state)
+                found = _of_export(model, example, state, both)
             case "submodules":
                 found = _of_submodules(model, example, state, cut)
             case "auto" if is_plain_sequential(model):
                 found = _of_sequential(model, example, state)
             case "auto":
-                found = _of_any(model, example, state, cut)
+                found = _of_any(model, example, state, cut, both)
             case _:
                 assert_never(capture)
         for path, module in model.named_modules():
@@ -146,10 +148,10 @@ def _call(model: nn.Module, example: Example) -> None:
 
 
 def _of_any(
-    model: nn.Module, example: Example, state: State, cut: Sequence[str]
+    model: nn.Module, example: Example, state: State, cut: Sequence[str], both: bool
 ) -> Captured:
     try:
-        return _of_export(model, example, state)
+        return _of_export(model, example, state, both)
     except CaptureError as error:
         lost = error if isinstance(error, LostInGraphError) else None
         if lost is not None and not cut:
@@ -223,12 +225,14 @@ def _of_submodules(
     )
 
 
-def _of_export(model: nn.Module, example: Example, state: State) -> Captured:
+def _of_export(
+    model: nn.Module, example: Example, state: State, both: bool
+) -> Captured:
     """Export the model; modules that cannot be exported are run as they are."""
     closed = _parallel_modules(model, state)
     while True:
         try:
-            return _with_modules_as_is(model, example, state, closed)
+            return _with_modules_as_is(model, example, state, closed, both)
         except _StoppedInModuleError as error:
             new = {x for path in error.paths for x in _modules_like(model, path)}
             if new <= closed or not _can_close(model, error, closed | new):
@@ -310,14 +314,14 @@ def _modules_like(model: nn.Module, path: str) -> frozenset[str]:
 
 
 def _with_modules_as_is(
-    model: nn.Module, example: Example, state: State, closed: frozenset[str]
+    model: nn.Module, example: Example, state: State, closed: frozenset[str], both: bool
 ) -> Captured:
     fixed = ""
     try:
-        traces = _export_both(model, example, state, closed, any_batch=True)
+        traces = _export_both(model, example, state, closed, both, any_batch=True)
     except _StoppedInModuleError as error:
         fixed = str(error.why)
-        traces = _export_both(model, example, state, closed, any_batch=False)
+        traces = _export_both(model, example, state, closed, both, any_batch=False)
     training, evaluation = traces
     size = example.num_samples if fixed else example.num_samples + 1
     with in_mode(model, training=True):
@@ -336,6 +340,7 @@ def _export_both(
     example: Example,
     state: State,
     closed: frozenset[str],
+    both: bool,
     *,
     any_batch: bool,
 ) -> tuple[Trace, Trace]:
@@ -353,7 +358,8 @@ def _export_both(
                 lost = frozenset(name.rpartition(".")[0] for name in names)
                 raise _StoppedInModuleError(lost or running, error) from error
         traces.append(to_trace(program, state, as_is))
-        if not (read or closed) and all(map(_has_plain_mode, model.modules())):
+        is_same = not (read or closed) and all(map(_has_plain_mode, model.modules()))
+        if is_same or not both:
             return traces[0], traces[0]
     return traces[0], traces[1]
 

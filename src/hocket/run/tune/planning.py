@@ -120,7 +120,9 @@ def _ranked(
     device = config.device
     part, args, kwargs = to_capture(model, apart(config.batch), 1)
     refuse_shared(model, args, kwargs)
-    captured = enough_layers(capture(model, args, kwargs), config.num_devices)
+    # What is counted is counted of training; what is measured is cut as it will be.
+    captured = capture(model, args, kwargs, both=device is None)
+    captured = enough_layers(captured, config.num_devices)
     states = settings.state_bytes(captured.state.trained)
     size = part.num_samples if config.batch_size is None else config.batch_size
     loss = config.loss
