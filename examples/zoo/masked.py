@@ -27,8 +27,8 @@ from torch.nn import functional
 
 from examples.zoo.word_pieces import WordPieces, read_text, word_pieces
 from hocket.errors import DataError
+from hocket.run.data.loss import TokenMean
 from hocket.run.data.samples import EpochRandom
-from hocket.run.data.token_mean import TokenMean
 
 NOT_GUESSED: Final = -100
 _MASKED: Final = 0.8

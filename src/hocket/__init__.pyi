@@ -63,13 +63,13 @@ from hocket.run.cluster.launch import launch as launch
 from hocket.run.cluster.world import World as World
 from hocket.run.cluster.world import join_world as join_world
 from hocket.run.data.loss import PerMicrobatch as PerMicrobatch
+from hocket.run.data.loss import TokenMean as TokenMean
 from hocket.run.data.loss import WholeBatch as WholeBatch
 from hocket.run.data.metrics import EvaluationResult as EvaluationResult
 from hocket.run.data.sample_loader import EvaluationLoader as EvaluationLoader
 from hocket.run.data.sample_loader import SampleLoader as SampleLoader
 from hocket.run.data.sampler import ResumableSampler as ResumableSampler
 from hocket.run.data.samples import Samples as Samples
-from hocket.run.data.token_mean import TokenMean as TokenMean
 from hocket.run.diagnostics.startup import StartupProgress as StartupProgress
 from hocket.run.engine.emulator.emulate import emulate as emulate
 from hocket.run.engine.plan import Plan as Plan

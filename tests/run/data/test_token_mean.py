@@ -15,10 +15,9 @@ from torch import Tensor, nn
 import hocket
 from hocket.errors import ConfigError, ModelError
 from hocket.run.cluster.layout import Layout
-from hocket.run.data.join import joined
-from hocket.run.data.loss import losses_of
+from hocket.run.data.batch import joined
+from hocket.run.data.loss import losses_of, zero_losses
 from hocket.run.data.step_batch import make_step_batches, with_counts
-from hocket.run.data.token_mean import zero_losses
 
 CLASSES: Final = 4
 CLASS_WEIGHTS: Final = torch.tensor([0.5, 3.0, 0.0, 1.25]).double()

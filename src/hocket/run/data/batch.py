@@ -1,4 +1,4 @@
-"""Cuts a batch into microbatches that add up to it exactly.
+"""Cuts a batch into microbatches that add up to it exactly, and joins outputs again.
 
 A batch is a pair `(inputs, targets)`. The inputs are what the model is called with: a
 tensor, a tuple of positional arguments, or a dict of keyword arguments. Tensors and
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hocket.errors import DataError, ShapeError
+from hocket.errors import DataError, ModelError, ShapeError
 from hocket.model.trace.example import Example
 from hocket.model.trace.local import is_sharded
 from hocket.model.trace.per_sample import (
@@ -365,3 +365,35 @@ def _split_leaves(leaves: Sequence[Any], sizes: Sequence[int]) -> list[tuple[Any
     if not columns:
         return [()] * len(sizes)
     return list(zip(*columns, strict=True))
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Join outputs or targets of several microbatches, in the order of samples.
+
+    Args:
+        parts: all of one structure, whose tensors have samples along dimension 0.
+
+    Raises:
+        ModelError: the structures differ, or a tensor has no dimension.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    flat = [pytree.tree_flatten(part) for part in parts]
+    _, spec = flat[0]
+    columns = list(zip(*(leaves for leaves, _ in flat), strict=False))
+    is_open = any(isinstance(x, Tensor) and x.dim() == 0 for c in columns for x in c)
+    if is_open or any(other != spec for _, other in flat):
+        raise ModelError(
+            f"outputs or targets of {len(parts)} microbatches can only be joined if "
+            "they have one structure, whose tensors have samples along dimension 0; "
+            f"got {spec} with other parts or scalars"
+        )
+    return pytree.tree_unflatten(list(map(_joined_leaves, columns)), spec)
+
+
+def _joined_leaves(leaves: tuple[Any, ...]) -> Any:
+    if isinstance(leaves[0], PerSample):
+        return PerSample(chain.from_iterable(leaves))
+    if isinstance(leaves[0], np.ndarray):
+        return np.concatenate(leaves)
+    return torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0]

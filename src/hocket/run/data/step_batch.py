@@ -24,7 +24,7 @@ from hocket.model.trace.example import Example
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch, digest, on_device, split_batch
-from hocket.run.data.token_mean import TokenMean
+from hocket.run.data.loss import TokenMean
 
 _samples_of = attrgetter("num_samples")
 

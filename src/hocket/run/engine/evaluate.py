@@ -26,16 +26,16 @@ from hocket.run.data.batch import (
     Microbatch,
     count_samples,
     digest,
+    joined,
     on_device,
     split_batch,
 )
 from hocket.run.data.batch_output import BatchOutput
-from hocket.run.data.join import joined
 from hocket.run.data.loader import recorded_batches
+from hocket.run.data.loss import count_of, zero_losses
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
-from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.out_of_memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.diagnostics.job_folder import Json

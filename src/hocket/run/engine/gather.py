@@ -18,7 +18,7 @@ from hocket.model.trace.local import whole
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.store.values import pack, unpack
 from hocket.run.cluster.world import World
-from hocket.run.data.join import joined
+from hocket.run.data.batch import joined
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.runner import StageRunner

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from hocket.errors import NonFiniteError
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.data.token_mean import zero_losses
+from hocket.run.data.loss import TOTAL, LossFunction, losses_of, zero_losses
 from hocket.run.device.copies import Copies, CopyEvent, copies_of
 from hocket.run.stage.loss_checks.reads import LossReads
 from hocket.run.stage.loss_checks.step_loss_check import (

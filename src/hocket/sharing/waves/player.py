@@ -30,10 +30,9 @@ from hocket.run.data.batch import (
     on_device,
     split_batch,
 )
-from hocket.run.data.loss import TOTAL, LossFunction, losses_of
+from hocket.run.data.loss import TOTAL, LossFunction, count_of, losses_of, zero_losses
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
-from hocket.run.data.token_mean import count_of, zero_losses
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import step_seed

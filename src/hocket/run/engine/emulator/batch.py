@@ -21,11 +21,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Net, Program
-from hocket.run.data.batch import Microbatch
+from hocket.run.data.batch import Microbatch, joined
 from hocket.run.data.batch_output import BatchOutput
-from hocket.run.data.join import joined
-from hocket.run.data.loss import TOTAL, losses_of
-from hocket.run.data.token_mean import count_of, zero_losses
+from hocket.run.data.loss import TOTAL, count_of, losses_of, zero_losses
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
 from hocket.run.engine.programs.net_setup import connected_nets
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.run.cluster.group import WorkerGroup
-from hocket.run.data.batch import Microbatch
-from hocket.run.data.join import joined
+from hocket.run.data.batch import Microbatch, joined
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.step_batch import NetBatches
 from hocket.run.engine.lanes.action import Playing

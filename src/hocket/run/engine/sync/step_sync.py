@@ -20,8 +20,8 @@ from torch import Tensor
 
 from hocket.errors import WaitError
 from hocket.run.comm.step_header import ReplicaCheck
+from hocket.run.data.loss import TokenMean
 from hocket.run.data.step_batch import NetBatches, StepBatch, first_of, with_counts
-from hocket.run.data.token_mean import TokenMean
 from hocket.run.device.late import Late
 from hocket.run.engine.sync.gate import Finish, Gate, LossSum, UpdateVerdict
 from hocket.run.engine.sync.results import Results

@@ -24,10 +24,14 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.trace.per_sample import tensors_in
-from hocket.run.data.batch import Microbatch
-from hocket.run.data.join import joined
-from hocket.run.data.loss import LossFunction, PerMicrobatch
-from hocket.run.data.token_mean import TokenMean, count_of, counts_itself
+from hocket.run.data.batch import Microbatch, joined
+from hocket.run.data.loss import (
+    LossFunction,
+    PerMicrobatch,
+    TokenMean,
+    count_of,
+    counts_itself,
+)
 from hocket.run.stage.loss_checks import divisors
 from hocket.run.stage.loss_checks.trial import LossTrial, restored_attributes
 from hocket.run.stage.seed import preserve_generators, seed_generators
