@@ -34,7 +34,7 @@ from hocket.model.stages.outline import Outline
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
 from hocket.run.assembly import assemble
-from hocket.run.checkpoint.given_weights import given_weights
+from hocket.run.checkpoint.load import given_weights
 from hocket.run.checkpoint.saved_run import PipelineCheckpoints
 from hocket.run.cluster.layout import make_layout, tp_size_of
 from hocket.run.cluster.store.poll import poll

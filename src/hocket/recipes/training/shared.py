@@ -34,7 +34,7 @@ from hocket.recipes.training.run_folder import NEWEST, resume_point
 from hocket.recipes.training.saving import RecipeRun
 from hocket.recipes.training.task import make_task
 from hocket.run.checkpoint.manager import CheckpointManager
-from hocket.run.checkpoint.whole_model import WholeModel
+from hocket.run.checkpoint.saved_run import WholeModel
 from hocket.run.cluster.world import single_process_world
 from hocket.run.data.batch import call_arguments, count_samples, on_device, split_batch
 from hocket.run.data.loss import TOTAL, losses_of

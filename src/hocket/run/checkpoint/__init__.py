@@ -28,7 +28,7 @@ and of a load, on all workers together (`load.py`):
     match.py          is it of this model? which tensors does this worker need?
     restore.py        put in place
 
-A model that one process trains whole is saved and loaded by `whole_model.py`.
+A model that one process trains whole is saved and loaded by `saved_run.py`.
 
 Nothing in a checkpoint is code, and reading one runs none.
 Imports `run.engine` and what is before it. Begin with `manager.py`.

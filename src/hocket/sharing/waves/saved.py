@@ -21,7 +21,12 @@ from torch import Tensor
 
 from hocket.errors import CheckpointError, ModelError
 from hocket.model.stages.outline import Outline
-from hocket.run.checkpoint.collect import Tensors, WorkerShare
+from hocket.run.checkpoint.collect import (
+    Tensors,
+    WorkerShare,
+    random_state,
+    set_random_state,
+)
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import (
     OpenedCheckpoint,
@@ -30,7 +35,6 @@ from hocket.run.checkpoint.format.opened import (
     read_tensors,
 )
 from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
-from hocket.run.checkpoint.random_state import random_state, set_random_state
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
