@@ -13,8 +13,11 @@ from hocket.errors import HocketError, WaitError
 from hocket.run.diagnostics.failure import (
     FailureCause,
     FailureReport,
+    failure_headline,
     failure_report,
+    first_failures,
     read_report,
+    worker_error,
     write_report,
 )
 from hocket.run.diagnostics.flight_recorder import (
@@ -22,11 +25,6 @@ from hocket.run.diagnostics.flight_recorder import (
     FlightRecorder,
     OpState,
     RecordedOp,
-)
-from hocket.run.diagnostics.root_cause import (
-    failure_headline,
-    first_failures,
-    worker_error,
 )
 
 

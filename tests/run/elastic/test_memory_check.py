@@ -11,8 +11,7 @@ import pytest
 from hocket.errors import ConfigError, FitError
 from hocket.freeze import Listed, Plasticity, Policy
 from hocket.freeze.shapes import PipelineShape
-from hocket.run.elastic.memory_check import refuse_unfit
-from hocket.run.elastic.shape_choice import FreezingOptions
+from hocket.run.elastic.shape_choice import FreezingOptions, refuse_unfit
 from tests.run.elastic.test_refusals import make_pipeline
 from tests.run.elastic.test_shape_choice import (
     EXACT,

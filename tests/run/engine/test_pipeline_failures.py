@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector
 
 from hocket.env import ExitCode
 from hocket.errors import WorkerError
-from hocket.run.diagnostics.root_cause import worker_error
+from hocket.run.diagnostics.failure import worker_error
 from tests.run.support import failing_workers as failing
 from tests.run.support.forked import Outcome, run_forked
 from tests.run.support.forked_launch import launch_forked

@@ -15,21 +15,19 @@ from hocket.draw.notebook import html_card
 from hocket.draw.quantity import byte_size, byte_unit, percent, short, ticks
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome
-from hocket.planner.ranking.columns import (
-    Column,
-    columns,
-    fitting,
-    name_of,
-    stale_columns,
-)
 from hocket.planner.ranking.ranking import RankedOutcomes, Row, joined
 from hocket.planner.ranking.table import (
     RULE,
+    Column,
     Paper,
     advice,
     choice,
+    columns,
+    fitting,
     head,
+    name_of,
     sentence,
+    stale_columns,
     to_text,
 )
 

@@ -36,9 +36,12 @@ from hocket.run.diagnostics.failure import (
     FailureCause,
     FailureReport,
     as_json,
+    failure_headline,
+    first_failures,
     read_report,
     silent_failure_report,
     stopped_at,
+    worker_error,
 )
 from hocket.run.diagnostics.flight_recorder import read_flight_recorder
 from hocket.run.diagnostics.job_folder import (
@@ -50,11 +53,6 @@ from hocket.run.diagnostics.job_folder import (
     write_json,
 )
 from hocket.run.diagnostics.process_wide import signal_handler
-from hocket.run.diagnostics.root_cause import (
-    failure_headline,
-    first_failures,
-    worker_error,
-)
 
 # Starts the worker processes of one attempt, waits for them, and ends them.
 #

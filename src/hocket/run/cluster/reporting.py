@@ -35,7 +35,11 @@ from hocket.run.cluster.world import World
 from hocket.run.diagnostics.failure import (
     FailureCause,
     FailureReport,
+    failure_headline,
+    failure_lines,
     failure_report,
+    first_line,
+    last_ops,
     lines_of,
     stopped_at,
     write_report,
@@ -57,12 +61,6 @@ from hocket.run.diagnostics.process_wide import (
     signal_handler,
     signal_wakeup,
     unraisable_hook,
-)
-from hocket.run.diagnostics.root_cause import (
-    failure_headline,
-    failure_lines,
-    first_line,
-    last_ops,
 )
 
 GRACE_S: Final = 1.0  # for the main thread to answer a signal

@@ -30,12 +30,12 @@ from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
 from hocket.run.elastic.measures import LayerMeasure
-from hocket.run.elastic.memory_check import refuse_unfit
 from hocket.run.elastic.reshape import Reshaper, learning_rate
 from hocket.run.elastic.shape_choice import (
     FreezingOptions,
     Present,
     ShapeChoice,
+    refuse_unfit,
     shape_of,
 )
 from hocket.run.engine.executor import Executor, PlayedLayout

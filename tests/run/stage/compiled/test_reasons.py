@@ -217,7 +217,7 @@ def test_graphs_that_make_something_else_of_a_buffer(
         return run
 
     monkeypatch.setattr("hocket.run.stage.compiled.capture.lowered", wrong)
-    monkeypatch.setattr("hocket.run.stage.compiled.products.lowered", wrong)
+    monkeypatch.setattr("hocket.run.stage.compiled.lower.lowered", wrong)
     check_runs_as_it_is(stage_with(averaged_in_place), "computes something else")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.run.data.batch import Microbatch
-from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.compiled.lower import Backward
 from hocket.run.stage.runner import StageRunner
 from tests.run.stage.compiled.compiling import CPU, compile_one, function_of
 from tests.run.stage.compiled.test_stage import TOLERANCE

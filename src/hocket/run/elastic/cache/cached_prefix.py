@@ -32,9 +32,14 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.reads import PartBatch
 from hocket.run.elastic.cache.extension import Extension, PartMaker, model_digest
-from hocket.run.elastic.cache.frozen_part import Begun, FrozenPart, run_stage
 from hocket.run.elastic.cache.kept_rows import KeptRows
-from hocket.run.elastic.cache.output_rows import OutputRows, input_form
+from hocket.run.elastic.cache.output_rows import (
+    Begun,
+    FrozenPart,
+    OutputRows,
+    input_form,
+    run_stage,
+)
 from hocket.run.elastic.cache.training_order import TrainingOrder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan

@@ -17,7 +17,7 @@ from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import Content, Key, file_bytes
 from hocket.freeze.cache.store import Store
 from hocket.run.device.copies import copies_of
-from hocket.run.elastic.cache.frozen_part import FrozenPart
+from hocket.run.elastic.cache.output_rows import FrozenPart
 from hocket.run.elastic.cache.training_order import TrainingOrder
 
 _NUM_LATEST: Final = 16  # microbatches

@@ -17,8 +17,7 @@ Other sizes (a smaller last microbatch) run uncompiled.
     trace.py        forward and backward in one graph
     traceable.py    refuses modules whose own code may not be fixed in a graph
     draws.py        the random numbers that a graph draws
-    lower.py        Inductor
-    products.py     gradients that are products, added up by these
+    lower.py        Inductor, and gradients that are products, added up by these
     capture.py      the nodes of I and of W, and the values held between; all graphs
                     of a stage for one size
     trial.py        run them once and compare

@@ -24,8 +24,7 @@ from hocket.run.stage.compiled.graph.graphs import (
     value_of,
 )
 from hocket.run.stage.compiled.inputs import Inputs
-from hocket.run.stage.compiled.lower import Lowered, lowered
-from hocket.run.stage.compiled.products import Backward, lowered_backward
+from hocket.run.stage.compiled.lower import Backward, Lowered, lowered, lowered_backward
 from hocket.run.stage.compiled.trace import (
     FakeRun,
     JointGraph,

@@ -23,7 +23,7 @@ from hocket.model.stages.emit import Code
 from hocket.model.stages.splitter import SplitGradients, Splitter, Starts
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.compiled.capture import CompiledCapture, Strides
-from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.compiled.lower import Backward
 from hocket.run.stage.memory import memory_of, num_bytes_held
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks

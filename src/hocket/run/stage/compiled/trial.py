@@ -20,7 +20,7 @@ from hocket.run.stage.compiled.capture import (
     CompiledCapture,
     SplitBackward,
 )
-from hocket.run.stage.compiled.products import Backward
+from hocket.run.stage.compiled.lower import Backward
 from hocket.run.stage.compiled.trace import FakeRun
 from hocket.run.stage.seed import preserve_generators, seed_generators
 
