@@ -20,7 +20,7 @@ from hocket.recipes.training.task import NAME, Task, make_task
 from hocket.run.data.loss import TOTAL
 from hocket.run.data.sample_loader import EvaluationLoader
 from hocket.run.data.samples import Samples
-from hocket.run.stage.teacher_outputs import with_teachers
+from hocket.run.stage.net_output import with_teachers
 
 RECIPE: Final = "cifar10-byol"
 SETTINGS: Final = (

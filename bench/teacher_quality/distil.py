@@ -22,7 +22,7 @@ from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.optimizer import make_optimizer, make_scheduler
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.loss import TOTAL
-from hocket.run.stage.teacher_outputs import with_teachers
+from hocket.run.stage.net_output import with_teachers
 
 RECIPE: Final = "mrpc-bert"
 TEMPERATURE: Final = 2.0

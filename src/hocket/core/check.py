@@ -63,7 +63,7 @@ from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.clocks import Stand, stands
 from hocket.core.simulator.columns import Columns, ValueNumbers
-from hocket.core.simulator.messages import UNREAD
+from hocket.core.simulator.needs import UNREAD
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Ints
 from hocket.core.walk import Walk

@@ -43,8 +43,7 @@ from hocket.core.simulator.clocks import (
 )
 from hocket.core.simulator.columns import CODES, KINDS
 from hocket.core.simulator.memory import Times, memory_curves
-from hocket.core.simulator.messages import UNREAD
-from hocket.core.simulator.needs import LOCAL
+from hocket.core.simulator.needs import LOCAL, UNREAD
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.timeline import Origin, Timeline

@@ -40,7 +40,7 @@ from hocket.run.cluster.world import World
 from hocket.run.comm.transport import NUM_BUFFERS
 from hocket.run.comm.transports import make_transport
 from hocket.run.data.loss import WholeBatch
-from hocket.run.device.out_of_memory import (
+from hocket.run.device.memory import (
     MemoryWatch,
     explain_start,
     is_out_of_memory,
@@ -57,7 +57,7 @@ from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext, open_context
 from hocket.run.nets.followed import FollowedNet
 from hocket.run.outoforder.captured_step_table import CapturedStepTable
-from hocket.run.stage.teacher_outputs import with_teachers
+from hocket.run.stage.net_output import with_teachers
 from hocket.run.tune.build import build_plan, followed_nets
 from hocket.run.tune.choose import choose_order
 from hocket.run.tune.config import PipelineConfig

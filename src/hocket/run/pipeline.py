@@ -19,7 +19,7 @@ from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
 from hocket.run.data.step_batch import grouped
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.elastic.cache.cache_refusals import refuse_batch
+from hocket.run.elastic.cache.training_order import refuse_batch
 from hocket.run.engine.driver import drains_after
 from hocket.run.engine.gather import gather_state, holders_of
 from hocket.run.engine.sync.step_result import StepResult

@@ -56,8 +56,12 @@ from hocket.run.engine.sync.step_result import StepResult
 from hocket.run.engine.worker_run import WorkerRun
 from hocket.run.fill.make import make_filling
 from hocket.run.nets.followed import CACHED
-from hocket.run.stage.loss_checks.own_state import loss_name, loss_part
-from hocket.run.stage.loss_checks.trial import hooks_kept_apart, restored_attributes
+from hocket.run.stage.loss_checks.trial import (
+    hooks_kept_apart,
+    loss_name,
+    loss_part,
+    restored_attributes,
+)
 from hocket.run.tune.config import PipelineConfig
 
 

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ConfigError, MissingPackageError
-from hocket.run.data.fetch import fetch
 from hocket.run.data.reads import ReadSpec
-from hocket.run.data.sample_loader import SampleLoader
+from hocket.run.data.sample_loader import SampleLoader, fetch
 from hocket.run.data.sampler import BatchRows
 from hocket.run.data.samples import EpochRandom
 

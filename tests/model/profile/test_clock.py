@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from hocket.model.profile.clock import clock_of
+from hocket.model.profile.precision import clock_of
 
 
 def test_a_cpus_clock_is_the_hosts() -> None:

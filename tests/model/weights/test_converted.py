@@ -11,9 +11,9 @@ import torch
 
 from hocket.errors import ModelError
 from hocket.model.trace.state import State
-from hocket.model.weights.folder import open_folder
 from hocket.model.weights.fresh import init
 from hocket.model.weights.given import GivenWeights
+from hocket.model.weights.stored import open_folder
 
 transformers = pytest.importorskip("transformers")
 

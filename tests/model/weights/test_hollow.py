@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
-from hocket.model.weights.hollow import make_hollow
+from hocket.model.weights.given import make_hollow
 
 BIG = 4096  # squared, 64 MiB in float32
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from hocket.errors import ModelError
 from hocket.model.trace.state import State
-from hocket.model.weights.folder import open_folder
 from hocket.model.weights.given import GivenWeights
+from hocket.model.weights.stored import open_folder
 
 INDEX = "model.safetensors.index.json"
 

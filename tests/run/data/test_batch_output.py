@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils import _pytree as pytree
 
-from hocket.run.data.batch import joined
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput, joined
 
 KEYS = {"a": torch.arange(12.0).view(6, 2)}
 

@@ -24,7 +24,7 @@ from hocket.env import ExitCode
 from hocket.errors import NoMemoryError
 from hocket.run.cluster.doctor.nvidia_smi import GpuProcess, GpuState
 from hocket.run.cluster.world import join_world
-from hocket.run.device.out_of_memory import MemoryWatch, explain_start, is_out_of_memory
+from hocket.run.device.memory import MemoryWatch, explain_start, is_out_of_memory
 from hocket.run.diagnostics.failure import worker_error
 from hocket.schedules import make_schedule
 from tests.run.support.forked import mark_fault, run_forked

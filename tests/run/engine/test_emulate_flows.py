@@ -13,7 +13,7 @@ from torch import Tensor
 
 import hocket
 from hocket.core.program import Stage
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput
 from tests.run.support.emulated_nets import (
     CUT,
     SGD,

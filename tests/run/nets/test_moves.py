@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.errors import ModelError
-from hocket.run.nets.moves import holders_of, plan_moves
+from hocket.run.nets.net import holders_of, plan_moves
 
 KEYS = [("net", name) for name in "abcdef"]
 ranks = st.frozensets(st.integers(0, 4), max_size=4)

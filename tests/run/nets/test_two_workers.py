@@ -19,8 +19,7 @@ from hocket.model.stages.cut import StageModule, boundaries_from_names
 from hocket.run.cluster.world import World
 from hocket.run.comm.bundles import Bundle
 from hocket.run.data.batch import Microbatch, split_batch
-from hocket.run.nets.moves import holders_of, plan_moves, transfer
-from hocket.run.nets.net import NetOnWorker
+from hocket.run.nets.net import NetOnWorker, holders_of, plan_moves, transfer
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.migration import (
     CommonState,

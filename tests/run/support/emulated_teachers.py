@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.run.cluster.world import World
-from hocket.run.stage.teacher_outputs import with_teachers
+from hocket.run.stage.net_output import with_teachers
 from tests.run.support.joined import join
 from tests.run.support.rank_0_oracle import compared_on_rank_0
 from tests.run.support.started import started

@@ -17,7 +17,7 @@ from hocket.core.schedule import Schedule
 from hocket.errors import SchemaError
 from hocket.run.cluster.world import World
 from hocket.run.comm.transports import TransportName
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput
 from hocket.run.engine.program_run import ProgramRun
 from tests.run.support.joined import join
 from tests.run.support.rank_0_oracle import compared_on_rank_0

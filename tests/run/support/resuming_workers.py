@@ -14,7 +14,7 @@ from hocket.freeze.cache import shard
 from hocket.freeze.cache.shard import Content, Key, Record
 from hocket.freeze.policy import LayerObservation
 from hocket.run.elastic import reshape
-from hocket.run.nets.moves import transfer
+from hocket.run.nets.net import transfer
 from tests.run.support.cached_workers import (
     BATCH_SIZE,
     NUM_EPOCHS,

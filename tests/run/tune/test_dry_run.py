@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hocket
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput
 from tests.model.capture.test_submodules import Notes, X
 from tests.model.profile.test_measure import check_notes
 from tests.run.support.plain_loop import make_optimizer

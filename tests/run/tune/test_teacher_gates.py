@@ -21,7 +21,7 @@ from hocket.errors import ConfigError, HocketError
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import split_batch
 from hocket.run.engine.refusals import refuse_settings
-from hocket.run.stage.teacher_outputs import TeacherOutputs
+from hocket.run.stage.net_output import TeacherOutputs
 from hocket.run.weights.settings import TrainingConfig
 from tests.run.support.forked import answers_of
 from tests.run.support.fragile_workers import fragile_batches, make_fragile

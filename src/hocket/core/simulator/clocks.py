@@ -20,7 +20,7 @@ import numpy as np
 from hocket.core.costs import Costs
 from hocket.core.op import MESSAGES, RECEIVES
 from hocket.core.simulator.memory import Times
-from hocket.core.simulator.messages import NO_OP, UNREAD, Messages
+from hocket.core.simulator.needs import NO_OP, UNREAD, Messages
 from hocket.core.simulator.work import Work, to_list
 from hocket.core.walk import Walk
 from hocket.errors import DeadlockError

@@ -45,8 +45,7 @@ from hocket.core.dataflow import Fact
 from hocket.core.op import BACKWARDS, MAKES_WEIGHT_GRAD, Kind
 from hocket.core.program import Program
 from hocket.core.simulator.columns import CODES, FACTS, Columns, ValueNumbers
-from hocket.core.simulator.messages import NO_OP
-from hocket.core.simulator.needs import LOCAL
+from hocket.core.simulator.needs import LOCAL, NO_OP
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.memory import MemoryCurve

@@ -15,8 +15,17 @@ from hocket.core.gates import Gates
 from hocket.core.op import ASYNCHRONOUS, COLLECTIVES, Kind
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.columns import CODES, KINDS, Columns, ValueNumbers
-from hocket.core.simulator.messages import NO_OP, UNREAD, Messages, find_messages
-from hocket.core.simulator.needs import GIVEN, LOCAL, NEVER, Needs, gate_waits
+from hocket.core.simulator.needs import (
+    GIVEN,
+    LOCAL,
+    NEVER,
+    NO_OP,
+    UNREAD,
+    Messages,
+    Needs,
+    find_messages,
+    gate_waits,
+)
 from hocket.core.timelines.arrays import Bools, Floats, Ints
 
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from hocket.core.costs import MAX_JITTER, Costs, StageCost
 from hocket.core.op import WHOLE_OR_SPLIT_BACKWARD, Kind
-from hocket.core.simulator.messages import UNREAD
-from hocket.core.simulator.needs import LOCAL
+from hocket.core.simulator.needs import LOCAL, UNREAD
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Floats, Ints
 from hocket.core.timelines.timeline import Timeline

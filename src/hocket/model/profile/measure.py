@@ -9,7 +9,7 @@ whole, and the layers' times are scaled to add up to it:
 
 Layers that do the same work, such as a transformer's blocks, share all their seconds.
 The ratio of I and W in a layer's backward is measured in separate passes
-(`split_backward.py`). The overhead of splitting is measured on the whole model,
+(`passes.py`). The overhead of splitting is measured on the whole model,
 alternating with whole backwards, and divided among layers by their W.
 """
 
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.capture.capture import Captured
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.clock import clock_of, timed
 from hocket.model.profile.passes import (
     CallSpan,
     Finish,
@@ -37,11 +36,18 @@ from hocket.model.profile.passes import (
     detached,
     forwards,
     gradients_of,
+    one_split_pass,
+    split_backward_bytes,
     sum_of_outputs,
 )
-from hocket.model.profile.precision import is_precise, quartile_range, rounds
+from hocket.model.profile.precision import (
+    clock_of,
+    is_precise,
+    quartile_range,
+    rounds,
+    timed,
+)
 from hocket.model.profile.profile import LayerProfile, Profile, conditions_of
-from hocket.model.profile.split_backward import one_split_pass, split_backward_bytes
 from hocket.model.stages.cut import cut
 from hocket.model.stages.discard_saved_tensors import discard_saved_tensors, refuse
 from hocket.model.stages.splitter import MakeSplitter

@@ -12,16 +12,14 @@ One round to warm up, and five that count; what lies outside of the span does no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from math import inf, sqrt
 from statistics import median, quantiles
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
-
-from hocket.model.profile.clock import clock_of, timed
 
 _LEAST: Final = 10  # measurements
 _EVERY: Final = 5  # check again after every 5
@@ -99,3 +97,30 @@ def quartile_range(seconds: Sequence[float]) -> float:
     """Return the difference of the upper and the lower quartile."""
     low, _, high = quantiles(seconds, n=4)
     return high - low
+
+
+Clock: TypeAlias = Callable[[], float]
+
+
+def clock_of(device: torch.device) -> Clock:
+    """Return a clock: seconds once all work queued on the device is done.
+
+    An accelerator's clock waits for the current stream alone: another one may wait for
+    a message that is sent only after this worker goes on.
+    """
+    if device.type == "cpu":
+        return perf_counter
+
+    def after_all_work() -> float:
+        torch.accelerator.current_stream(device).synchronize()
+        return perf_counter()
+
+    return after_all_work
+
+
+@contextmanager
+def timed(clock: Clock, seconds: list[float]) -> Iterator[None]:
+    """Append the block's seconds."""
+    begin = clock()
+    yield
+    seconds.append(clock() - begin)

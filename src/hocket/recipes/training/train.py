@@ -48,7 +48,7 @@ from hocket.run.checkpoint.format.folder import pointer
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.startup import StartupProgress
-from hocket.run.elastic.cache.cache_refusals import refuse_random
+from hocket.run.elastic.cache.training_order import refuse_random
 from hocket.run.pipeline import Pipeline
 from hocket.run.tune.planning import plan
 from hocket.signatures import values_of

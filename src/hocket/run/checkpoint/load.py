@@ -18,10 +18,9 @@ from typing import Any, Final, TypeVar
 from torch import Tensor, nn
 
 from hocket.errors import CheckpointError, DamagedError
-from hocket.model.weights.folder import open_folder
 from hocket.model.weights.fresh import FreshWeights
 from hocket.model.weights.given import GivenWeights
-from hocket.model.weights.stored import StoredWeights
+from hocket.model.weights.stored import StoredWeights, open_folder
 from hocket.run.checkpoint.format.folder import LATEST, saved
 from hocket.run.checkpoint.format.manifest import MANIFEST, Section
 from hocket.run.checkpoint.format.newest import find, previous

@@ -14,11 +14,15 @@ from hocket.errors import DamagedError
 from hocket.model.stages.outline import Outline
 from hocket.model.trace.local import is_sharded, local, part_of
 from hocket.model.trace.state import overwrite
-from hocket.run.checkpoint.check_states import check_kind, check_updates
 from hocket.run.checkpoint.collect import check_random_state, set_random_state
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
 from hocket.run.checkpoint.format.opened import OpenedCheckpoint, TensorLocation
-from hocket.run.checkpoint.match import check_setup, match_names
+from hocket.run.checkpoint.match import (
+    check_kind,
+    check_setup,
+    check_updates,
+    match_names,
+)
 from hocket.run.checkpoint.regroup import RegroupedUpdates, SavedUpdates
 from hocket.run.checkpoint.stale_weights import (
     moved_in,

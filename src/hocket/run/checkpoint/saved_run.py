@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from hocket.errors import CheckpointError, DamagedError
 from hocket.model.stages.outline import Outline
 from hocket.model.trace.state import State, overwrite
-from hocket.run.checkpoint.check_states import check_kind, check_updates
 from hocket.run.checkpoint.collect import (
     Tensors,
     WorkerShare,
@@ -40,7 +39,12 @@ from hocket.run.checkpoint.format.opened import (
 )
 from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
 from hocket.run.checkpoint.manager import CheckpointManager
-from hocket.run.checkpoint.match import check_setup, match_names
+from hocket.run.checkpoint.match import (
+    check_kind,
+    check_setup,
+    check_updates,
+    match_names,
+)
 from hocket.run.checkpoint.regroup import RegroupedUpdates
 from hocket.run.checkpoint.restore import (
     Key,

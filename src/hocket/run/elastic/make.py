@@ -25,7 +25,7 @@ from hocket.freeze.policy import Measures
 from hocket.freeze.shapes import shapes_of
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, cut
-from hocket.model.stages.on_tensors import on_tensors
+from hocket.model.stages.outline import on_tensors
 from hocket.model.trace.value import SentTensor
 from hocket.run.cluster.layout import Layout, make_layout
 from hocket.run.cluster.world import World

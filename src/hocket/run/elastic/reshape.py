@@ -35,7 +35,7 @@ from hocket.run.cluster.world import World
 from hocket.run.comm.bundles import Bundle
 from hocket.run.comm.transport import Channel, Post, Receiver, Sender, Transport
 from hocket.run.data.loss import LossFunction
-from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.device.memory import MemoryWatch
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.wiring import wire
@@ -44,8 +44,14 @@ from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.same_everywhere import refuse_differences
 from hocket.run.engine.worker_context import WorkerContext
-from hocket.run.nets.moves import Holders, Move, holders_of, plan_moves, transfer
-from hocket.run.nets.net import NetOnWorker
+from hocket.run.nets.net import (
+    Holders,
+    Move,
+    NetOnWorker,
+    holders_of,
+    plan_moves,
+    transfer,
+)
 from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.order import make_order
 from hocket.run.weights.migration import (

@@ -23,6 +23,7 @@ from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import (
+    BatchOutput,
     Microbatch,
     count_samples,
     digest,
@@ -30,13 +31,12 @@ from hocket.run.data.batch import (
     on_device,
     split_batch,
 )
-from hocket.run.data.batch_output import BatchOutput
 from hocket.run.data.loader import recorded_batches
 from hocket.run.data.loss import count_of, zero_losses
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
-from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.device.memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.executor import Executor

@@ -32,7 +32,7 @@ from hocket.model.capture.captured import Captured, with_module, with_starts
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
-from hocket.model.stages.on_tensors import copied, on_meta, on_tensors
+from hocket.model.stages.outline import copied, on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
 from hocket.model.trace.observe import in_mode

@@ -39,7 +39,7 @@ from hocket.run.outoforder.capture.trace import buffers_in_place
 from hocket.run.outoforder.capture.update import Optimizer
 from hocket.run.outoforder.captured_orders import CapturedOrder, CapturedOrders
 from hocket.run.outoforder.order.choose import OrderCandidate
-from hocket.run.stage.loss_checks.own_state import loss_part
+from hocket.run.stage.loss_checks.trial import loss_part
 from hocket.run.weights.gradients import GradientStatus
 from hocket.run.weights.optimizer_check import OptimizerCheck
 from hocket.run.weights.updater import clear_gradients

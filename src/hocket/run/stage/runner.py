@@ -30,7 +30,7 @@ from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
 from hocket.run.stage.saved_forward import KeptOutputs, SavedForward, StageGradients
 from hocket.run.stage.seed import layers_seeded
-from hocket.run.stage.split.layers.pending import Pending
+from hocket.run.stage.split.layers.call import Pending
 from hocket.run.stage.stage_loss import StageLoss
 from hocket.run.stage.stale_weight_check import check_stale_weights
 from hocket.run.stage.versions import WeightVersions

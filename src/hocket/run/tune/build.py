@@ -19,7 +19,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import FitError
 from hocket.model.stages.cut import num_frozen_stages
-from hocket.model.stages.kept_elsewhere import refuse_kept
+from hocket.model.stages.saved_modules import refuse_kept
 from hocket.model.trace.state import saved_tensors
 from hocket.passes.add_gathers import Keeps, add_gathers
 from hocket.passes.freeze_stages import freeze_stages

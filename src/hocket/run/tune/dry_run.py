@@ -44,7 +44,7 @@ from hocket.model.profile.precision import is_precise, rounds
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import NetBatches, StepBatch
-from hocket.run.device.out_of_memory import MemoryWatch
+from hocket.run.device.memory import MemoryWatch
 from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint

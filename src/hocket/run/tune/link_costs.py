@@ -26,8 +26,7 @@ from torch import Tensor
 from hocket.core.costs import Link
 from hocket.core.hardware import load_catalogue
 from hocket.core.simulate import simulate
-from hocket.model.profile.clock import clock_of
-from hocket.model.profile.precision import timed_rounds
+from hocket.model.profile.precision import clock_of, timed_rounds
 from hocket.planner.cluster import Cluster, MessageCosts
 from hocket.run.cluster.world import World
 from hocket.run.comm.schema import Schema, schema_of

@@ -16,9 +16,9 @@ from hocket.errors import ConfigError, PlanError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.profile.work import counted_work
-from hocket.model.stages.on_tensors import copied
+from hocket.model.stages.outline import copied
 from hocket.model.trace.state import model_fault, refuse_no_values
-from hocket.model.weights.hollow import make_hollow
+from hocket.model.weights.given import make_hollow
 from hocket.options import SHORT_WEIGHTS, PrecisionName
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import PlanConfig, Progress, Search, rank

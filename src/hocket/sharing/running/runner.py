@@ -24,7 +24,7 @@ from hocket import cuda
 from hocket.draw.quantity import byte_size
 from hocket.errors import ConfigError, HocketError, NoMemoryError
 from hocket.run.device.device import Device
-from hocket.run.device.out_of_memory import is_out_of_memory
+from hocket.run.device.memory import is_out_of_memory
 from hocket.sharing.policy import ADMITTING, Mode, Point
 from hocket.sharing.running.gate import Gates, StoppedError
 from hocket.sharing.running.job import Job, JobContext, Step, made_parts, no_memory

@@ -29,7 +29,7 @@ from hocket.run.outoforder.capture.captured_step import (
     preserved,
 )
 from hocket.run.outoforder.order.choose import with_work_bytes
-from hocket.run.outoforder.play.step_player import StepPlayer, StepValues
+from hocket.run.outoforder.play.step_replay import StepPlayer, StepValues
 from tests.run.device.support.interleaver import Interleaver
 from tests.run.outoforder.support.inline_device import InlineDevice
 from tests.run.outoforder.support.small_steps import loss

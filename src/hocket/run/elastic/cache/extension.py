@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, cut
-from hocket.model.stages.on_tensors import on_tensors
+from hocket.model.stages.outline import on_tensors
 from hocket.run.elastic.cache.output_rows import FrozenPart
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.stage.precision import Precision

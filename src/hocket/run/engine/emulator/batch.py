@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Net, Program
-from hocket.run.data.batch import Microbatch, joined
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput, Microbatch, joined
 from hocket.run.data.loss import TOTAL, count_of, losses_of, zero_losses
 from hocket.run.engine.emulator.net import EmulatedNet, leaves_of
 from hocket.run.engine.programs.net_setup import connected_nets

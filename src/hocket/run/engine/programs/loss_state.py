@@ -11,7 +11,7 @@ from torch import nn
 from hocket.model.capture.captured import Captured, with_module
 from hocket.run.data.loss import LossFunction
 from hocket.run.engine.same_everywhere import losses_of_random_outputs
-from hocket.run.stage.loss_checks.own_state import loss_name, loss_part
+from hocket.run.stage.loss_checks.trial import loss_name, loss_part
 
 
 def with_loss(

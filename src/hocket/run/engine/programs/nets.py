@@ -18,8 +18,7 @@ from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.state import refuse_faults, saved_tensors
-from hocket.run.data.batch import digest, split_batch, to_capture
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput, digest, split_batch, to_capture
 from hocket.run.data.loss import TokenMean
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.lanes.wiring import wire

@@ -41,8 +41,7 @@ from hocket.run.device.device import Device
 from hocket.run.device.stopwatch import make_stopwatch
 from hocket.run.outoforder.capture.captured_step import CapturedStep
 from hocket.run.outoforder.capture.code import rate_name
-from hocket.run.outoforder.play.step_player import StepPlayer, Tensors
-from hocket.run.outoforder.play.step_replay import StepReplay
+from hocket.run.outoforder.play.step_replay import StepPlayer, StepReplay, Tensors
 
 # Measures a step's regions one by one, and whole steps of several orders in turn.
 

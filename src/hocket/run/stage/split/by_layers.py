@@ -17,7 +17,7 @@ from hocket.model.stages.splitter import SplitGradients, Starts
 from hocket.model.stages.stage import StageModule
 from hocket.run.stage.backward import run_backward
 from hocket.run.stage.split.layers.accumulate import has_hooks
-from hocket.run.stage.split.layers.deferral import Deferral
+from hocket.run.stage.split.layers.call import Deferral
 from hocket.run.stage.split.routes import make_routes
 
 # Replaces operators inside modules that are run as they are.

@@ -22,15 +22,16 @@ from torch import Tensor
 
 from hocket.model.stages.reroute import Route
 from hocket.run.stage.split.layers.call import (
+    Deferral,
     DeferredCall,
     Pair,
+    Routed,
     defers,
     detached_weight,
     in_rows,
     operands,
 )
 from hocket.run.stage.split.layers.convolution import convolution, transposed
-from hocket.run.stage.split.layers.deferral import Deferral, Routed
 
 aten = torch.ops.aten
 

@@ -29,8 +29,7 @@ from hocket.nearest import nearest
 from hocket.planner.cluster import MessageCosts
 from hocket.planner.work import MeasuredCosts
 from hocket.run.cluster.world import World
-from hocket.run.data.batch import Microbatch, to_capture
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput, Microbatch, to_capture
 from hocket.run.data.loss import named_losses
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.loss_state import with_loss

@@ -18,8 +18,7 @@ from hocket.model.stages.cut import check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import saved_tensors
-from hocket.run.data.batch import Microbatch, on_device
-from hocket.run.data.batch_output import BatchOutput
+from hocket.run.data.batch import BatchOutput, Microbatch, on_device
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.stage.net_output import NetOutput, example_of
 from hocket.run.tune.teachers.teacher import Teacher

@@ -10,7 +10,7 @@ from torch import nn
 
 from hocket.errors import ConfigError
 from hocket.run.data.loss import LossFunction
-from hocket.run.stage.teacher_outputs import takes_teachers
+from hocket.run.stage.net_output import takes_teachers
 from hocket.run.weights.momentum import CopyEvery, FollowerUpdate, Momentum
 from hocket.signatures import names_its_arguments
 

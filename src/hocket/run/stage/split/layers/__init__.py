@@ -1,6 +1,5 @@
 """Layers whose weight gradient waits for W: their operators and formulas.
 
-`call.py` is one call of such a layer; `linear.py` and the like have the formulas;
-`pending.py` holds what waits. Imports `run.stage` and what is before it. Begin with
-`call.py`.
+`call.py` is one call of such a layer, and holds what waits; `convolution.py` has the
+longest formula. Imports `run.stage` and what is before it. Begin with `call.py`.
 """

@@ -1,12 +1,23 @@
-"""One call of a layer whose weight gradient is deferred to W.
+"""Calls of layers whose weight gradients are deferred to W.
 
-It is made in every forward of every layer and called in every backward: it must be
+They are made in every forward of every layer and called in every backward: they must be
 cheap.
+
+Where an input wants a gradient, the operator has a node in the graph as always, which
+makes that input's gradient and no other. A hook in front of it receives dy:
+
+    x ─── AddmmBackward ◀── hook ◀── dy
+
+Where no input does (a net's first layer, an embedding), there would be no node at all.
+A node of our own takes its place and only passes dy to the hook:
+
+    anchor ─── _GradHook ◀── dy
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -14,6 +25,8 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.run.stage.memory import num_bytes_held
+from hocket.run.stage.split.layers.accumulate import accumulate
 
 # The weight's and the bias's gradient; None for one that is not wanted.
 Pair: TypeAlias = tuple[Tensor | None, Tensor | None]
@@ -144,3 +157,151 @@ def _short(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def in_rows(x: Tensor) -> Tensor:
     """Flatten all dimensions but the last."""
     return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+
+
+class Pending:
+    """Layers' inputs and output gradients, in the order of the backward.
+
+    Args:
+        calls: each call with the gradient of its output.
+    """
+
+    def __init__(self, calls: Iterable[tuple[DeferredCall, Tensor]]) -> None:
+        self._calls = deque(calls)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Compute the weight gradients, and release one layer after the other.
+
+        A parameter of several layers gets the sum of its gradients at once, added up
+        in the order of the backward: that is autograd's order, too.
+        """
+        calls = self._calls
+        again = _used_again(calls)
+        sums: dict[int, Tensor] = {}
+        while calls:
+            call, dy = calls.popleft()
+            dw, db = call.formula(call, dy)
+            for parameter, grad in ((call.weight, dw), (call.bias, db)):
+                if parameter is None or grad is None:
+                    continue
+                if again and id(parameter) in again:
+                    _add(parameter, grad, again, sums)
+                else:
+                    accumulate(parameter, grad)
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether it holds the memory of any of these tensors."""
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        blocks = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
+        held = [tensor.data_ptr() for tensor in self._held()]
+        return bool([x for x in held for begin, end in blocks if begin <= x < end])
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that it holds, each block of memory once."""
+        return num_bytes_held(self._held())
+
+    def _held(self) -> list[Tensor]:
+        return [x for call, dy in self._calls for x in (*call.inputs, dy)]
+
+
+def _used_again(calls: Iterable[tuple[DeferredCall, Tensor]]) -> Counter[int]:
+    """Return how often each parameter with several uses is used."""
+    pairs = [(call.weight, call.bias) for call, _ in calls]
+    used = [id(x) for pair in pairs for x in pair if x is not None]
+    if len(set(used)) == len(used):
+        return Counter()
+    return Counter({key: num for key, num in Counter(used).items() if num > 1})
+
+
+def _add(
+    parameter: Tensor, grad: Tensor, uses: Counter[int], sums: dict[int, Tensor]
+) -> None:
+    """Add one of the uses of a parameter; the last one accumulates the sum."""
+    key = id(parameter)
+    uses[key] -= 1
+    if key in sums:
+        grad = sums.pop(key) + grad
+    if uses[key]:
+        sums[key] = grad
+    else:
+        accumulate(parameter, grad)
+
+
+Routed: TypeAlias = Callable[..., Tensor]
+
+
+class Deferral:
+    """Records output gradients in a backward, and passes them on to W.
+
+    One backward of the stage runs at a time; forwards of several microbatches may lie
+    before it, since their calls are in their own graphs.
+    """
+
+    def __init__(self) -> None:
+        """Make an empty one."""
+        self._recorded: list[tuple[DeferredCall, Tensor]] = []
+        # A leaf that wants a gradient and never gets one.
+        self._anchor = torch.zeros((), requires_grad=True)
+
+    def enter(
+        self,
+        call: DeferredCall,
+        compute: Routed,
+        arguments: tuple[Any, ...],
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Compute a call's output, and defer its weight gradient.
+
+        Args:
+            call: the call; it receives the output's gradient in each backward.
+            compute: the operator.
+            arguments: the operator's arguments, parameters detached.
+            bias: the bias among the arguments, if it wants its gradient at once.
+        """
+        call.recorded = self._recorded
+        if not call.wants_grad and (bias is None or not bias.requires_grad):
+            return _enter_alone(self._anchor, compute, arguments, call)
+        output = compute(*arguments)
+        node: Any = output.grad_fn
+        # Some operators return a view of what they computed. If that is changed in
+        # place, the view's node leaves the graph, but the one behind it stays.
+        if output._is_view():
+            node = node.next_functions[0][0]
+        node.register_prehook(call)
+        return output
+
+    def take(self) -> Pending:
+        """Return what the backward that has just ended leaves for W."""
+        pending = Pending(self._recorded)
+        self._recorded.clear()  # the list object stays: all calls refer to it
+        return pending
+
+
+class _GradHook(torch.autograd.Function):
+    """An autograd function without inputs' gradients that passes dy to a hook."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        compute: Routed,
+        arguments: tuple[Any, ...],
+        on_grad: DeferredCall,
+    ) -> Tensor:
+        """Return the output, as a tensor that may be changed in place."""
+        ctx.on_grad = on_grad
+        output = compute(*arguments)
+        if output._is_view():
+            output = torch.ops.aten._unsafe_view(output, output.shape)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        """Return no gradients: no input wants one."""
+        ctx.on_grad((grad,))
+        return None, None, None, None
+
+
+_enter_alone: Final[Routed] = _GradHook.apply

@@ -9,8 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hocket.run.stage.split.layers.call import DeferredCall, Pair, defers, operands
-from hocket.run.stage.split.layers.deferral import Deferral, Routed
+from hocket.run.stage.split.layers.call import (
+    Deferral,
+    DeferredCall,
+    Pair,
+    Routed,
+    defers,
+    operands,
+)
 
 Sizes: TypeAlias = int | Sequence[int]
 
