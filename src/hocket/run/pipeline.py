@@ -80,7 +80,7 @@ class Pipeline(StagedRun):
 
     def __str__(self) -> str:
         """Describe the plan that is played, and how far training has come."""
-        layout = self._checkpoints.played.shape
+        layout = self._saved.played.shape
         names = "devices x replicas" + " x shards" * (self._layout.num_shards > 1)
         steps = counted(self._step, "step")
         return f"{self.plan}\n{layout} ({names}), {steps} trained"
@@ -88,7 +88,7 @@ class Pipeline(StagedRun):
     def __repr__(self) -> str:
         """Return one line."""
         name = self.plan.schedule_name or "a given order"
-        layout = self._checkpoints.played.shape
+        layout = self._saved.played.shape
         return f"<hocket.Pipeline {name} {layout}, step {self._step}>"
 
     def _repr_html_(self) -> str:
@@ -466,7 +466,7 @@ class Pipeline(StagedRun):
             self._end_stretch()
             self._step = loaded.step
             self.filling.resume_from(loaded.num_filled)
-            self._go_on_with(self._checkpoints.played)
+            self._go_on_with(self._saved.played)
             self._driver.resume_from(loaded.step)
             self._attach_cache()
         return loaded.data

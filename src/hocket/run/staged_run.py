@@ -35,7 +35,8 @@ from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
 from hocket.run.assembly import assemble
 from hocket.run.checkpoint.load import given_weights
-from hocket.run.checkpoint.saved_run import PipelineCheckpoints
+from hocket.run.checkpoint.manager import CheckpointManager
+from hocket.run.checkpoint.saved_run import SavedRun
 from hocket.run.cluster.layout import make_layout, tp_size_of
 from hocket.run.cluster.store.poll import poll
 from hocket.run.data.batch import apart, on_device
@@ -151,13 +152,10 @@ class StagedRun(WorkerRun, ABC):
             packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
             self._driver = Driver(executor, recorder, self._playing, self._forget)
-            self._checkpoints = PipelineCheckpoints(
-                self._outline,
-                PlayedLayout(plan, executor, layout),
-                world,
-                recorder,
-                self._freezing,
-                timeout_s=timeout_s,
+            played = PlayedLayout(plan, executor, layout)
+            self._saved = SavedRun(self._outline, played, world, self._freezing)
+            self._checkpoints = CheckpointManager(
+                self._saved, recorder, timeout_s=timeout_s
             )
             self._stack.callback(self._checkpoints.release)
             self._batch_counts = BatchCounts(
@@ -215,13 +213,14 @@ class StagedRun(WorkerRun, ABC):
         self._driver.finish()
         begin_s = perf_counter()
         with self._reported():
-            now = self._checkpoints.played
+            now = self._saved.played
             played = freezing.follow(self._step, now, batch)
             if played.plan is not self.plan:
                 self._end_stretch(is_change=played.executor is not now.executor)
             self.plan = played.plan  # its frozen part may be read from now on
             if played.executor is not now.executor:
-                self._checkpoints.go_on_with(played)
+                self._checkpoints.finish()
+                self._saved.go_on_with(played)
                 self._go_on_with(played)
                 self._attach_cache()
                 self._transition_s = perf_counter() - begin_s
@@ -256,7 +255,7 @@ class StagedRun(WorkerRun, ABC):
             self._ahead_until = num_steps
             self._ahead.append(self._stretch)
             if self._freezing is not None:
-                played = self._checkpoints.played
+                played = self._saved.played
                 self._ahead[:] = self._freezing.ahead(self._step, num_steps, played)
         return rest_s(self._ahead, self._step, num_steps, pace)
 
@@ -295,7 +294,7 @@ class StagedRun(WorkerRun, ABC):
         self.filling.deliver()
         self._untimed.append((result, self._beside_s))
         self._take_times(num_left=1)  # a device may not have ended this step yet
-        layout = self._checkpoints.played.shape
+        layout = self._saved.played.shape
         if self._freezing is None:
             return replace(result, layout=layout)
         # Only float16 skips: to ask would wait for the step.

@@ -92,7 +92,7 @@ def test_tokens_may_come_first(tmp_path: Path, num_tokens: int) -> None:
             freezing = pipeline._freezing
             assert freezing is not None
             pipeline.step(batch)
-            played = pipeline._checkpoints.played
+            played = pipeline._saved.played
             distances.append(freezing._measure.take(played, batch))
             frozen.append([pipeline.step(batch).num_frozen for _ in range(5)])
     assert all(distances[0])

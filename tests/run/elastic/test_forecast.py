@@ -62,7 +62,7 @@ def test_nothing_changes_once_all_layers_are_frozen(tmp_path: Path) -> None:
         pipeline.step(batch())
         freezing = pipeline._freezing
         assert freezing is not None
-        played = pipeline._checkpoints.played
+        played = pipeline._saved.played
         found = [*freezing.ahead(1, 5_000, played)]
     assert [x.begin for x in found] == [1, 1, 2, 3, 4]  # 2, 3, 4 frozen, and again 4
     assert not any(x.change_s for x in found)
@@ -113,7 +113,7 @@ def stretches(pipeline: hocket.Pipeline) -> list[Stretch]:
     """All that are predicted from the next step on."""
     freezing = pipeline._freezing
     assert freezing is not None
-    played = pipeline._checkpoints.played
+    played = pipeline._saved.played
     return [*freezing.ahead(pipeline.num_steps, NUM_STEPS, played)]
 
 

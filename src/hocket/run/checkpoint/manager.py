@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -169,10 +169,7 @@ class Saved(Protocol):
         """
 
 
-R = TypeVar("R", bound=Saved)
-
-
-class CheckpointManager(Generic[R]):
+class CheckpointManager:
     """Saves and loads for one worker of a run.
 
     Args:
@@ -182,7 +179,7 @@ class CheckpointManager(Generic[R]):
     """
 
     def __init__(
-        self, run: R, recorder: FlightRecorder | None, *, timeout_s: float
+        self, run: Saved, recorder: FlightRecorder | None, *, timeout_s: float
     ) -> None:
         self._run = run
         self._recorder = recorder

@@ -32,7 +32,6 @@ from hocket.run.checkpoint.stale_weights import (
 )
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.store.values import decode, tensor_names
-from hocket.run.cluster.world import World
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.plan import Plan
 from hocket.run.weights.updater import Updater
@@ -62,6 +61,7 @@ class RestorePlan:
         updates: the state for each of the worker's optimizers, by stage.
         locations: the tensors' locations, by section and name in the checkpoint.
         spare: the locations of tensors that no worker takes; rank 0 checks them too.
+        random: the states of the generators.
     """
 
     opened: OpenedCheckpoint
@@ -70,6 +70,7 @@ class RestorePlan:
     updates: Mapping[int, RegroupedUpdates]
     locations: Mapping[Key, TensorLocation]
     spare: Mapping[str, TensorLocation]
+    random: Mapping[str, Any]
 
 
 def make_restore_plan(
@@ -107,15 +108,15 @@ def make_restore_plan(
         Section.CORRECTION: (),
     }
     spare = _spare(opened, names, outline, used)
-    return RestorePlan(opened, names, num_old, updates, locations, spare)
+    is_same_job = len(opened.parts) == layout.num_devices * layout.num_pipelines
+    random = opened.parts[layout.rank if is_same_job else 0].random
+    return RestorePlan(opened, names, num_old, updates, locations, spare, random)
 
 
 def restore(
     plan_to_restore: RestorePlan,
     tensors: Mapping[Key, Tensor],
     executor: Executor,
-    layout: Layout,
-    world: World,
 ) -> None:
     """Restore weights, optimizers, schedules, averages and generators."""
     run = plan_to_restore.opened.manifest.run
@@ -129,23 +130,13 @@ def restore(
         runner.seed = run.seed
     if executor.scaler is not None:
         executor.scaler.load_state_dict(run.scaler)
-    set_random_state(_random(plan_to_restore, layout, world), world.device)
-
-
-def _random(
-    plan_to_restore: RestorePlan, layout: Layout, world: World
-) -> Mapping[str, Any]:
-    """Return the generators' states that this worker takes."""
-    parts = plan_to_restore.opened.parts
-    return parts[layout.rank if len(parts) == world.world_size else 0].random
+    set_random_state(plan_to_restore.random, executor.device)
 
 
 def check_states(
     plan_to_restore: RestorePlan,
     tensors: Mapping[Key, Tensor],
     executor: Executor,
-    layout: Layout,
-    world: World,
 ) -> None:
     """Check all state but the weights; nothing is changed.
 
@@ -157,7 +148,7 @@ def check_states(
         check_updates(executor.updaters[stage], new, partial(placed, tensors, None))
     if executor.scaler is not None:
         check_kind("the gradient scaler", run.scaler, executor.scaler.state_dict())
-    check_random_state(_random(plan_to_restore, layout, world), world.device)
+    check_random_state(plan_to_restore.random, executor.device)
 
 
 def _put_weights(

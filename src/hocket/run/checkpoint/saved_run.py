@@ -38,7 +38,6 @@ from hocket.run.checkpoint.format.opened import (
     read_tensors,
 )
 from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
-from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.checkpoint.match import (
     check_kind,
     check_setup,
@@ -62,7 +61,6 @@ from hocket.run.checkpoint.restore import (
 )
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.world import World
-from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.gather import packed_extra
 from hocket.run.weights.updater import Updater
@@ -145,8 +143,7 @@ class SavedRun:
         """
         read = partial(self._read, exchange)
         path, (needs, tensors) = first_readable(candidates, exchange, read)
-        executor, layout = self.played.executor, self.played.layout
-        restore(needs, tensors, executor, layout, self.world)
+        restore(needs, tensors, self.played.executor)
         self.outline.modules.load(needs.opened.extra)
         saved = needs.opened.manifest.run
         if self.freezing is not None:
@@ -216,7 +213,7 @@ class SavedRun:
             if exchange.rank == 0:
                 check_tensors(needs.spare)
             tensors = read_tensors(needs.locations)
-            check_states(needs, tensors, played.executor, played.layout, self.world)
+            check_states(needs, tensors, played.executor)
             return needs, tensors
 
         return read_together(exchange, f"read {path.name}", read)
@@ -243,42 +240,6 @@ class SavedRun:
         if self.freezing is not None:
             watched = self.freezing.watched(self.played.executor)
         return collect(self.played, self.world, self.outline.modules, watched)
-
-
-class PipelineCheckpoints(CheckpointManager[SavedRun]):
-    """Saves and loads for one worker of a pipeline.
-
-    Args:
-        outline: see `SavedRun`.
-        played: see `SavedRun`.
-        world: see `SavedRun`.
-        recorder: records saves and loads.
-        freezing: see `SavedRun`.
-        timeout_s: see `CheckpointManager`.
-    """
-
-    def __init__(
-        self,
-        outline: Outline,
-        played: PlayedLayout,
-        world: World,
-        recorder: FlightRecorder,
-        freezing: LayerFreezing | None,
-        *,
-        timeout_s: float,
-    ) -> None:
-        run = SavedRun(outline, played, world, freezing)
-        super().__init__(run, recorder, timeout_s=timeout_s)
-
-    @property
-    def played(self) -> PlayedLayout:
-        """What the workers play; a load may change it."""
-        return self._run.played
-
-    def go_on_with(self, played: PlayedLayout) -> None:
-        """Save and load the stages of another layout from now on."""
-        self._writer.wait()
-        self._run.go_on_with(played)
 
 
 _STAGE: Final = 0  # the only one
