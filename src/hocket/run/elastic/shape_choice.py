@@ -328,11 +328,7 @@ def refuse_shapes(shapes: Shapes, num_workers: int, num_parts: int) -> None:
         if shape[0] * shape[1] != num_workers or num_parts % shape[1]
     ]
     if faults:
-        fit = [
-            str(PipelineShape(num_workers // d, d))
-            for d in range(1, num_workers + 1)
-            if num_workers % d == 0 and num_parts % d == 0
-        ]
+        fit = map(str, shapes_of(num_workers, num_parts))
         raise ConfigError(
             f"shapes (stages x replicas): {', '.join(faults)} cannot be: {num_workers} "
             f"workers with {num_parts} microbatches in the whole batch can be "

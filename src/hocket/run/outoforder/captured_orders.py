@@ -97,6 +97,7 @@ class CapturedOrders:
 
     Attributes:
         states: the optimizer's states.
+        model, loss, optimizer, device: as given.
     """
 
     def __init__(
@@ -107,10 +108,10 @@ class CapturedOrders:
         device: Device,
         memory_bytes: int | None,
         *,
-        across_steps: bool,
+        across_steps: bool = False,
     ) -> None:
-        self._model, self._loss, self._optimizer = model, loss, optimizer
-        self._device, self._memory_bytes = device, memory_bytes
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.device, self._memory_bytes = device, memory_bytes
         self._across_steps = across_steps
         self.states = OptimizerStates(optimizer, dict(model.named_parameters()))
         self._by_form: dict[Form, CapturedOrder | None] = {}
@@ -200,9 +201,9 @@ class CapturedOrders:
         warnings.warn(text, EagerStepWarning, stacklevel=5)
 
     def _compile(self, batch: Any) -> CapturedOrder | None:
-        batch = on_device(batch, self._device.torch_device)
+        batch = on_device(batch, self.device.torch_device)
         try:
-            with restored_attributes(self._loss):
+            with restored_attributes(self.loss):
                 return self._captured(batch)
         except WeightChangeError:
             raise
@@ -211,7 +212,7 @@ class CapturedOrders:
             return None
 
     def _captured(self, batch: Any) -> CapturedOrder:
-        steps = capture_variants(self._model, self._loss, self._optimizer, batch)
+        steps = capture_variants(self.model, self.loss, self.optimizer, batch)
         if lost := self._forms.changes():
             raise CaptureError(f"{lost[0]} when it has run")
         self.finish()
@@ -247,7 +248,7 @@ class CapturedOrders:
         if len(orders) == 1:
             return orders[0]
         with preserved([*orders[0].tensors.state.values()]):
-            place = faster_kernels([one.replay for one in orders], self._device)
+            place = faster_kernels([one.replay for one in orders], self.device)
         best = orders.pop(place)
         rest = [one for order in orders for one in order.candidates]
         candidates = *best.candidates, *sorted(rest, key=lambda one: one.measured_s)
@@ -256,10 +257,10 @@ class CapturedOrders:
     def _ordered(self, step: CapturedStep, batch: Any) -> CapturedOrder:
         tensors = StepTensors(
             step,
-            self._model,
-            self._optimizer,
+            self.model,
+            self.optimizer,
             self.states,
-            in_place=self._device.has_graphs,
+            in_place=self.device.has_graphs,
         )
         self.states.bind()
         given = tensors.given(batch)
@@ -268,12 +269,12 @@ class CapturedOrders:
             replay, candidates = choose_order(
                 step,
                 given,
-                self._device,
+                self.device,
                 always,
                 self._memory_bytes,
                 across_steps=self._across_steps,
             )
-        own = self._model, self._loss, self._optimizer, self._device
+        own = self.model, self.loss, self.optimizer, self.device
         StepComparison(*own, step, tensors, replay).check(batch)
         return CapturedOrder(step, tensors, replay, candidates)
 

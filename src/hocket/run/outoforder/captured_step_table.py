@@ -28,6 +28,7 @@ from hocket.run.device.open import open_device
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
 from hocket.run.engine.lanes.player import OpTable
+from hocket.run.outoforder.captured_orders import CapturedOrders
 from hocket.run.outoforder.compile_step import (
     CompiledStep,
     ModelAndLoss,
@@ -82,13 +83,14 @@ class CapturedStepTable(OpTable):
         self._model = whole.model
         self._buffers = [*_shared_buffers(self._model, self._runner.module)]
         self._train()
-        self.step = CompiledStep(
+        orders = CapturedOrders(
             whole,
             self._runner.loss.named,
             self._updater.optimizer,
             open_device(executor.device, _NUM_LANES, timeout_s=_TIMEOUT_S),
             memory_bytes,
         )
+        self.step = CompiledStep(orders)
         self.step.prepare((example.leaves, example.targets))
 
     def action(self, op: Op) -> OpAction:

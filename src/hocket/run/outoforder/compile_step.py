@@ -31,7 +31,6 @@ from hocket.run.data.batch import (
     whole,
 )
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
-from hocket.run.device.device import Device
 from hocket.run.device.late import Late
 from hocket.run.device.open import open_device
 from hocket.run.engine.sync.step_result import StepResult, StepSeconds
@@ -105,7 +104,9 @@ def compile_step(
         weight.device, num_lanes, timeout_s=_TIMEOUT_S, sanitize=sanitize
     )
     step = CompiledStep(
-        model, loss, made, device, memory_bytes, across_steps=across_steps
+        CapturedOrders(
+            model, loss, made, device, memory_bytes, across_steps=across_steps
+        )
     )
     step.prepare(example)
     return step
@@ -115,37 +116,20 @@ class CompiledStep:
     """Trains a model, one step at a time. Made by `compile_step`.
 
     Args:
-        model: see `compile_step`.
-        loss: see `compile_step`.
-        optimizer: has the model's parameters.
-        device: has as many lanes as orders may use; closed with the step.
-        memory_bytes: see `compile_step`.
-        across_steps: see `compile_step`.
+        orders: captures the model's steps; its device is closed with the step.
 
     Attributes:
         optimizer: the optimizer, for schedulers of learning rates and for checkpoints.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        optimizer: Optimizer,
-        device: Device,
-        memory_bytes: int | None,
-        *,
-        across_steps: bool = False,
-    ) -> None:
-        self.optimizer = optimizer
-        self._model, self._loss = model, loss
-        self._device = device
-        self._orders = CapturedOrders(
-            model, loss, optimizer, device, memory_bytes, across_steps=across_steps
-        )
+    def __init__(self, orders: CapturedOrders) -> None:
+        self.optimizer, self._device = orders.optimizer, orders.device
+        self._model, self._loss = orders.model, orders.loss
+        self._orders = orders
         self._num_steps = 0
-        named = model.named_parameters()
+        named = orders.model.named_parameters()
         known = {name.removeprefix("model."): p for name, p in named}
-        self._check = OptimizerCheck(optimizer, known)
+        self._check = OptimizerCheck(orders.optimizer, known)
         self._lock = Lock()
         self._first: CapturedOrder | None = None
 

@@ -141,9 +141,26 @@ class KeptRows:
     ) -> None:
         """Store the outputs of a microbatch, without waiting for disk or device."""
         begin_s = perf_counter()
-        with self._timed():
-            self._write(part, form, samples, kept)
-        self._written_s.append(perf_counter() - begin_s)
+        rows, store = part.rows[form], self._store
+        assert store is not None
+        copies = copies_of(self._device)
+        if copies is None:  # at once: later stages may change the outputs in place
+            contents = rows.pack(kept, len(samples))
+        else:
+            host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in kept]
+            event = copies.to_host(host, kept)
+
+        def packed() -> Sequence[Content]:
+            if copies is None:
+                return contents
+            event.synchronize()
+            return rows.pack(host, len(samples))
+
+        keys = part.keys(self._order.use.data, form, samples)
+        store.put(keys, packed, rows.num_bytes * len(samples))
+        seconds = perf_counter() - begin_s
+        self._spent_s += seconds
+        self._written_s.append(seconds)
 
     def tried(
         self,
@@ -172,31 +189,6 @@ class KeptRows:
         copies = copies_of(self._device)
         if copies is not None:
             copies.record_event().synchronize()
-
-    def _write(
-        self,
-        part: FrozenPart,
-        form: int,
-        samples: Sequence[int],
-        kept: Sequence[Tensor],
-    ) -> None:
-        rows, store = part.rows[form], self._store
-        assert store is not None
-        copies = copies_of(self._device)
-        if copies is None:  # at once: later stages may change the outputs in place
-            contents = rows.pack(kept, len(samples))
-        else:
-            host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in kept]
-            event = copies.to_host(host, kept)
-
-        def packed() -> Sequence[Content]:
-            if copies is None:
-                return contents
-            event.synchronize()
-            return rows.pack(host, len(samples))
-
-        keys = part.keys(self._order.use.data, form, samples)
-        store.put(keys, packed, rows.num_bytes * len(samples))
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
