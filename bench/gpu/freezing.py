@@ -31,7 +31,7 @@ from bench.gpu.checked import (
 from bench.measure import spread
 from bench.models import Block, transformer
 from hocket.freeze import Listed
-from hocket.recipes.models.vit import Blocks, VisionTransformer
+from hocket.recipes.models.make import Blocks, VisionTransformer
 from hocket.run.cluster.world import World, join_world, single_process_world
 from hocket.run.data.batch import split_batch
 

@@ -39,7 +39,7 @@ from hocket.planner.search.optimum import search
 from hocket.planner.search.problem import bound_s
 from hocket.planner.search.result import SearchResult, gap
 from hocket.planner.work import ModelCosts
-from hocket.recipes.models.vit import Blocks
+from hocket.recipes.models.make import Blocks
 from hocket.run.stage.split.by_layers import ByLayers
 from hocket.schedules import SCHEDULES, Shape
 

@@ -25,7 +25,7 @@ from hocket.model.profile.work import counted_work
 from hocket.planner.cluster import Cluster
 from hocket.planner.rank import Search, rank
 from hocket.planner.work import ModelCosts
-from hocket.recipes.models.vit import Blocks
+from hocket.recipes.models.make import Blocks
 
 RESULTS: Final = Path(__file__).parent / "results"
 TARGET: Final = {"num_candidates": 1000, "seconds": 10.0}

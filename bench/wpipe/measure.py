@@ -28,7 +28,7 @@ from bench.on_mrpc import SIZES, Run, launched, ready, setting
 from hocket.core.check import check
 from hocket.core.costs import Costs, StageCost
 from hocket.core.layout import WorkerLayout
-from hocket.core.plans.portions import portions
+from hocket.core.plans.lane_plan import portions
 from hocket.core.simulate import simulate
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.objectives import evaluation_loader

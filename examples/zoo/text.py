@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hocket.errors import DataError
-from hocket.recipes.models.vit import Blocks
+from hocket.recipes.models.make import Blocks
 from hocket.run.data.batch import digest
 from hocket.run.data.samples import EpochRandom
 

@@ -8,7 +8,7 @@ import pytest
 
 from hocket.core.check import check
 from hocket.core.costs import Costs
-from hocket.core.plans.portions import portions
+from hocket.core.plans.lane_plan import portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import DeadlockError

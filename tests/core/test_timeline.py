@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hocket.core.costs import Costs, Link, StageCost
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import simulate
+from hocket.core.timelines.memory import Transfer
 from hocket.core.timelines.timeline import Span, Timeline
-from hocket.core.timelines.traffic import Transfer
 from hocket.schedules import make_schedule
 from tests.core.flush_free import two_buffered_weights
 

@@ -6,8 +6,7 @@ import pytest
 
 from hocket.errors import ConfigError
 from hocket.freeze import Alpha
-from hocket.freeze.decide import Decider
-from hocket.freeze.policy import num_frozen_after
+from hocket.freeze.policy import Decider, num_frozen_after
 
 TABLE = [
     (1 / 2, 12, "0 6 9 11 12 12 12 12 12 12"),

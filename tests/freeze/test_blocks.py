@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from hocket.errors import ConfigError
-from hocket.freeze.decide import Decider
-from hocket.freeze.policy import LayerObservation, Planned, Policy
+from hocket.freeze.policy import Decider, LayerObservation, Planned, Policy
 from hocket.run.nets.freezable import blocks_in, blocks_matching
 
 

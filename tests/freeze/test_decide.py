@@ -11,8 +11,7 @@ import torch
 
 from hocket.errors import ConfigError
 from hocket.freeze import LayerObservation
-from hocket.freeze.decide import Decider
-from hocket.freeze.policy import Planned
+from hocket.freeze.policy import Decider, Planned
 
 
 @dataclass(frozen=True, slots=True)

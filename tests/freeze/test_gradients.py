@@ -9,8 +9,7 @@ import pytest
 
 from hocket.errors import ConfigError
 from hocket.freeze import ArgminGradient, Percentile
-from hocket.freeze.decide import Decider
-from hocket.freeze.policy import Policy
+from hocket.freeze.policy import Decider, Policy
 
 
 def decisions(policy: Policy[Any], norms: Sequence[Sequence[float]]) -> list[int]:

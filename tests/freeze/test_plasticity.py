@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.freeze import Plasticity
-from hocket.freeze.decide import Decider
+from hocket.freeze.policy import Decider
 
 
 def test_freezes_the_first_layer_when_it_is_flat() -> None:

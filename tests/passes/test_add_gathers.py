@@ -13,7 +13,7 @@ from hocket.core.check import check
 from hocket.core.dataflow import due_ops
 from hocket.core.gates import gates_of
 from hocket.core.op import READS_WEIGHTS, SHARDING, Kind, Op
-from hocket.core.plans.portions import plan_portions
+from hocket.core.plans.lane_plan import plan_portions
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.step_end import repeat_ahead

@@ -9,7 +9,7 @@ from examples.zoo.text import Gpt
 from hocket.core.hardware import load_catalogue
 from hocket.model.capture.capture import capture
 from hocket.model.profile.work import counted_work
-from hocket.recipes.models.vit import Blocks
+from hocket.recipes.models.make import Blocks
 
 NUM_BLOCKS = 3  # of theirs: all compute the same
 

@@ -14,7 +14,7 @@ from hocket.errors import CheckpointError, DataError, RecipeError
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.data import load_samples
-from hocket.recipes.models.vit import VisionTransformer
+from hocket.recipes.models.make import VisionTransformer
 from hocket.recipes.training.run_folder import claim_folder
 from hocket.recipes.training.task import check_teacher, load_teacher
 from hocket.recipes.training.train import train_recipe

@@ -57,9 +57,8 @@ from hocket.core.checker.happens_before import (
 from hocket.core.checker.links import Links, check_queues
 from hocket.core.costs import Costs
 from hocket.core.op import COLLECTIVES, Kind, Op
-from hocket.core.plans.lane_plan import plan_lanes
+from hocket.core.plans.lane_plan import Plans, plan_lanes, plan_portions
 from hocket.core.plans.message_order import ops_together, plan_queues
-from hocket.core.plans.portions import Plans, plan_portions
 from hocket.core.schedule import Schedule
 from hocket.core.simulator.clocks import Stand, stands
 from hocket.core.simulator.columns import Columns, ValueNumbers

@@ -34,13 +34,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final, NamedTuple, assert_never
 
-from hocket.core.op import (
-    MESSAGES,
-    READS_WEIGHTS,
-    WHOLE_OR_SPLIT_BACKWARD,
-    Kind,
-    Op,
-)
+from hocket.core.op import MESSAGES, READS_WEIGHTS, WHOLE_OR_SPLIT_BACKWARD, Kind, Op
 from hocket.core.program import Program
 
 

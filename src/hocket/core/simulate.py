@@ -36,18 +36,14 @@ from hocket.core.gates import Gates, gates_of
 from hocket.core.op import Kind
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
-from hocket.core.simulator.clocks import (
-    is_decided_by_lanes,
-    play_events,
-    play_in_order,
-)
+from hocket.core.simulator.clocks import is_decided_by_lanes, play_events, play_in_order
 from hocket.core.simulator.columns import CODES, KINDS
 from hocket.core.simulator.memory import Times, memory_curves
 from hocket.core.simulator.needs import LOCAL, UNREAD
 from hocket.core.simulator.work import Work, prepare
 from hocket.core.timelines.arrays import Floats, Ints
+from hocket.core.timelines.memory import Traffic
 from hocket.core.timelines.timeline import Origin, Timeline
-from hocket.core.timelines.traffic import Traffic
 
 _NUM_SETTLING: Final = 4  # steps until all steps take equally long, or nearly
 

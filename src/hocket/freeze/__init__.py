@@ -1,8 +1,8 @@
 """When to freeze layers, and the shapes that a shorter pipeline goes through.
 
-Imports `errors` and `planner`, and no torch. Begin with `policy.py`, what a policy is,
-and those that measure nothing; `measuring.py` has those that measure.
-`decide.py` asks them while training runs, `shapes.py` chooses stages and replicas,
+Imports `errors` and `planner`, and no torch. Begin with `policy.py`: what a policy is,
+how it is asked, and those that measure nothing; `measuring.py` has those that measure.
+`shapes.py` chooses stages and replicas,
 `forecast.py` predicts how long the rest of a run takes, and `settings.py` checks what
 the user says.
 """

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from hocket.core.check import check
 from hocket.core.checker.links import Links, check_queues
-from hocket.core.plans.lane_plan import OpPlan, plan_lanes
+from hocket.core.plans.lane_plan import OpPlan, plan_lanes, plan_portions
 from hocket.core.plans.message_order import Group, Queue, plan_queues
-from hocket.core.plans.portions import plan_portions
 from hocket.core.schedule import Schedule
 from hocket.errors import DeadlockError, PlanError, ScheduleError
 from hocket.passes.add_messages import add_messages

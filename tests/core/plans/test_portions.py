@@ -9,7 +9,7 @@ import pytest
 from hocket.core.check import check
 from hocket.core.dataflow import Value, is_given, makes, needs
 from hocket.core.op import Op
-from hocket.core.plans.portions import Portions, align_bodies, portions
+from hocket.core.plans.lane_plan import Portions, align_bodies, portions
 from hocket.core.schedule import Schedule
 from hocket.errors import PlanError
 from hocket.schedules import make_schedule

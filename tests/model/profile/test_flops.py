@@ -16,7 +16,7 @@ from hocket.model.profile.flops import count_layers
 from hocket.model.profile.measure import profile
 from hocket.model.profile.work import counted_work, layer_weights
 from hocket.planner.work import LayerOps
-from hocket.recipes.models.vit import Blocks
+from hocket.recipes.models.make import Blocks
 from hocket.run.stage.split.by_layers import ByLayers
 
 WIDTH = 32

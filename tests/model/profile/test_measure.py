@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.model.capture.capture import capture
-from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.measure import profile
 from hocket.model.profile.profile import Profile
+from hocket.model.profile.work import stage_costs
 from hocket.model.stages.cut import cut
 from hocket.run.stage.split.by_layers import ByLayers
 from tests.model.capture.test_submodules import Notes, X

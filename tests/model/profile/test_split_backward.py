@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from hocket.core.costs import StageCost
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.profile.allocations import allocations
-from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.measure import profile
 from hocket.model.profile.profile import Profile
+from hocket.model.profile.work import stage_costs
 from hocket.model.stages.cut import cut
 from hocket.run.data.batch import Microbatch
 from hocket.run.stage.runner import StageRunner

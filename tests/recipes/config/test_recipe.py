@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import hocket
 from hocket.freeze.cache.settings import Cache
 from hocket.recipes.config.recipe import Recipe
-from hocket.recipes.models.vit import Blocks
+from hocket.recipes.models.make import Blocks
 from hocket.recipes.training.train import POLICIES
 
 SOURCE: Final = Path(inspect.getfile(hocket)).parent

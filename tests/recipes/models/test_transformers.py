@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from examples.zoo.text import NUM_BYTE_VALUES, Gpt, generate
-from hocket.recipes.models.vit import Blocks, Pooling, VisionTransformer
+from hocket.recipes.models.make import Blocks, Pooling, VisionTransformer
 
 BLOCKS: Final = Blocks(width=16, num_blocks=2, num_heads=4, mlp_width=24)
 WINDOW: Final = 12

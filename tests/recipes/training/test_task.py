@@ -14,8 +14,7 @@ from examples.zoo.text import Gpt
 from hocket.errors import DataError
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.data import load_samples, whole_of
-from hocket.recipes.models.make import make_model
-from hocket.recipes.models.vit import Block, VisionTransformer
+from hocket.recipes.models.make import Block, VisionTransformer, make_model
 from hocket.recipes.objectives import class_loss, class_metrics
 from hocket.recipes.training.task import Task, make_task
 from hocket.run.data.sample_loader import SampleLoader

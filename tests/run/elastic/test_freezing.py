@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hocket
-from hocket.freeze.decide import Decider
+from hocket.freeze.policy import Decider
 from tests.run.support.forked_launch import launch_forked
 from tests.run.support.freezing_workers import (
     ADAMW,

@@ -18,7 +18,7 @@ import hocket
 from hocket.cli.main import app
 from hocket.errors import DamagedError
 from hocket.freeze import Alpha
-from hocket.freeze.decide import Decider
+from hocket.freeze.policy import Decider
 from hocket.run.checkpoint.format.newest import find
 from hocket.run.checkpoint.format.opened import open_checkpoint
 from hocket.run.elastic.make import distance

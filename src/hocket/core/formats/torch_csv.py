@@ -44,14 +44,7 @@ from typing import Final, TypeAlias
 
 from hocket.core.dataflow import Fact, is_sent, makes, needs
 from hocket.core.formats.infer import infer_program
-from hocket.core.op import (
-    BACKWARDS,
-    MAKES_WEIGHT_GRAD,
-    MESSAGES,
-    SHARDING,
-    Kind,
-    Op,
-)
+from hocket.core.op import BACKWARDS, MAKES_WEIGHT_GRAD, MESSAGES, SHARDING, Kind, Op
 from hocket.core.plans.lane_plan import Message
 from hocket.core.plans.message_order import Item, Receives, play_messages
 from hocket.core.program import Program

@@ -18,9 +18,13 @@ from hocket.core.formats.drawn import Drawn
 from hocket.core.op import ASYNCHRONOUS, BACKWARDS, MAKES_WEIGHT_GRAD, Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
-from hocket.core.timelines.memory import MemoryCurve, activation_units
+from hocket.core.timelines.memory import (
+    MemoryCurve,
+    Traffic,
+    Transfer,
+    activation_units,
+)
 from hocket.core.timelines.steady import Window, num_repeats_in_window, steady_windows
-from hocket.core.timelines.traffic import Traffic, Transfer
 from hocket.errors import ParseError, PlanError
 
 

@@ -208,7 +208,7 @@ AnyOptimizer = AdamwSettings | SgdSettings | LarsSettings | AdafactorSettings
 
 # The section [model]: what each kind of model takes.
 class VitSettings(Settings):
-    """A small vision transformer (`hocket.recipes.models.vit`).
+    """A small vision transformer (`hocket.recipes.models.make`).
 
     Args:
         width: features per token; a multiple of `num_heads`.

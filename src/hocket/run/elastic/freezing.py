@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from hocket.errors import CheckpointError, HocketError, RunError
 from hocket.freeze.cache.payoff import CacheCosts
-from hocket.freeze.decide import Decider
 from hocket.freeze.forecast import Stretch
-from hocket.freeze.policy import Measures
+from hocket.freeze.policy import Decider, Measures
 from hocket.freeze.shapes import PipelineShape, Prediction
 from hocket.run.checkpoint.format.manifest import FreezingRecord
 from hocket.run.cluster.store.values import decode, encode

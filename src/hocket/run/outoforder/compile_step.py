@@ -23,13 +23,7 @@ from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
 from hocket.errors import ConfigError, RunError
 from hocket.model.trace.state import model_fault, refuse_no_values
-from hocket.run.data.batch import (
-    apart,
-    call_arguments,
-    count_samples,
-    on_device,
-    whole,
-)
+from hocket.run.data.batch import apart, call_arguments, count_samples, on_device, whole
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.device.late import Late
 from hocket.run.device.open import open_device

@@ -30,9 +30,9 @@ from hocket.model.stages.stage import StageModule
 from hocket.model.trace.are_close import are_close
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.state import overwrite
-from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import preserve_generators, random_state, set_random_state
+from hocket.run.stage.versions import ParameterSlots
 
 Leaves = Mapping[str, Tensor]
 

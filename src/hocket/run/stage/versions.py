@@ -19,13 +19,14 @@ layers be silently wrong.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol, cast
 
 from torch import Tensor, nn
 
+from hocket.errors import ModelError
 from hocket.model.capture.no_checkpointing import NoCheckpointing, around_old_weights
-from hocket.run.stage.parameter_slots import ParameterSlots
 
 Leaves = dict[str, Tensor]
 
@@ -249,3 +250,55 @@ def _leaf(value: Tensor, like: Tensor) -> Tensor:
     """Return a leaf whose gradients add up in the same type as another's."""
     value.requires_grad_().grad_dtype = like.grad_dtype
     return value
+
+
+class ParameterSlots:
+    """The places of trained parameters; one parameter may be in several modules.
+
+    Filling them exchanges entries of the modules' own dicts; the parameters stay the
+    same objects.
+
+    Args:
+        module: the stage.
+        trained: its parameters by name.
+    """
+
+    def __init__(self, module: nn.Module, trained: Mapping[str, nn.Parameter]) -> None:
+        names = {id(parameter): name for name, parameter in trained.items()}
+        self._slots = [
+            (_entries(part), key, names[id(parameter)], parameter)
+            for part in module.modules()
+            for key, parameter in part._parameters.items()
+            if id(parameter) in names
+        ]
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Let the module compute with these tensors, by name, until `empty`."""
+        for slots, key, name, _ in self._slots:
+            slots[key] = tensors[name]
+
+    def empty(self) -> None:
+        """Put the parameters back."""
+        for slots, key, name, parameter in self._slots:
+            # Old weights, also those of another stage, are no parameters.
+            if slots[key] is not parameter and isinstance(slots[key], nn.Parameter):
+                raise ModelError(
+                    f"{name} was replaced between two steps, while its place held an "
+                    "older version of it: copy the values in place (`with "
+                    "torch.no_grad(): old.copy_(new)`), or make a new pipeline"
+                )
+            slots[key] = parameter
+
+    @contextmanager
+    def filled(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the module compute with these tensors for a while."""
+        try:
+            self.fill(tensors)
+            yield
+        finally:
+            self.empty()
+
+
+def _entries(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return a module's own parameters, by name; any tensor may replace them."""
+    return cast("dict[str, Tensor | None]", module._parameters)

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from hocket.core.costs import Link
 from hocket.core.schedule import Schedule
 from hocket.model.capture.captured import Captured
-from hocket.model.profile.costs import stage_costs
 from hocket.model.profile.profile import Profile
+from hocket.model.profile.work import stage_costs
 from hocket.model.stages.cut import cut, num_frozen_stages
 from hocket.model.trace.per_sample import num_rows, take_rows
 from hocket.passes.freeze_stages import freeze_stages

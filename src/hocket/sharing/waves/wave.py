@@ -17,9 +17,7 @@ from hocket.errors import ModelError, NonFiniteError
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.trace.observe import is_random
 from hocket.model.trace.state import saved_tensors
-from hocket.run.data.batch import (
-    Microbatch,
-)
+from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL
 from hocket.run.device.operator_mode import OperatorMode
 from hocket.run.weights.settings import TrainingConfig

@@ -15,7 +15,7 @@ from torch import nn
 import hocket
 from hocket.freeze.cache.shard import SUFFIX, file_bytes
 from hocket.freeze.policy import LayerObservation
-from hocket.run.elastic.cache import cached_prefix, frozen_part
+from hocket.run.elastic.cache import cached_prefix, output_rows
 from tests.run.support.cache_runs import (
     NUM_TRIALS,
     SAMPLE_BYTES,
@@ -78,13 +78,13 @@ def test_extends_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Past bug: to find the form of the new outputs, all frozen layers ran twice.
     """
     ran: list[int] = []
-    run = frozen_part.run_stage
+    run = output_rows.run_stage
 
     def run_stage(runner: Any, *rest: Any) -> Any:
         ran.append(len(list(runner.module.named_parameters())))
         return run(runner, *rest)
 
-    for module in (cached_prefix, frozen_part):
+    for module in (cached_prefix, output_rows):
         monkeypatch.setattr(module, "run_stage", run_stage)
     room = file_bytes(SAMPLE_BYTES, 48)  # of 32 samples twice, it has not
     cache = in_folder(tmp_path, ram_bytes=0, disk_bytes=room)

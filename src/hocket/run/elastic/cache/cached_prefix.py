@@ -31,8 +31,12 @@ from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.reads import PartBatch
-from hocket.run.elastic.cache.extension import Extension, PartMaker, model_digest
-from hocket.run.elastic.cache.kept_rows import KeptRows
+from hocket.run.elastic.cache.kept_rows import (
+    Extension,
+    KeptRows,
+    PartMaker,
+    model_digest,
+)
 from hocket.run.elastic.cache.output_rows import (
     Begun,
     FrozenPart,

@@ -30,9 +30,9 @@ from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
-from hocket.run.stage.parameter_slots import ParameterSlots
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import layers_seeded
+from hocket.run.stage.versions import ParameterSlots
 
 # Runs a part of a net in the emulator, with the old weights that its delay promises.
 #

@@ -20,8 +20,7 @@ from enum import Enum
 
 from hocket.core.dataflow import makes, needs
 from hocket.core.gates import Gates, flushes, gates_of
-from hocket.core.plans.lane_plan import OpPlan, plan_lanes
-from hocket.core.plans.portions import plan_portions
+from hocket.core.plans.lane_plan import OpPlan, plan_lanes, plan_portions
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.passes.one_step import one_step

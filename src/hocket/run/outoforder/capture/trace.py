@@ -28,8 +28,8 @@ from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.outoforder.capture.lstm import RnnTracing
 from hocket.run.stage.compiled.capture import CannotCompileError
-from hocket.run.stage.compiled.graph.divide import divide
 from hocket.run.stage.compiled.graph.graphs import (
+    divide,
     inputs_of_graph,
     results_of_graph,
     value_of,

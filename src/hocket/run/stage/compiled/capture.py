@@ -14,9 +14,9 @@ from torch import Tensor, fx
 
 from hocket.model.stages.emit import layer_seeds_of
 from hocket.run.stage.compiled.draws import Draws, draw_before, recorded_layers
-from hocket.run.stage.compiled.graph.divide import divide
 from hocket.run.stage.compiled.graph.graphs import (
     Nodes,
+    divide,
     extracted,
     inputs_of_graph,
     needed,

@@ -14,7 +14,7 @@ from hocket.core.program import Program
 from hocket.errors import ModelError
 from hocket.freeze.shapes import greedy_boundaries
 from hocket.model.capture.captured import Captured
-from hocket.model.profile.costs import stage_costs
+from hocket.model.profile.work import stage_costs
 from hocket.model.stages.cut import boundaries_from_names, check_as_is, cut
 from hocket.model.stages.stage import StageModule
 from hocket.model.weights.given import GivenWeights
