@@ -203,7 +203,7 @@ def train_from_samples() -> Any:
 
 def measure_briefly() -> None:
     """Measure no longer than it takes to have numbers."""
-    forwards = {"hocket.model.profile.forwards._BUDGET_S": 1e-9}  # of frozen layers
+    forwards = {"hocket.model.profile.held_layers._BUDGET_S": 1e-9}  # of frozen layers
     for name, value in (SHORT | forwards).items():
         path, _, attribute = name.rpartition(".")
         setattr(import_module(path), attribute, value)

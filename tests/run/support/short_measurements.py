@@ -12,8 +12,8 @@ from typing import Final
 import pytest
 
 SHORT: Final = {
-    "hocket.model.profile.forwards._BUDGET_S": 1e-9,
-    "hocket.model.profile.forwards._MIN_PASSES": 3,
+    "hocket.model.profile.held_layers._BUDGET_S": 1e-9,
+    "hocket.model.profile.held_layers._MIN_PASSES": 3,
     "hocket.model.profile.measure._BUDGET_S": 0.0,
     "hocket.model.profile.measure._MIN_PASSES": 2,
     "hocket.run.tune.dry_run._ENOUGH_S": 0.0,

@@ -30,7 +30,6 @@ from hocket.run.outoforder.capture.captured_step import (
     OptimizerStates,
     StepTensors,
     capture_variants,
-    distinct_bytes,
     preserved,
 )
 from hocket.run.outoforder.capture.trace import PLAIN_VALUES, WeightChangeError
@@ -43,6 +42,7 @@ from hocket.run.outoforder.order.choose import (
 from hocket.run.outoforder.order.compare import StepComparison, StepDiffersError
 from hocket.run.outoforder.play.step_replay import StepReplay
 from hocket.run.stage.loss_checks.trial import restored_attributes
+from hocket.run.stage.memory import num_bytes_held
 from hocket.run.stage.split.layers.accumulate import has_hooks
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class CapturedOrders:
         )
         self.states.bind()
         given = tensors.given(batch)
-        always = distinct_bytes([*given.values()])
+        always = num_bytes_held(given.values())
         with preserved([*tensors.state.values()]):
             replay, candidates = choose_order(
                 step,

@@ -275,9 +275,3 @@ def preserved(tensors: Sequence[Tensor]) -> Iterator[None]:
             with torch.no_grad():
                 for tensor, old in zip(tensors, kept, strict=True):
                     tensor.copy_(old)
-
-
-def distinct_bytes(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of the memory that some tensors lie in."""
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage() for x in tensors}
-    return sum(storage.nbytes() for storage in storages.values())

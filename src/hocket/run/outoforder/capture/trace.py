@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import CaptureError, HocketError, ModelError
 from hocket.model.capture.source_line import source_line_of
 from hocket.model.guards.reached import reached_by
+from hocket.model.trace.observe import storage_of
 from hocket.run.data.batch import call_arguments
 from hocket.run.data.loss import TOTAL, LossFunction, losses_of
 from hocket.run.outoforder.capture.lstm import RnnTracing
@@ -137,8 +138,7 @@ def _own_gradients(graph: fx.Graph, places: Sequence[int]) -> None:
 
 
 def _storage(node: fx.Node) -> int:
-    number: int = value_of(node).untyped_storage()._cdata
-    return number
+    return storage_of(value_of(node))
 
 
 def _called(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:

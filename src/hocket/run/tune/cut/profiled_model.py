@@ -18,7 +18,7 @@ from hocket.model.capture.attribute_writes import AttributeSnapshot, preserve_at
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.captured import enough_layers
 from hocket.model.capture.lost_in_graph import LostInGraphError
-from hocket.model.profile.forwards import passes_of, profile_forwards
+from hocket.model.profile.held_layers import passes_of, profile_forwards
 from hocket.model.profile.profile import Profile, conditions_of, path_of
 from hocket.model.profile.work import measured_work
 from hocket.model.stages.stage import KEPT_ELSEWHERE
