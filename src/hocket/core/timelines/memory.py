@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
-from hocket.core.op import BACKWARDS, Kind, Op
+from hocket.core.op import Kind, Op
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.arrays import Floats, Ints
 

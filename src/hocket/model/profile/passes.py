@@ -24,6 +24,7 @@ from hocket.model.profile.allocations import allocations
 from hocket.model.profile.precision import Clock, clock_of, timed
 from hocket.model.stages.splitter import Remainder, Splitter
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.local import local
 from hocket.model.trace.per_sample import tensors_in
 from hocket.planner.work import HeldBytes
 
@@ -268,5 +269,5 @@ def _blocks_held(left: Remainder, tensors: Sequence[Tensor]) -> dict[int, int]:
     """Return the bytes of each block of memory that W holds, by address."""
     if not tensors or not left.holds(tensors):
         return {}
-    storages = [x.untyped_storage() for x in tensors if left.holds([x])]
+    storages = [local(x).untyped_storage() for x in tensors if left.holds([x])]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -148,4 +148,4 @@ def _replay_bytes(module: StageModule) -> int:
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(local(tensor).nbytes for tensor in tensors)

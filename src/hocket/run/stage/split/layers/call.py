@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import ModelError
+from hocket.model.trace.local import local
 from hocket.run.stage.memory import num_bytes_held
 from hocket.run.stage.split.layers.accumulate import accumulate
 
@@ -192,9 +193,9 @@ class Pending:
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it holds the memory of any of these tensors."""
-        storages = [tensor.untyped_storage() for tensor in tensors]
+        storages = [local(tensor).untyped_storage() for tensor in tensors]
         blocks = [(x.data_ptr(), x.data_ptr() + x.nbytes()) for x in storages]
-        held = [tensor.data_ptr() for tensor in self._held()]
+        held = [local(tensor).data_ptr() for tensor in self._held()]
         return bool([x for x in held for begin, end in blocks if begin <= x < end])
 
     @property
