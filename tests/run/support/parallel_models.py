@@ -24,6 +24,7 @@ from hocket.run.cluster.world import World
 
 _WIDTH: Final = 16
 _WORDS: Final = 32
+DECAY: Final = 0.5
 NUM_PARTS: Final = 4  # microbatches of a batch, over all replicas
 
 Batch = tuple[Tensor, Tensor]
@@ -153,12 +154,13 @@ def _trained(world: World, case: dict[str, Any], folder: Path) -> dict[str, Any]
         num_microbatches=NUM_PARTS // replicas,
         optimizer=adamw,
         world=world,
+        ema_decay=DECAY,
         **options,
     ) as pipeline:
         steps = [pipeline.step(batch) for batch in data[:2]]
         losses = [x.loss for x in steps]
         norms = [x.grad_norm for x in steps]
-        state = pipeline.state_dict()
+        state, averaged = pipeline.state_dict(), pipeline.state_dict(ema=True)
         evaluated = pipeline.evaluate([data[3]]).loss
         pipeline.save(folder)
         later = pipeline.step(data[2]).loss, pipeline.step(data[2]).loss
@@ -173,4 +175,5 @@ def _trained(world: World, case: dict[str, Any], folder: Path) -> dict[str, Any]
             "again": again,
             "weight_bytes": sum(x.weight_bytes for x in stages),
             "state": {name: x.tolist() for name, x in state.items()},
+            "averaged": {name: x.tolist() for name, x in averaged.items()},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import hocket
 from tests.run.support.forked import answers_of
 from tests.run.support.parallel_models import (
+    DECAY,
     NUM_PARTS,
     adamw,
     batches,
@@ -20,6 +22,7 @@ from tests.run.support.parallel_models import (
 )
 
 CLIP: Final = 0.5
+assert_near = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-12)
 CASES: Final[dict[str, dict[str, Any]]] = {
     "halves, recomputed, sequence": {
         "plan": "sequence",
@@ -56,9 +59,10 @@ MORE: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def plain() -> tuple[list[float], list[float], float, dict[str, Tensor]]:
-    """Losses, norms, the loss in evaluation, and the state of the plain loop."""
+def plain() -> tuple[list[float], list[float], float, dict[str, dict[str, Tensor]]]:
+    """Losses, norms, the loss in evaluation, state and averages of the plain loop."""
     net, data = make_net(), batches(4)
+    averaged = make_net().state_dict()
     optimizer = adamw(net.parameters())
     losses, norms = [], []
     for words, targets in data[:2]:
@@ -67,11 +71,13 @@ def plain() -> tuple[list[float], list[float], float, dict[str, Tensor]]:
         loss.backward()
         norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), CLIP)))
         optimizer.step()
+        for name, weight in net.state_dict().items():
+            averaged[name].lerp_(weight, 1 - DECAY)
         losses.append(loss.item())
     words, targets = data[3]
     with torch.no_grad():
         evaluated = loss_of(net(words), targets).item()
-    return losses, norms, evaluated, net.state_dict()
+    return losses, norms, evaluated, {"state": net.state_dict(), "averaged": averaged}
 
 
 @pytest.mark.timeout(280)
@@ -90,7 +96,7 @@ def test_workers_equal_the_plain_loop(
         folder=tmp_path / "job",
         whole_s=250.0,
     )
-    losses, norms, evaluated, state = plain()
+    losses, norms, evaluated, states = plain()
     whole_bytes = sum(x.nbytes for x in make_net().parameters())
     for i, (name, case) in enumerate(cases.items()):
         for found in rows:  # all workers know the same
@@ -99,10 +105,11 @@ def test_workers_equal_the_plain_loop(
             assert row["norms"] == pytest.approx(norms, rel=1e-10), name
             assert row["evaluated"] == pytest.approx(evaluated, rel=1e-10), name
             assert row["again"] == row["later"], name
-            assert list(row["state"]) == list(state), name
-            for key, value in row["state"].items():
-                got = torch.tensor(value, dtype=torch.float64)
-                torch.testing.assert_close(got, state[key], rtol=1e-10, atol=1e-12)
+            for kind, expected in states.items():
+                assert list(row[kind]) == list(expected), name
+                for key, value in row[kind].items():
+                    got = torch.tensor(value, dtype=torch.float64)
+                    assert_near(got, expected[key])
             # What a worker holds: its part of weights that are split, and the others.
             assert whole_bytes / case["tp"] < row["weight_bytes"] < whole_bytes, name
         with hocket.Pipeline(
@@ -112,9 +119,10 @@ def test_workers_equal_the_plain_loop(
             num_microbatches=NUM_PARTS,
             optimizer=adamw,
             clip_norm=CLIP,
+            ema_decay=DECAY,
         ) as alone:
             alone.load(tmp_path / str(i))
             for key, value in alone.state_dict().items():
-                torch.testing.assert_close(value, state[key], rtol=1e-10, atol=1e-12)
+                assert_near(value, states["state"][key])
             later = alone.step(batches(4)[2]).loss
         assert later == pytest.approx(rows[0][i]["later"][0], rel=1e-10), name

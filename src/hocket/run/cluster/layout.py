@@ -62,10 +62,9 @@ class Layout:
         """This worker's place among those that compute its ops together."""
         return self.rank % self.tp_size
 
-    @property
-    def of_first_tp_rank(self) -> Layout:
-        """The same of the first of them, where all must decide alike."""
-        return replace(self, rank=self.rank - self.tp_rank)
+    def of_tp_rank(self, number: int) -> Layout:
+        """Return it as another of them sees it: the first, where all decide alike."""
+        return replace(self, rank=self.rank - self.tp_rank + number)
 
     @property
     def pipeline(self) -> int:

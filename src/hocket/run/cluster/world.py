@@ -276,9 +276,9 @@ def _refuse_a_second_group(world_size: int) -> None:
         raise RunError(
             "this process is in a process group already: of a pipeline that is still "
             "open, or the script's own. Close the pipeline (or call `torch.distributed."
-            "destroy_process_group()`) first. Or, for several pipelines at a time, "
-            "join once with `world = hocket.join_world()`, and "
-            "give each `world=world`"
+            "destroy_process_group()`) first. Or, for several pipelines at a time or "
+            "a device mesh of your own, join once with `world = hocket.join_world()`, "
+            "before you make them, and give each pipeline `world=world`"
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import combinations
+from itertools import combinations, product
 from typing import Final, Literal, TypeAlias
 
 import torch.distributed as dist
@@ -156,11 +156,12 @@ def talking_ranks(order: Schedule, layout: Layout) -> set[tuple[int, int]]:
     """
     stages = order.program.stages
     devices = {(stages[a].device, stages[b].device) for a, b in order.program.flows}
+    layouts = map(layout.of_tp_rank, range(layout.tp_size))
     return {(0, 1)} | {
         pair
-        for a, b in devices
+        for (a, b), own in product(devices, layouts)
         if a != b
-        for pair in zip(layout.ranks_of(a), layout.ranks_of(b), strict=True)
+        for pair in zip(own.ranks_of(a), own.ranks_of(b), strict=True)
     }
 
 

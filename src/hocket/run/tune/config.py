@@ -60,6 +60,7 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
 
     Args:
         model: any module; each worker keeps its stages of it and trains them in place.
+            It may be parallelised over a tp axis (DTensors).
             Nothing else of it is kept: if the user keeps no reference, the weights of
             the other workers' stages are freed.
         loss: `loss(output, targets)` returns the mean over a microbatch's samples, as a

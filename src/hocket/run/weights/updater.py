@@ -157,8 +157,8 @@ class Updater:
         """Move the averages towards the weights, if there are any; see `update`."""
         if not self.ema or self._decay is None:
             return
-        old, share = list(self.ema.values()), 1.0 - self._decay
-        new = [self._trained[name].detach() for name in self.ema]
+        old, share = [*map(local, self.ema.values())], 1.0 - self._decay
+        new = [local(self._trained[name].detach()) for name in self.ema]
         if is_bad is None:
             torch._foreach_lerp_(old, new, share)
         else:

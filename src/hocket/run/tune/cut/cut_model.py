@@ -225,6 +225,6 @@ def balanced_boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    layout = context.layout.of_first_tp_rank
+    layout = context.layout.of_tp_rank(0)
     ranks = [layout.ranks_of(stage.device) for stage in program.stages]
     return known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks)
