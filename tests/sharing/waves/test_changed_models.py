@@ -78,6 +78,23 @@ def another_layer(step: int, net: Net) -> None:
         net.last = nn.Linear(16, 3).double()
 
 
+def doubling(step: int, net: Net) -> None:
+    """A hook on a gradient, from step 2 on."""
+    if step == 2:
+        net.last.weight.register_hook(lambda gradient: 2 * gradient)
+
+
+def bounding(step: int, net: Net) -> None:
+    """A hook on what adds up, from step 2 on."""
+
+    def bound(weight: Tensor) -> None:
+        assert weight.grad is not None
+        weight.grad.clamp_(-0.01, 0.01)
+
+    if step == 2:
+        net.last.weight.register_post_accumulate_grad_hook(bound)
+
+
 def make_net() -> Net:
     """The same each time, in float64."""
     torch.manual_seed(0)
@@ -158,6 +175,10 @@ def test_waves_of_batches_follow_what_is_set_in_one_module() -> None:
         (another_layer, "exact"),
         (another_layer, "wave"),
         (frozen, "wave"),
+        (doubling, "exact"),
+        (doubling, "wave"),
+        (bounding, "exact"),
+        (bounding, "wave"),
     ],
 )
 def test_what_an_optimizer_does_not_know_is_refused(change: Change, sync: str) -> None:

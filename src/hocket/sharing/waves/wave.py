@@ -20,6 +20,7 @@ from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL
 from hocket.run.device.operator_mode import OperatorMode
+from hocket.run.stage.split.layers.accumulate import has_hooks
 from hocket.run.weights.settings import TrainingConfig
 from hocket.run.weights.updater import Updater
 
@@ -182,6 +183,13 @@ class LoopChanges:
         Raises:
             ModelError: names the change, both values and the step.
         """
+        for name, parameter in self._waves[0].module.named_parameters():
+            if has_hooks(parameter):
+                raise ModelError(
+                    f"before step {step}, {name} has a hook on its gradient, of which "
+                    "the other wave's weight knows nothing: let the optimizer's step "
+                    "do what it does, or take hocket.Pipeline"
+                )
         changes = [*self.noted.values()]
         unknown = [x for x in changes if not self._is_known(x)]
         if changes and not is_idle:
