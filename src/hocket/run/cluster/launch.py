@@ -335,7 +335,8 @@ class _Attempts:
             "message": str(error),
             "reports": [as_json(report) for report in first_failures(reports)],
         }
-        write_json(run_dir / "failure.json", root_cause)
+        with contextlib.suppress(RunError):  # no room: the error says it all
+            write_json(run_dir / "failure.json", root_cause)
         return error
 
     def remove(self) -> None:

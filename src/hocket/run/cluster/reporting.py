@@ -138,10 +138,12 @@ def _publish_report(
     error.add_note("\n".join(notes))
     _write_torchrun_report(report)
     if not env.JOB_DIR.is_set:  # else the launcher prints the cause
-        files.text.write_text(
-            "\n".join([report.traceback.rstrip(), *notes, ""]), encoding="utf-8"
-        )
-        _shorten_traceback(world, report, files, error)
+        text = "\n".join([report.traceback.rstrip(), *notes, ""])
+        with contextlib.suppress(
+            OSError
+        ):  # where there is no room for it, Python prints all
+            files.text.write_text(text, encoding="utf-8")
+            _shorten_traceback(world, report, files, error)
 
 
 def _shorten_traceback(
