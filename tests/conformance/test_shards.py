@@ -33,7 +33,7 @@ REFUSED: Final = {
     "layer_to_float32": REPLACED,
     "layer_to_half": REPLACED,
     "learned_scale": "is a scalar",
-    "sparse_gradients": "are sparse, and FSDP reduces dense ones alone",
+    "sparse_gradients": "are sparse, and workers add up dense ones alone",
     "trains_again": "does not go together with freeze",
 }
 # Weights between two steps are in shards: torch raises where the loop writes them.

@@ -47,6 +47,11 @@ EXPECTED: Final[dict[str, tuple[int | None, tuple[str, str]]]] = {
             "before step 2, 1.linear.weight has a post-accumulate-grad hook",
         ),
     ),
+    "sparse, one replica": (None, WELL),
+    "sparse": (
+        None,
+        ("ModelError", "are sparse, and workers add up dense ones alone: make the emb"),
+    ),
     "closure": (None, ("ConfigError", "its step() needs closure")),
     "closure, hidden": (None, ("ConfigError", "AssertionError: I need a closure")),
     "2bw": (None, ("ShapeError", "pipedream-2bw on 2 devices needs 2 microbatches")),

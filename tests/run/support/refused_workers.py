@@ -61,6 +61,17 @@ class Recomputes(Layer):
         return out
 
 
+class LooksUp(Layer):
+    """Adds a row of a table, whose gradient is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, WIDTH, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.table((x[:, 0] > 0).long())
+
+
 class Insists(torch.optim.SGD):
     """Says that it can do without a closure, and cannot."""
 
@@ -156,6 +167,8 @@ CASES: Final[dict[str, Callable[[dict[str, Any]], None]]] = {
     "frozen, flushed": _case(change=_frozen, schedule="1f1b"),
     "sums seen, one replica": _case(change=_sees_sums, schedule="1f1b"),
     "sums seen": _case(change=_sees_sums, schedule="1f1b", num_replicas=2, cut=None),
+    "sparse, one replica": _case(LooksUp, schedule="1f1b"),
+    "sparse": _case(LooksUp, schedule="1f1b", num_replicas=2, cut=None),
     "closure": _case(optimizer=partial(Searches, lr=0.1)),
     "closure, hidden": _case(optimizer=partial(Insists, lr=0.1)),
     "2bw": _case(num_microbatches=1),

@@ -7,13 +7,14 @@ anywhere keeps none, as in the plain loop, where the optimizer then leaves it al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import ModelError
 from hocket.model.trace.local import as_part, local
 from hocket.run.cluster.group import GroupWork, WorkerGroup
 
@@ -75,7 +76,12 @@ class Reducer:
         """Start to reduce the gradients, which must be complete, and take them.
 
         Until `finish` the parameters have no gradients: they would be in memory twice.
+
+        Raises:
+            ModelError: a gradient is sparse.
         """
+        every = (p for parameters in self._by_type.values() for p in parameters)
+        refuse_sparse(every, self._what, "take one replica")
         for dtype, parameters in self._by_type.items():
             present = tuple(parameter.grad is not None for parameter in parameters)
             if (dtype, present) not in self._present_flags:
@@ -102,6 +108,24 @@ class Reducer:
             self._group.wait(bucket.work, self._what)
             _put_back(bucket)
         self._buckets.clear()
+
+
+def refuse_sparse(parameters: Iterable[nn.Parameter], what: str, way_out: str) -> None:
+    """Refuse sparse gradients, where workers add up.
+
+    Args:
+        parameters: those whose gradients are added up.
+        what: describes the gradients.
+        way_out: another one than a dense embedding; ends the error.
+
+    Raises:
+        ModelError: a gradient is sparse.
+    """
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        raise ModelError(
+            f"the {what} are sparse, and workers add up dense ones alone: make the "
+            f"embedding with sparse=False, or {way_out}"
+        )
 
 
 def _flattened(parameters: Sequence[nn.Parameter], present: Tensor) -> Tensor:

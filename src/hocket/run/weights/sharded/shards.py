@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import ModelError
 from hocket.model.trace.local import local
 from hocket.run.cluster.group import GroupMaker, GroupWork, WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.diagnostics.flight_recorder import OnWait
+from hocket.run.weights.reduce import refuse_sparse
 from hocket.run.weights.sharded.units import GatheredUnit, UnitRoot, units_of
 
 if TYPE_CHECKING:  # importing it takes a second
@@ -238,11 +238,7 @@ class ShardReducer:
             WaitError: another worker did not come within the timeout.
         """
         trained = [weight for unit in self._units for weight in unit.trained]
-        if any(w.grad is not None and w.grad.is_sparse for w in trained):
-            raise ModelError(
-                f"the {self._what} are sparse, and FSDP reduces dense ones alone: make "
-                "the embedding with sparse=False, or the pipeline with num_shards=1"
-            )
+        refuse_sparse(trained, self._what, "take num_shards=1")
         if not trained:
             return
         self._here = tuple(w.grad is not None for w in trained)
