@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hocket.errors import CheckpointError
-from hocket.run.checkpoint.format.durable import TensorSource, write_tensors
 from hocket.run.checkpoint.format.manifest import ITEM_BYTES, Section, TensorFile
 from hocket.run.checkpoint.format.opened import BY_NAME, TensorLocation, read_tensors
+from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 
 
 def written(path: Path, tensors: dict[str, Tensor]) -> TensorFile:

@@ -24,12 +24,10 @@ from typing import Any
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.collect import WorkerShare
 from hocket.run.checkpoint.format.durable import (
-    TensorSource,
     remove_folder,
     replace_file,
     sync_folder,
     write_file,
-    write_tensors,
 )
 from hocket.run.checkpoint.format.folder import (
     LATEST,
@@ -50,6 +48,7 @@ from hocket.run.checkpoint.format.manifest import (
 )
 from hocket.run.checkpoint.format.newest import newest
 from hocket.run.checkpoint.format.opened import is_whole, read_checkpoint
+from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.version import __version__
 

@@ -24,11 +24,9 @@ import torch
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.format.durable import (
-    TensorSource,
     renamed_when_complete,
     sync_folder,
     write_file,
-    write_tensors,
 )
 from hocket.run.checkpoint.format.manifest import MANIFEST, Section
 from hocket.run.checkpoint.format.newest import find
@@ -39,6 +37,7 @@ from hocket.run.checkpoint.format.opened import (
     open_checkpoint,
     read_tensor,
 )
+from hocket.run.checkpoint.format.tensor_file import TensorSource, write_tensors
 
 MAX_FILE_BYTES: Final = 5 * 10**9  # as the Hugging Face hub wants them
 
