@@ -29,13 +29,13 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "tp": 2,
         "options": {"schedule": "zb-h1", "recompute": "all", "clip_norm": CLIP},
     },
+}
+MORE: Final[dict[str, dict[str, Any]]] = {
     "replicas": {
         "plan": "tensor",
         "tp": 2,
         "options": {"schedule": "1f1b", "num_replicas": 2, "clip_norm": CLIP},
     },
-}
-MORE: Final[dict[str, dict[str, Any]]] = {
     "1f1b, clipped": {
         "plan": "tensor",
         "tp": 2,
