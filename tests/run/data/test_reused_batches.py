@@ -61,8 +61,8 @@ def accumulated(loader: Filled) -> list[float]:
 
 
 def flush_free(loader: Filled) -> list[float]:
-    """Several steps in flight."""
-    return _pipelined(loader, schedule="wpipe")
+    """Several steps in flight, over one profile: another cut has other delays."""
+    return _pipelined(loader, schedule="wpipe", profile_dir="profiles")
 
 
 def looking_ahead(loader: Filled) -> list[float]:
