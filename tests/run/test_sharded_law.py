@@ -35,6 +35,7 @@ REFUSED = {
     "Adafactor": "cannot step sharded weights",
     "DTensors": "the model's 0.weight is sharded over",
     "experts": "the model's 0.weight is sharded over",
+    "tp twice": "over all of the job, and one for all weights",
     "tp in a teacher": "is a DTensor, as `parallelize_module`, a tp_plan",
     "tp in emulate": "is a DTensor, as `parallelize_module`, a tp_plan",
     "tp in waves": "is a DTensor, as `parallelize_module`, a tp_plan",

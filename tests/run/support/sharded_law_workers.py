@@ -292,6 +292,15 @@ def parallel(axis: str, **options: Any) -> Callable[[World], float]:
     return case
 
 
+def of_two_axes(world: World) -> float:
+    """One layer over both workers, another over one."""
+    net = parallel_net()
+    axes = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pp", "tp"))
+    parallelize_module(net[-1], axes["tp"], ColwiseParallel())
+    with sharded(world, net, num_shards=1):
+        return 0.0
+
+
 def beside_parallel(world: World) -> float:
     """A teacher with DTensors."""
     teachers = {"t": hocket.Teacher(parallel_net())}
@@ -375,6 +384,7 @@ CASES: Final[dict[str, Callable[[World], Any]]] = {
     "Adafactor": torchs("Adafactor"),
     "DTensors": of_dtensors,
     "experts": parallel("ep"),
+    "tp twice": of_two_axes,
     "tp in a teacher": beside_parallel,
     "tp in emulate": emulated_parallel,
     "tp in waves": waving_parallel,

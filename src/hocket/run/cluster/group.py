@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import product
+from itertools import chain
 from typing import Final, Self, cast
 
 import torch
@@ -230,18 +230,15 @@ class GroupMaker:
         Each collective of a group ends before the next one begins.
 
         Args:
-            all_ranks: the ranks of each group's members, of this worker's tp rank; the
-                same on every worker.
+            all_ranks: the ranks of each group's members, of this worker's tp rank or of
+                all; the same on every worker.
 
         Raises:
             WaitError: a member did not come.
         """
         own = []
         backend = None if uses_nccl() else in_order_backend()
-        own_place = self._rank % self._tp_size
-        shifts = [place - own_place for place in range(self._tp_size)]
-        every = product(all_ranks, shifts)
-        for ranks in (tuple(x + shift for x in one) for one, shift in every):
+        for ranks in chain(*map(self._on_every_tp_rank, all_ranks)):
             made = self._made.setdefault(ranks, [])
             if self._num_given[ranks] == len(made):
                 group = new_group(ranks, self._timeout_s, backend)
@@ -252,6 +249,15 @@ class GroupMaker:
             if member is not None:
                 own.append(member)
         return own
+
+    def _on_every_tp_rank(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the group of each tp rank; itself if it spans several."""
+        size = self._tp_size
+        (place, *others) = {rank % size for rank in ranks}
+        return [
+            tuple(rank - place + other for rank in ranks)
+            for other in ([place] if others else range(size))
+        ]
 
     def __enter__(self) -> Self:
         """Return the maker."""

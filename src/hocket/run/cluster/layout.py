@@ -62,9 +62,11 @@ class Layout:
         """This worker's place among those that compute its ops together."""
         return self.rank % self.tp_size
 
-    def of_tp_rank(self, number: int) -> Layout:
-        """Return it as another of them sees it: the first, where all decide alike."""
-        return replace(self, rank=self.rank - self.tp_rank + number)
+    @property
+    def every(self) -> tuple[Layout, ...]:
+        """It as each of them sees it; by the first one's, all decide alike."""
+        first, places = self.rank - self.tp_rank, range(self.tp_size)
+        return tuple(replace(self, rank=first + place) for place in places)
 
     @property
     def pipeline(self) -> int:
@@ -130,9 +132,10 @@ def tp_size_of(model: nn.Module, world: World) -> int:
         ModelError: the model is sharded in another way than over one tp axis.
         ShapeError: the ranks of this axis are no neighbours, or not in this job.
     """
-    size = 1
+    size = 0
     fsdp = any(hasattr(x, "set_reshard_after_forward") for x in model.modules())
-    for name, x in model.named_parameters():
+    every = (*model.named_parameters(), *model.named_buffers())
+    for name, x in every:
         if not is_sharded(x):
             continue
         dtensor: Any = x
@@ -145,23 +148,17 @@ def tp_size_of(model: nn.Module, world: World) -> int:
                 "tp_plan), and not of others (`fully_shard`, expert or context "
                 "parallel); num_shards= shards the stages of a model without DTensors"
             )
-        size, first = len(ranks), world.rank - world.rank % len(ranks)
-        if ranks != [*range(first, first + size)] or world.world_size % size:
+        before, size = size, len(ranks)
+        first = world.rank - world.rank % size
+        of_two = before not in (0, size)
+        if of_two or ranks != [*range(first, first + size)] or world.world_size % size:
             raise ShapeError(
                 f"the model's {name} is parallelised over ranks {ranks}, and this is "
                 f"rank {world.rank} of {world.world_size}: tp must be the last axis of "
-                "the mesh, init_device_mesh(device, (pp, tp)), over all of the job"
+                "the mesh, init_device_mesh(device, (pp, tp)), over all of the job, "
+                "and one for all weights"
             )
-    return size
-
-
-def tp_group(layout: Layout, world: World, groups: GroupMaker) -> WorkerGroup | None:
-    """Make the group that computes this worker's ops; all workers must call it."""
-    size = layout.tp_size
-    if size == 1:
-        return None
-    firsts = range(0, world.world_size, size)
-    return groups.join([tuple(range(first, first + size)) for first in firsts])[0]
+    return size or 1
 
 
 def replica_group(layout: Layout, groups: GroupMaker) -> WorkerGroup | None:

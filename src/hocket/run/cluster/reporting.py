@@ -139,11 +139,11 @@ def _publish_report(
     _write_torchrun_report(report)
     if not env.JOB_DIR.is_set:  # else the launcher prints the cause
         text = "\n".join([report.traceback.rstrip(), *notes, ""])
-        with contextlib.suppress(
-            OSError
-        ):  # where there is no room for it, Python prints all
+        try:
             files.text.write_text(text, encoding="utf-8")
-            _shorten_traceback(world, report, files, error)
+        except OSError:  # no room for it: Python prints all
+            return
+        _shorten_traceback(world, report, files, error)
 
 
 def _shorten_traceback(

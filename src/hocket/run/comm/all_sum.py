@@ -15,6 +15,7 @@ takes a fifth of gloo's all-reduce. On GPUs it is one collective operation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 from torch import Tensor
@@ -78,9 +79,10 @@ class MessageAllSum:
         own = layout.rank
         size = layout.num_shards  # those of the first replica have numbers, too
         numbers = devices or range(layout.num_devices)
-        ranks = [rank for d in numbers for rank in layout.ranks_of(d)[:size]]
+        every = [x.ranks_of(d)[:size] for d in numbers for x in layout.every]
         first, *copies = layout.ranks_of(layout.device)[layout.shard :: size]
-        self._peers_in: list[Receiver] = []
+        # In one order on all workers, so that each rounds alike; None is this one.
+        self._peers_in: list[Receiver | None] = []
         self._peers_out: list[Sender] = []
         self._copies_out: list[Sender] = []
         self._original_in: list[Receiver] = []  # of another replica: from the first one
@@ -89,7 +91,7 @@ class MessageAllSum:
         if own != first:
             self._original_in.append(transport.receiver(Channel(what, first, own)))
             return
-        for peer in ranks:
+        for peer in chain(*every):
             # Both ends of a channel are made in one order on all workers.
             for source, target in sorted({(own, peer), (peer, own)} - {(own, own)}):
                 channel = Channel(what, source, target)
@@ -97,6 +99,8 @@ class MessageAllSum:
                     self._peers_out.append(transport.sender(channel))
                 else:
                     self._peers_in.append(transport.receiver(channel))
+            if peer == own:
+                self._peers_in.append(None)
         for copy in copies:
             self._copies_out.append(transport.sender(Channel(what, own, copy)))
 
@@ -106,7 +110,7 @@ class MessageAllSum:
             self._schema = schema_of((own,))
         tag = message_tag(self._schema, step, 0)
         self._posted = own, tag
-        for receiver in (*self._peers_in, *self._original_in):
+        for receiver in filter(None, (*self._peers_in, *self._original_in)):
             receiver.expect([tag], self._schema)
         _send(self._peers_out, tag, own, self._schema)
 
@@ -116,9 +120,13 @@ class MessageAllSum:
         assert self._schema is not None
         own, tag = self._posted
         self._posted = None
-        for receiver in self._peers_in:
-            own += _received(receiver, tag)
-            receiver.release(tag)
+        mine = own.clone()
+        if self._peers_in:
+            own.zero_()
+        for peer in self._peers_in:
+            own += mine if peer is None else _received(peer, tag)
+            if peer is not None:
+                peer.release(tag)
         for receiver in self._original_in:
             own.copy_(_received(receiver, tag))
             receiver.release(tag)

@@ -156,10 +156,9 @@ def talking_ranks(order: Schedule, layout: Layout) -> set[tuple[int, int]]:
     """
     stages = order.program.stages
     devices = {(stages[a].device, stages[b].device) for a, b in order.program.flows}
-    layouts = map(layout.of_tp_rank, range(layout.tp_size))
     return {(0, 1)} | {
         pair
-        for (a, b), own in product(devices, layouts)
+        for (a, b), own in product(devices, layout.every)
         if a != b
         for pair in zip(own.ranks_of(a), own.ranks_of(b), strict=True)
     }

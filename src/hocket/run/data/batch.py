@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import DataError, ModelError, ShapeError
 from hocket.model.trace.example import Example
-from hocket.model.trace.local import is_sharded
+from hocket.model.trace.local import local
 from hocket.model.trace.per_sample import (
     PerSample,
     Shared,
@@ -318,8 +318,8 @@ def digest(batch: Any) -> int:
     numbers = [torch.tensor(x) for x in arrays if x.dtype.kind in "biufc"]
     for leaf in tensors_in([*leaves, *numbers]):
         total = zlib.crc32(f"{leaf.dtype}{tuple(leaf.shape)}".encode(), total)
-        if leaf.device.type == "cpu" and leaf.numel() and not is_sharded(leaf):
-            flat = leaf.detach().reshape(-1)
+        if leaf.device.type == "cpu" and leaf.numel():
+            flat = local(leaf).detach().reshape(-1)
             # An odd stride reads all columns of a table whose width is even.
             stride = max(1, flat.numel() // _DIGEST_SAMPLES) | 1
             sample = flat[::stride].contiguous().resolve_conj().view(torch.uint8)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 
 import torch.distributed as dist
 
 from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError
 from hocket.run.cluster.group import GroupMaker, WorkerGroup
-from hocket.run.cluster.layout import Layout, replica_group, tp_group
+from hocket.run.cluster.layout import Layout, replica_group
 from hocket.run.cluster.world import Backend, World
 from hocket.run.comm.all_sum import AllSum, GroupAllSum, MessageAllSum
 from hocket.run.comm.transport import Transport
@@ -42,7 +43,6 @@ class WorkerContext:
         groups: makes process groups.
         timeout_s: after which a wait for another worker ends.
         lanes: the device's lanes, where the order has several on it.
-        tp: the workers that compute this one's ops together, each on parts of weights.
     """
 
     world: World
@@ -53,7 +53,6 @@ class WorkerContext:
     groups: GroupMaker
     timeout_s: float
     lanes: Device | None = None
-    tp: WorkerGroup | None = None
 
     def with_replicas(self) -> WorkerGroup | None:
         """The workers of this one's device in all replicas; every worker must call."""
@@ -84,8 +83,8 @@ class WorkerContext:
             if layout.device not in devices:
                 return None
             return MessageAllSum(layout, self.transport, what, devices)
-        ranks = tuple(rank for d in devices for rank in layout.ranks_of(d))
-        groups = self.groups.join([ranks])
+        every = (x.ranks_of(d) for d in devices for x in layout.every)
+        groups = self.groups.join([tuple(sorted(chain(*every)))])
         return GroupAllSum(groups[0]) if groups else None
 
     def channels(self, plan: PlayPlan) -> PointToPoint:
@@ -172,8 +171,6 @@ def open_context(
     groups = stack.enter_context(
         GroupMaker(layout.rank, timeout_s, recorder.wait, layout.tp_size)
     )
-    alone = stack.enter_context(GroupMaker(layout.rank, timeout_s, recorder.wait))
-    tp = tp_group(layout, world, alone)
     lanes = None
     num_lanes = len(order.lanes_of(layout.device))
     if num_lanes > 1:
@@ -182,5 +179,5 @@ def open_context(
         )
         stack.callback(lanes.close)
     return WorkerContext(
-        world, layout, recorder, transport, store, groups, timeout_s, lanes, tp
+        world, layout, recorder, transport, store, groups, timeout_s, lanes
     )

@@ -170,7 +170,7 @@ def _stages_per_device(
     if most <= 1:
         return 1
 
-    layout, hop = context.layout.of_tp_rank(0), usual_cluster(context.world).hop
+    layout, hop = context.layout.every[0], usual_cluster(context.world).hop
 
     def step_s(layers: Sequence[LayerCost], v: int) -> float:
         """Predict one step with groups of layers of nearly equal time."""

@@ -27,13 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from hocket.model.trace.local import is_sharded, is_split, local
-from hocket.run.cluster.group import WorkerGroup
 from hocket.run.comm.all_sum import AllSum
 from hocket.run.device.copies import CopyEvent, copies_of
 from hocket.run.device.late import Late
 from hocket.run.weights.live_rates import LiveRates
 
-_WHAT: Final = "norms over tp ranks"
 _NONE: Final = -1.0  # posted instead of a norm: the parameter got no gradient
 
 
@@ -75,10 +73,9 @@ class Gradients:
             has zeros among its terms may be rounded otherwise.
         rates: the learning rates, which travel behind the norms.
         is_alone: whether there are no other workers that rates would travel to.
-        num_shards: the workers that hold each gradient together. They post the squares
+        num_parts: the workers that hold each gradient together. They post the squares
             of their parts' norms, whose sums are the squares of the whole norms.
-        shard: this worker's place among them.
-        tp: the workers that hold each of the model's DTensors together.
+        part: this worker's place among them.
     """
 
     names: tuple[str, ...]
@@ -90,9 +87,8 @@ class Gradients:
     members: Collection[str] | None = None
     rates: LiveRates | None = None
     is_alone: bool = False
-    num_shards: int = 1
-    shard: int = 0
-    tp: WorkerGroup | None = None
+    num_parts: int = 1
+    part: int = 0
 
     def __post_init__(self) -> None:
         """Note where in the norms those of this worker are."""
@@ -159,7 +155,7 @@ class Gradients:
     def status_of(self, norms: Tensor, rate_fault: str = "") -> GradientStatus:
         """Return the status that follows from complete norms."""
         norms = norms[: len(self.names)].cpu()
-        if self.num_shards > 1:
+        if self.num_parts > 1:
             norms = torch.where(norms == _NONE, norms, norms.sqrt())
         values = norms.tolist()
         # Selecting some costs several times as much as the rest.
@@ -223,32 +219,18 @@ class Gradients:
             norms[len(self.names) :].copy_(self._rates_here, non_blocking=True)
         grads = [_values(p.grad) for _, p in self._places if p.grad is not None]
         found = iter(torch._foreach_norm(grads) if grads else ())
-        # Of a sum over shards, one of them says that there is no gradient.
-        none = self._none if not self.shard else torch.zeros_like(self._none)
+        # Of a sum over parts, one of them says that there is no gradient.
+        none = self._none if not self.part else torch.zeros_like(self._none)
         own = [none if p.grad is None else next(found) for _, p in self._places]
         if own:
             posted = torch.stack(own).double()
-            if self.num_shards > 1:
-                posted = torch.where(posted == _NONE, posted, posted.square())
-            if self.tp is not None:
-                posted = self._over_tp(posted, self.tp)
+            if self.num_parts > 1:
+                # Of what all hold, each adds a share, and all see what is not finite.
+                shares = [1 if is_split(p) else self.num_parts for _, p in self._places]
+                squares = posted.square() / posted.new_tensor(shares)
+                posted = torch.where(posted == _NONE, posted, squares)
             norms.index_copy_(0, self._rows, posted)
         return norms
-
-    def _over_tp(self, norms: Tensor, tp: WorkerGroup) -> Tensor:
-        """Return norms of whole gradients: each element counts once.
-
-        Where all hold the same one, all of them add a part, for all must get one number
-        and see what is not finite.
-
-        Args:
-            norms: those of what this worker holds, by parameter.
-            tp: the workers that hold them together.
-        """
-        shares = [1.0 if is_split(p) else 1 / len(tp.ranks) for _, p in self._places]
-        squares = norms.square() * norms.new_tensor(shares)
-        tp.wait(tp.all_reduce(squares, _WHAT), _WHAT)
-        return torch.where(norms == _NONE, norms, squares.sqrt())
 
     def _first_at_fault(self, norms: list[float]) -> str:
         """Return the first name without a finite norm, or the one with the largest."""

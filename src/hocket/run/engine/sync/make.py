@@ -170,6 +170,8 @@ class SyncMaker:
         group: Collection[int] | None = None,
     ) -> Gradients:
         """Make this worker's part of the gradients of a gate's stages, or of all."""
+        layout = self.context.layout
+        is_first = not (layout.pipeline or layout.tp_rank)
         held = {
             self.names.of(stage, name): parameter
             for stage in stages
@@ -190,13 +192,10 @@ class SyncMaker:
             device=self.context.world.device,
             dtype=reduce(torch.promote_types, types or {torch.float32}),
             members=None if group is None else self._names_of(group),
-            rates=self._rates(
-                stages if sums is None or self.context.layout.pipeline == 0 else ()
-            ),
+            rates=self._rates(stages if sums is None or is_first else ()),
             is_alone=self.context.world.world_size == 1,
-            num_shards=self.context.layout.num_shards,
-            shard=self.context.layout.shard,
-            tp=self.context.tp,
+            num_parts=layout.num_shards * layout.tp_size,
+            part=layout.shard * layout.tp_size + layout.tp_rank,
         )
 
     def _rates(self, stages: Iterable[int]) -> LiveRates:

@@ -79,7 +79,7 @@ def cut_and_measure(
     world = context.world
     if known is None:
         known = profile_model(config, world, program.num_stages)
-    if world.device.type != "cpu" and context.tp is None:
+    if world.device.type != "cpu" and context.layout.tp_size == 1:
         config.model.cpu()  # each worker moves its own stages to its device
     if boundaries is None and config.balance == "greedy" and config.cut is None:
         sizes = known.captured.parameters_in_millions
@@ -225,6 +225,6 @@ def balanced_boundaries(
             "device, or pad what is as long as the data say: only tensors whose shape "
             "depends on the number of samples alone can cross a cut"
         )
-    layout = context.layout.of_tp_rank(0)
+    layout = context.layout.every[0]
     ranks = [layout.ranks_of(stage.device) for stage in program.stages]
     return known.profile.balanced(num_stages, usual_cluster(context.world).hop, ranks)
