@@ -22,7 +22,7 @@ from bench.pipeline_vs_torch.gradients import (
 )
 from bench.pipeline_vs_torch.peer import PEERS, bound_step, torch_step
 from hocket.run.cluster.world import World
-from hocket.run.tune.compile_stages import CompileWarning
+from hocket.run.stage.compiled.function import CompileWarning
 
 LOOPED: Final = {"interleaved-1f1b", "looped-bfs", "interleaved-zb"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -24,7 +25,12 @@ from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.backward import run_backward
-from hocket.run.stage.compiled.function import make_splitter, uncompiled
+from hocket.run.stage.compiled.function import (
+    CompileWarning,
+    is_compiled,
+    make_splitter,
+    uncompiled,
+)
 from hocket.run.stage.net_output import NetOutput, rebuilt
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.recompute import ForwardInputs, Replay, Replayer
@@ -162,6 +168,12 @@ class StageRunner:
         """
         if self.versions is not None:
             self.versions.take_out()
+        if is_compiled(self.module):
+            text = (
+                f"stage {module.index} runs uncompiled from now on: its model, or the "
+                "lengths of batches, are no longer those that it was compiled for"
+            )
+            warnings.warn(text, CompileWarning, stacklevel=2)
         self.module.adopt(module)
         self._is_plain = self.trainable and not module.random_layers
         self._split_module, self._splitter = self._module, None

@@ -30,7 +30,11 @@ from hocket.run.stage.compiled.capture import (
     RequiredGraphs,
     capture_stage,
 )
-from hocket.run.stage.compiled.function import CompiledFunction, form_of
+from hocket.run.stage.compiled.function import (
+    CompiledFunction,
+    CompileWarning,
+    form_of,
+)
 from hocket.run.stage.compiled.inputs import modules_of
 from hocket.run.stage.compiled.lower import settings
 from hocket.run.stage.compiled.trace import (
@@ -47,10 +51,6 @@ from hocket.run.stage.precision import Precision
 _TIMEOUT_S: Final = 3600.0  # for the slowest worker, when the fastest has ended
 _MOST_LETTERS: Final = 300  # letters of torch's error message
 _HOST: Final = torch.device("cpu")
-
-
-class CompileWarning(UserWarning):
-    """A stage could not be compiled and runs uncompiled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from hocket.model.capture.capture import capture
 from hocket.model.stages.cut import cut
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.batch import Microbatch
-from hocket.run.tune.compile_stages import CompileWarning
+from hocket.run.stage.compiled.function import CompileWarning
 from tests.run.stage.compiled.compiling import compile_one
 from tests.run.support.small_models import classes
 

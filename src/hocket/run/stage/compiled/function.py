@@ -87,6 +87,10 @@ def add_up(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         torch._foreach_add_(sums, parts)
 
 
+class CompileWarning(UserWarning):
+    """A stage could not be compiled, or no longer can, and runs uncompiled."""
+
+
 class CompiledFunction:
     """A stage's code in training, compiled for some sizes.
 
@@ -164,6 +168,12 @@ def _plain(value: Any) -> Hashable:
     """Return a number or the like; anything else becomes an object that equals none."""
     is_plain = value is None or isinstance(value, bool | int | float | str)
     return (type(value), value) if is_plain else object()
+
+
+def is_compiled(stage: StageModule) -> bool:
+    """Return whether a stage's code is compiled, in training or in evaluation."""
+    codes = (stage.code_in(training=mode) for mode in (True, False))
+    return any(isinstance(code.function, CompiledFunction) for code in codes)
 
 
 @contextmanager
