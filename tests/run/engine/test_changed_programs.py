@@ -69,6 +69,44 @@ def test_a_change_that_steps_under_way_would_see_is_refused() -> None:
             next(results)
 
 
+class Places(nn.Module):
+    """A table of positions, and a factor among the arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places, self.last = nn.Embedding(8, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Any, factor: float = 1.0) -> Any:
+        """(samples, length, 4) -> (samples, 3)."""
+        return self.last(x + self.places(torch.arange(x.shape[1]))).mean(1) * factor
+
+
+def places_batch(length: int, factor: float = 1.0) -> tuple[Any, Any]:
+    """Eight samples."""
+    torch.manual_seed(length)
+    return (torch.randn(8, length, 4), factor), torch.randn(8, 3)
+
+
+@pytest.mark.parametrize(
+    ("batch", "what"),
+    [
+        (places_batch(1), "only the number of samples may change"),
+        (places_batch(5, 2.0), r"args\[1\] is 2.0"),
+    ],
+)
+def test_a_batch_of_another_form_is_refused(batch: Any, what: str) -> None:
+    """Past bug: a graph of five places went on with one, and with the first factor."""
+    order = hocket.make_schedule("1f1b", num_devices=1, num_microbatches=2, num_steps=2)
+    first, loss = places_batch(5), nn.functional.mse_loss
+    with pytest.raises(hocket.ModelError, match=what):
+        hocket.emulate(order.program, Places(), loss, sgd, [first, batch])
+    order = hocket.make_schedule("1f1b", num_devices=1, num_microbatches=2, num_steps=1)
+    with hocket.ProgramRun(order, Places(), loss, sgd, first) as run:
+        run.step(first)
+        with pytest.raises(hocket.ModelError, match=what):
+            run.step(batch)
+
+
 class Plain(Net):
     """The same without a count of its calls, which a stage could not keep."""
 

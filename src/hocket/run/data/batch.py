@@ -192,6 +192,14 @@ def split_batch(
     return _cut(arguments, targets, sizes_of(num_samples))
 
 
+def form_of(batch: Any) -> Example | None:
+    """Return the form of a batch's inputs, without values; None if none has samples."""
+    args, kwargs = call_arguments(_pair(batch)[0])
+    if all(num_rows(leaf) is None for leaf in pytree.tree_leaves((args, kwargs))):
+        return None
+    return Example.of(args, kwargs).mapped(lambda x: x.detach().to("meta"))
+
+
 def to_capture(
     model: nn.Module,
     batch: Any,
@@ -239,6 +247,8 @@ def _split_part(
     num_here = batch.rows.stop - batch.rows.start
     args, kwargs = call_arguments(() if inputs is None else inputs)
     refuse_unclear(args, kwargs, targets, cuts=last > first + 1)
+    if example is not None:  # other workers read other rows
+        example = replace(example, any_length=False)
     arguments = [] if inputs is None else _flat(inputs, example)
     for leaf in [*arguments, *pytree.tree_leaves(targets)]:
         if num_rows(leaf) not in (None, num_here):

@@ -227,7 +227,7 @@ class ProgramRun(WorkerRun):
                 self._step,
                 self._layout,
                 counts,
-                None,
+                self._nets.forms[net],
                 self.world.device,
                 self._nets.sizes_of[net],
             )

@@ -22,8 +22,9 @@ from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError
+from hocket.model.trace.example import Example
 from hocket.model.trace.state import refuse_faults
-from hocket.run.data.batch import Microbatch, split_batch, to_capture
+from hocket.run.data.batch import Microbatch, form_of, split_batch, to_capture
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
     CPU,
@@ -162,6 +163,7 @@ def emulate(
     history: list[dict[str, Losses]] = []
     nets: dict[str, EmulatedNet] = {}
     updates: _Updates | None = None
+    forms: dict[str, Example | None] = {}
     sizes = part_sizes(program)
     facts = {net.name: net for net in program.nets}
     with preserve_generators(CPU):
@@ -172,11 +174,13 @@ def emulate(
                 name: split_batch(
                     pairs[name],
                     facts[name].num_microbatches * program.num_pipelines,
+                    forms.get(name),
                     sizes_of=sizes[name],
                 )
                 for name in names
             }
             if updates is None:
+                forms = {name: form_of(pair) for name, pair in pairs.items()}
                 nets = _make_nets(program, plans, model_of, loss_of, pairs, parts)
                 updates = _Updates(program, nets, optimizer_of, settings, clip_norm)
             for net in nets.values():

@@ -17,8 +17,9 @@ from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
+from hocket.model.trace.example import Example
 from hocket.model.trace.state import refuse_faults, saved_tensors
-from hocket.run.data.batch import BatchOutput, digest, split_batch, to_capture
+from hocket.run.data.batch import BatchOutput, digest, form_of, split_batch, to_capture
 from hocket.run.data.loss import TokenMean
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.lanes.wiring import wire
@@ -82,6 +83,7 @@ class ProgramNets:
         sizes_of: the sizes of a batch's microbatches, by model.
         holders: the rank that holds each name of a state, by model.
         followed: what lets the stages follow changes of the users' models.
+        forms: what each model's batches must be like, once for all copies.
         cannot_follow: why they cannot; empty if they can.
 
     Raises:
@@ -145,6 +147,7 @@ class ProgramNets:
         self.losses: dict[str, dict[str, float]] = {}
         self.setups: list[NetSetup] = []
         self.followed: list[FollowedNet] = []
+        self.forms: dict[str, Example | None] = {}
         self.cannot_follow = (
             "nets of this program have copies, each with modules of its own: change it "
             "before the run is made"
@@ -236,6 +239,7 @@ class ProgramNets:
         if loss is not None:
             captured = with_loss(captured, loss, part.targets, read)
         if name == seed_name:
+            self.forms[name] = form_of(example)
             self._add_digests(captured, name, settings, follows)
         numbers = stages_of(program, name)
         modules = _cut(program, name, captured, cut_at)
