@@ -98,6 +98,13 @@ ROWS: Final = (
         "inputs",
     ),
     Row(
+        "batches of other lengths and sizes than the example's",
+        "followed, but with `freeze=`",
+        "The model is captured once more, for any length; an `nn.Sequential` is not. "
+        "Code that does other things at other lengths is refused.",
+        "lengths",
+    ),
+    Row(
         "forms of losses and metrics",
         "followed, or refused where samples are compared",
         "A mean over samples; `WholeBatch`, `PerMicrobatch` and `TokenMean` say "

@@ -31,6 +31,7 @@ from hocket.errors import DataError, ModelError, WaitError
 from hocket.freeze.forecast import StepTimes, Stretch, rest_s
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.stages.outline import Outline
+from hocket.model.trace.example import Lengths
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
 from hocket.run.assembly import assemble
@@ -43,7 +44,12 @@ from hocket.run.data.batch import apart, on_device
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
-from hocket.run.data.step_batch import NetBatches, make_net_batches, with_changes
+from hocket.run.data.step_batch import (
+    NetBatches,
+    first_of,
+    make_net_batches,
+    with_changes,
+)
 from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
@@ -192,6 +198,8 @@ class StagedRun(WorkerRun, ABC):
         reads, names = self._executor.reads, self.plan.example.names
         for nets in found:
             refuse_input_gradients(program, reads, nets, names)
+        for nets in found:
+            self._follow_lengths(first_of(nets).step.lengths)
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s
@@ -204,6 +212,19 @@ class StagedRun(WorkerRun, ABC):
             evaluates=evaluates,
             may_freeze=self._freezing is not None,
         )
+
+    def _follow_lengths(self, lengths: Lengths) -> None:
+        """Let all nets run with a batch of these lengths; the example's, if none.
+
+        Raises:
+            ModelError: a net's code is for the example's lengths.
+        """
+        lengths = lengths or self.plan.example.lengths
+        for net in self._followed:
+            if not net.runs_with(lengths):
+                self._driver.finish()
+                with self._reported():
+                    net.follow_lengths(lengths, self._step, self._executor.runners)
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""
@@ -318,6 +339,7 @@ class StagedRun(WorkerRun, ABC):
             self._recorder,
             self.plan,
             timeout_s=self._timeout_s,
+            follow_lengths=self._follow_lengths,
         )
 
     def _drain(self) -> None:

@@ -111,24 +111,6 @@ def tokens() -> Script:
     return Script(Tokens(), data, cut="head")
 
 
-@case(
-    "texts of another length in each batch",
-    {
-        "own-1 own-2 teacher freeze wpipe 2bw": refused(
-            "only the number of samples may change"
-        )
-    },
-)
-def lengths() -> Script:
-    """As loaders pad to the longest of a batch."""
-    rng = torch.Generator().manual_seed(3)
-    data = [
-        (torch.randint(11, (8, 5 + i), generator=rng), y)
-        for i, (_, y) in enumerate(batches())
-    ]
-    return Script(Tokens(), data, cut="head")
-
-
 class Mixes(nn.Module):
     """Mixes positions by a matrix that all samples share."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any, Final, Literal, assert_never
 
@@ -52,6 +52,7 @@ def capture(
     capture: Literal["auto", "sequential", "export", "submodules"] = "auto",
     cut: Sequence[str] = (),
     both: bool = True,
+    lengths: Mapping[tuple[int, int], int] | None = None,
 ) -> Captured:
     """Capture a model's graph in both modes, and where it can be cut.
 
@@ -72,6 +73,8 @@ def capture(
             what cannot be exported.
         cut: the submodules with which stages are to begin.
         both: whether evaluation is exported, too; if not, training stands for it.
+        lengths: the dimensions behind the samples that may be of any size, by leaf and
+            dimension, each with a size to export with.
 
     Raises:
         CaptureError: the model cannot be captured; names the operation, the line and
@@ -79,7 +82,7 @@ def capture(
         ModelError: the example holds no tensor with a batch dimension.
     """
     _refuse_iterators(model)
-    example = Example.of(args, kwargs or {})
+    example = replace(Example.of(args, kwargs or {}), open=lengths or {})
     _make_buffers(model, example)
     with in_mode(model, training=False):
         _make_buffers(model, example)
@@ -154,7 +157,7 @@ def _of_any(
         return _of_export(model, example, state, both)
     except CaptureError as error:
         lost = error if isinstance(error, LostInGraphError) else None
-        if lost is not None and not cut:
+        if example.open or (lost is not None and not cut):
             raise
         try:
             return _of_submodules(model, example, state, cut, lost)
@@ -348,6 +351,7 @@ def _export_both(
     for training in (True, False):
         with in_mode(model, training=training), _read_modes(model) as read:
             runs = seen_calls(model, example, state) if closed else ()
+            _refuse_unknown_lengths(example, closed)
             as_is = ModulesAsIs(closed, runs, example)
             try:
                 program = export(model, example, any_batch=any_batch, as_is=as_is)
@@ -357,11 +361,19 @@ def _export_both(
                 names = error.names if isinstance(error, LostInGraphError) else ()
                 lost = frozenset(name.rpartition(".")[0] for name in names)
                 raise _StoppedInModuleError(lost or running, error) from error
-        traces.append(to_trace(program, state, as_is))
+        traces.append(to_trace(program, state, as_is, example))
         is_same = not (read or closed) and all(map(_has_plain_mode, model.modules()))
         if is_same or not both:
             return traces[0], traces[0]
     return traces[0], traces[1]
+
+
+def _refuse_unknown_lengths(example: Example, closed: Collection[str]) -> None:
+    if example.open and closed:
+        raise CaptureError(
+            f"{min(closed)} runs as it is, and it is not known what shapes it returns "
+            "for other lengths"
+        )
 
 
 @dataclass(eq=False, slots=True)

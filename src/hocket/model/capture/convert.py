@@ -15,8 +15,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hocket.errors import CaptureError
 from hocket.model.capture import bindings
 from hocket.model.capture.as_is import PLACES, ModulesAsIs, WatchedCall
-from hocket.model.capture.export import ASSIGNED
+from hocket.model.capture.export import ASSIGNED, open_lengths
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
+from hocket.model.trace.example import Example
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
 
@@ -59,28 +60,36 @@ _INNER: Final = {
 }
 
 
-def to_trace(program: ExportedProgram, state: State, as_is: ModulesAsIs) -> Trace:
+def to_trace(
+    program: ExportedProgram, state: State, as_is: ModulesAsIs, example: Example
+) -> Trace:
     """Return the program's graph with parameters and buffers under their names.
 
     Args:
         program: what torch.export made of the model.
         state: the model's parameters and buffers.
         as_is: the calls of modules, some of which are run as they are.
+        example: says which sizes are open.
 
     Raises:
         CaptureError: the model changes its own inputs, or holds objects that are
             neither tensors nor plain values.
     """
-    return _Conversion(program, state, as_is).trace()
+    return _Conversion(program, state, as_is, example).trace()
 
 
 class _Conversion:
     """One pass over the program's nodes."""
 
     def __init__(
-        self, program: ExportedProgram, state: State, as_is: ModulesAsIs
+        self,
+        program: ExportedProgram,
+        state: State,
+        as_is: ModulesAsIs,
+        example: Example,
     ) -> None:
         self.program = program
+        self.example = example
         self.state = state
         self.as_is = as_is
         self.data_sized: set[fx.Node] = set()
@@ -91,7 +100,8 @@ class _Conversion:
         self.modules: dict[fx.Node, tuple[str, ...]] = {}
         self.new: dict[fx.Node, Any] = {}
         self.read: dict[str, fx.Node] = {}
-        self.sizes: set[str] = set()
+        self.sizes: dict[str, fx.Node] = {}  # by symbol
+        self.lengths: dict[tuple[int, int], fx.Node] = {}
 
     def trace(self) -> Trace:
         for spec in self.program.graph_signature.output_specs:
@@ -124,6 +134,8 @@ class _Conversion:
             _spans(self.program, self.as_is.watched, self.new, alive),
             {key.partition("@")[0]: x for key, x in self.as_is.special.items()},
             frozenset(self.as_is.drawing),
+            self.lengths,
+            open_lengths(self.program, self.example),
         )
 
     def _input(self, node: fx.Node, spec: InputSpec, inputs: list[InputSpec]) -> Any:
@@ -134,9 +146,10 @@ class _Conversion:
                 return self._object(node.name, self.program.constants[str(spec.target)])
             case InputKind.USER_INPUT if isinstance(node.meta.get("val"), torch.Tensor):
                 placeholder = self.graph.placeholder(node.name)
-                self.leaf_of[placeholder] = inputs.index(spec)
-                size = node.meta["val"].shape[:1]
-                self.sizes.update(str(x) for x in size if isinstance(x, torch.SymInt))
+                leaf = self.leaf_of[placeholder] = inputs.index(spec)
+                for dim, size in enumerate(node.meta["val"].shape):
+                    if isinstance(size, torch.SymInt) and str(size) not in self.sizes:
+                        self.sizes[str(size)] = self._size(leaf, dim)
                 return placeholder
             case InputKind.USER_INPUT:
                 return node.meta.get("val")
@@ -145,6 +158,13 @@ class _Conversion:
                     "the model cannot be captured: it holds the object "
                     f"{spec.target!r}, which is neither a tensor nor a module"
                 )
+
+    def _size(self, leaf: int, dim: int) -> fx.Node:
+        if (leaf, dim) not in self.example.open:
+            return self.num_samples
+        node = self.graph.placeholder(f"length_{leaf}_{dim}")
+        self.lengths[leaf, dim] = node
+        return node
 
     def _computed(self, node: fx.Node) -> fx.Node:
         """Return an output; of a parameter itself, a view, which a stage makes."""
@@ -192,8 +212,10 @@ class _Conversion:
             self._assign(user)
 
     def _copied(self, node: fx.Node) -> Any:
-        if self._is_num_samples(node):
-            return self.num_samples
+        if node.target is aten.sym_size.int:
+            size = self.sizes.get(str(node.meta.get("val")))
+            if size is not None:
+                return size
         args, kwargs = self._mapped(node.args), self._mapped(node.kwargs)
         if node.target is aten.slice.Tensor and _is_whole(*args):
             return args[0]
@@ -220,10 +242,6 @@ class _Conversion:
             value = self.graph.call_function(aten.detach.default, (self.new[node],))
             pair = (self._read(name), self._note(node, value))
             self._note(node, self.graph.call_function(aten.copy_.default, pair))
-
-    def _is_num_samples(self, node: fx.Node) -> bool:
-        is_size = node.target is aten.sym_size.int
-        return is_size and str(node.meta.get("val")) in self.sizes
 
     def _mapped(self, argument: Any) -> Any:
         return fx.node.map_arg(argument, self.new.__getitem__)

@@ -12,7 +12,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -45,6 +45,7 @@ from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.guards.reached import reached_by
 from hocket.model.trace.example import Example
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.observe import noticed_backwards
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.replaced import replaced
@@ -134,13 +135,16 @@ def export(
     as_is.special |= reached_by(model).unseen
     given, notes, changed = example, AttributeSnapshot(model), list[str]()
     if any_batch:
-        example = example.resized(EXPORT_SAMPLES)
+        example = example.resized(_num_samples(example))
+    example = example.stretched()
     args, kwargs = example.call()
     call = _with_every_keyword(model, kwargs)
     shapes = ShapesCollection()
-    for leaf, batched in zip(example.leaves, example.batched, strict=True):
-        if batched and any_batch:
-            shapes[leaf] = {0: Dim.AUTO}
+    dims: dict[int, dict[int, Any]] = {}
+    for i, dim in _open_dims(example, any_batch=any_batch):
+        dims.setdefault(i, {})[dim] = Dim.AUTO
+    for i, auto in dims.items():
+        shapes[example.leaves[i]] = auto
     state = _tensor_attributes(model)
     with (
         _quiet() as warned,
@@ -167,9 +171,46 @@ def export(
         as_is.special |= {
             name.rpartition(".")[0]: f"each forward changes {name}" for name in names
         }
-    if any_batch:
-        _check_open(program, example)
+    _check_open(program, example, any_batch=any_batch)
     return program
+
+
+def _num_samples(example: Example) -> int:
+    """Return a number of samples that is no length: it would be taken for one."""
+    return EXPORT_SAMPLES + 4 * (EXPORT_SAMPLES in example.open.values())
+
+
+def _open_dims(example: Example, *, any_batch: bool) -> list[tuple[int, int]]:
+    cut = [i for i, is_cut in enumerate(example.batched) if is_cut and any_batch]
+    return [*((i, 0) for i in cut), *example.open]
+
+
+def open_lengths(program: ExportedProgram, example: Example) -> OpenLengths | None:
+    """Return what lengths a program is right for; None if for the example's alone."""
+    if not example.open:
+        return None
+    values = _input_values(program)
+    env = next(values[i] for i, _ in example.open).fake_mode.shape_env
+
+    def symbols(dims: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        # As they were before one was found to be another: that is a condition, too.
+        return {(i, dim): values[i].shape[dim].node._expr for i, dim in dims}
+
+    cut = [(i, 0) for i, is_cut in enumerate(example.batched) if is_cut]
+    sizes = {i: values[i].shape[0] for i, _ in cut}
+    samples = symbols(x for x in cut if not is_concrete_int(sizes[x[0]]))
+    return OpenLengths(
+        symbols(example.open),
+        tuple(guard.expr for guard in env.guards),
+        {symbol: int(found.lower) for symbol, found in env.var_to_range.items()},
+        dict.fromkeys(samples.values(), _num_samples(example)),
+    )
+
+
+def _input_values(program: ExportedProgram) -> list[Any]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    names = program.graph_signature.user_inputs
+    return [nodes[str(x)].meta["val"] if str(x) in nodes else x for x in names]
 
 
 def _with_every_keyword(
@@ -349,16 +390,15 @@ def _check_attributes(state: frozenset[str], messages: Sequence[str]) -> None:
         )
 
 
-def _check_open(program: ExportedProgram, example: Example) -> None:
+def _check_open(program: ExportedProgram, example: Example, *, any_batch: bool) -> None:
     """Refuse a dimension that the exporter silently fixes."""
-    names = program.graph_signature.user_inputs
-    nodes = {node.name: node for node in program.graph.nodes}
-    for name, batched in zip(names, example.batched, strict=True):
-        if not batched:
-            continue
-        value = nodes[str(name)].meta["val"]
-        if is_concrete_int(value.shape[0]):
+    values = _input_values(program)
+    for i, dim in _open_dims(example, any_batch=any_batch):
+        if is_concrete_int(values[i].shape[dim]):
+            name = example.names[i]
+            what = "size" if (i, dim) in example.open else "number"
+            where = f"dimension {dim}" if what == "size" else "samples"
             raise CaptureError(
-                f"the model's code fixes the number of samples of {name}, so it runs "
-                "with the example's number only"
+                f"the model's code fixes the {what} of {where} of {name}, so it runs "
+                f"with the example's {what} only"
             )

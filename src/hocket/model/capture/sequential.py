@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.trace.example import Example
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.observe import NodeFacts, TensorInfo
 from hocket.model.trace.per_sample import DATA
 from hocket.model.trace.state import State
@@ -72,7 +73,15 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     spec = pytree.tree_structure(0)
     spans = {path: _span(path, given[path], node) for path, node in out.items()}
     return Trace(
-        graph, state, objects, leaf_of, num_samples, modules, spec, spans=spans
+        graph,
+        state,
+        objects,
+        leaf_of,
+        num_samples,
+        modules,
+        spec,
+        spans=spans,
+        open=OpenLengths(is_any=True),
     )
 
 

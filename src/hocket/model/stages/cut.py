@@ -252,6 +252,8 @@ def _stage(
     inputs = tuple(captured.values[node] for node in before)
     leaves = sorted(parts[True].leaves | parts[False].leaves)
     size_at = _size_at(captured, inputs, leaves)
+    lengths = sorted({place for part in parts.values() for place in part.lengths})
+    leaves = sorted({*leaves, *(leaf for leaf, _ in lengths)})
     needs_size = any(part.uses_num_samples for part in parts.values())
     reads_nothing = not (inputs or leaves)  # parameters alone: where is its device?
     if size_at is None and (needs_size or reads_nothing):
@@ -274,6 +276,7 @@ def _stage(
         random_layers=(*draws.values(), *drawing),
         fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
         size_at=size_at,
+        lengths_at=tuple((len(inputs) + leaves.index(i), dim) for i, dim in lengths),
         rebuild=_rebuild(captured) if is_last else {},
         fixed_buffers=frozenset(buffers) - changing,
         runs_backward=any(
@@ -295,6 +298,7 @@ def _stage(
             draws if mode else {},
             stage.layer_seeds,
             captured.model,
+            lengths,
         )
     names = _names(captured, parts, begin, end)
     homes = give_homes(stage, captured.state, names, modules)

@@ -46,10 +46,11 @@ _NUMBER: Final = itertools.count()  # distinguishes sources in tracebacks
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Makes the values that depend only on the number of samples and the device.
+    """Makes the values that depend only on the sizes of the batch and the device.
 
     Args:
-        function: takes the objects, the device, the number of samples and the buffers.
+        function: takes the objects, the device, the number of samples, the lengths and
+            the buffers.
         buffers: the buffers that it reads, by first name.
     """
 
@@ -94,6 +95,7 @@ def emit(
     draws: Mapping[fx.Node, int],
     seeds: LayerSeeds,
     model: nn.Module,
+    lengths: Sequence[tuple[int, int]],
 ) -> Code:
     """Write and compile the functions of a part.
 
@@ -107,6 +109,7 @@ def emit(
             number in the uncut model.
         seeds: asked before each of these calls.
         model: the model whose modules run as they are.
+        lengths: the sizes that constants are made of, besides the number of samples.
     """
     trace = part.flow.trace
     objects: dict[str, Any] = {}
@@ -132,7 +135,7 @@ def emit(
     return Code(
         _when_called(copy.graph, title),
         tuple(str(node.target) for node in part.state),
-        _constants(part, objects, f"{title}, constants"),
+        _constants(part, objects, f"{title}, constants", lengths),
         SimpleNamespace(**objects),
         copy.graph,
         title,
@@ -179,12 +182,21 @@ def _result(part: Part, sent: Sequence[fx.Node]) -> Any:
     return leaves[0] if part.flow.trace.out_spec.is_leaf() else leaves
 
 
-def _constants(part: Part, objects: dict[str, Any], title: str) -> Constants | None:
+def _constants(
+    part: Part,
+    objects: dict[str, Any],
+    title: str,
+    lengths: Sequence[tuple[int, int]],
+) -> Constants | None:
     if not part.constants and not part.masks:
         return None
     trace = part.flow.trace
     copy = _Copy(trace, objects)
     copy.new[trace.num_samples] = copy.placeholder("num_samples")
+    for place in lengths:
+        node = copy.placeholder("length")
+        if place in trace.lengths:
+            copy.new[trace.lengths[place]] = node
     read = dict.fromkeys(x for node in part.kept for x in node.all_input_nodes)
     buffers = [node for node in read if trace.is_state(node)]
     for node in buffers:

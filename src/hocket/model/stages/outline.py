@@ -172,8 +172,17 @@ def copied(model: nn.Module, copies: dict[int, Any]) -> Any:
 def on_meta(tensor: Tensor) -> Tensor:
     """Return a tensor of the same shape and type on `meta`; a parameter stays one."""
     empty = torch.empty_like(tensor, device="meta", requires_grad=False)
-    if isinstance(tensor, nn.Parameter):
-        found = nn.Parameter(empty, tensor.requires_grad)
-        found.grad_dtype = tensor.grad_dtype
-        return found
-    return empty
+    return _as_parameter(empty, tensor)
+
+
+def aliased(tensor: Tensor) -> Tensor:
+    """Return another tensor in the same memory; a parameter stays one."""
+    return _as_parameter(tensor.detach(), tensor)
+
+
+def _as_parameter(new: Tensor, tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, nn.Parameter):
+        return new
+    found = nn.Parameter(new, tensor.requires_grad)
+    found.grad_dtype = tensor.grad_dtype
+    return found

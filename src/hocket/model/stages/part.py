@@ -75,12 +75,20 @@ class Part:
     @property
     def uses_num_samples(self) -> bool:
         """Whether anything in it depends on the number of samples."""
-        size = self.flow.trace.num_samples
+        return self._uses(self.flow.trace.num_samples)
+
+    @property
+    def lengths(self) -> frozenset[tuple[int, int]]:
+        """The open sizes that something in it depends on, by leaf and dimension."""
+        sizes = self.flow.trace.lengths.items()
+        return frozenset(place for place, node in sizes if self._uses(node))
+
+    def _uses(self, size: fx.Node) -> bool:
         return size in self.reads or any(size in x.all_input_nodes for x in self.kept)
 
     def _is_constant(self, node: fx.Node) -> bool:
         trace = self.flow.trace
-        is_made = node in self.flow.shape_only or node is trace.num_samples
+        is_made = node in self.flow.shape_only or node in trace.sizes
         return is_made or isinstance(trace.objects.get(str(node.target)), Tensor)
 
 

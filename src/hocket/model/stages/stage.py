@@ -24,7 +24,7 @@ KEPT_ELSEWHERE: Final = (
     "If a module reads what another one has kept (in an attribute, a list, a dict, a "
     "hook): the other may run elsewhere. Return it there, and give it as an argument"
 )
-_NUM_KEPT: Final = 8  # numbers of samples whose constants are kept
+_NUM_KEPT: Final = 8  # sizes of batches whose constants are kept
 
 
 class StageModule(nn.Module):
@@ -50,6 +50,7 @@ class StageModule(nn.Module):
             training.
         fixed_samples: the only number of samples it runs with; 0 if any will do.
         size_at: which argument has the number of samples, and in which dimension.
+        lengths_at: the same for the other sizes that constants are made of.
         rebuild: puts the outputs into the model's own structure, by mode (`True` for
             training), where the model returns one in that mode.
         fixed_buffers: the first names of the model's buffers that training does not
@@ -76,6 +77,7 @@ class StageModule(nn.Module):
         random_layers: tuple[int, ...],
         fixed_samples: int,
         size_at: tuple[int, int] | None,
+        lengths_at: tuple[tuple[int, int], ...],
         rebuild: Mapping[bool, Callable[[Any], Any]],
         fixed_buffers: frozenset[str],
         runs_backward: bool,
@@ -92,6 +94,7 @@ class StageModule(nn.Module):
         self.layer_seeds = LayerSeeds()
         self.fixed_samples = fixed_samples
         self.size_at = size_at
+        self.lengths_at = lengths_at
         self.fixed_buffers = fixed_buffers
         self.runs_backward = runs_backward
         self._rebuild = rebuild
@@ -122,6 +125,7 @@ class StageModule(nn.Module):
                 [homes[name] for name in one.state],
                 [homes[name] for name in buffers],
                 self.size_at,
+                self.lengths_at,
             )
 
     @property
@@ -251,6 +255,7 @@ class _Run:
         state: the homes of its parameters and buffers.
         buffers: the homes of the buffers that its constants depend on.
         size_at: which value has the number of samples, and in which dimension.
+        lengths_at: the same for the other sizes that constants are made of.
         kept: constants, by all that they depend on.
     """
 
@@ -258,6 +263,7 @@ class _Run:
     state: list[Home]
     buffers: list[Home]
     size_at: tuple[int, int] | None
+    lengths_at: tuple[tuple[int, int], ...]
     kept: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
 
     def __call__(self, values: tuple[Tensor, ...]) -> Any:
@@ -277,18 +283,19 @@ class _Run:
         num_samples = 0
         if self.size_at is not None:
             num_samples = _num_samples(values, self.size_at)
+        sizes = (num_samples, *(values[i].shape[dim] for i, dim in self.lengths_at))
         buffers = [home[name] for home, name in self.buffers]
-        key = (device, num_samples, *((id(x), x._version) for x in buffers))
+        key = (device, sizes, *((id(x), x._version) for x in buffers))
         found = self.kept.get(key)
         return self._made(key, buffers) if found is None else found
 
     def _made(self, key: tuple[Any, ...], buffers: list[Tensor]) -> tuple[Any, ...]:
         constants = self.code.constants
         assert constants is not None
-        device, num_samples, *_ = key
+        device, sizes, *_ = key
         # Made in evaluation, they may serve training: no inference tensors.
         with torch.inference_mode(False), torch.no_grad():
-            made = constants.function(self.code.objects, device, num_samples, *buffers)
+            made = constants.function(self.code.objects, device, *sizes, *buffers)
         if any(map(is_fake, made)):  # while a graph is traced
             return made
         if len(self.kept) == _NUM_KEPT:

@@ -6,9 +6,9 @@ Numbers of a batch's tensors always refer to this order: the leaves of the pytre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ from hocket.model.trace.per_sample import (
 
 _ARRAYS = (Tensor, np.ndarray)
 
+# The shape of each leaf behind its samples; of what is `Shared`, the whole shape.
+Lengths: TypeAlias = tuple[tuple[int, ...], ...]
+
+Place: TypeAlias = tuple[int, int]  # a leaf, and a dimension of it
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -40,6 +45,9 @@ class Example:
         num_samples: the samples of the first leaf that has any.
         batched: for each leaf, whether its first dimension (or its list) is the
             samples; not for what is `Shared`.
+        open: the dimensions that may be of any size, each with a size that a model is
+            exported with.
+        any_length: whether batches may have other lengths, which nets then follow.
     """
 
     leaves: tuple[Any, ...]
@@ -47,6 +55,8 @@ class Example:
     names: tuple[str, ...]
     num_samples: int
     batched: tuple[bool, ...]
+    open: Mapping[Place, int] = field(default_factory=dict)
+    any_length: bool = False
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
@@ -73,9 +83,17 @@ class Example:
             tuple(num_rows(leaf) == sizes[0] for leaf in leaves),
         )
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments again, as `(args, kwargs)`."""
-        args, kwargs = pytree.tree_unflatten(list(self.leaves), self.spec)
+    def call(self, *, marked: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments again, as `(args, kwargs)`.
+
+        Args:
+            marked: whether what is `Shared` says so.
+        """
+        leaves = [
+            Shared(leaf) if marked and not cut and num_rows(leaf) is not None else leaf
+            for leaf, cut in zip(self.leaves, self.batched, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         return args, kwargs
 
     def resized(self, num_samples: int) -> Example:
@@ -86,6 +104,38 @@ class Example:
             for leaf, batched in zip(self.leaves, self.batched, strict=True)
         )
         return replace(self, leaves=leaves, num_samples=num_samples)
+
+    def stretched(self) -> Example:
+        """Return an example with the sizes of `open`; values repeat if needed."""
+        leaves = [*self.leaves]
+        for (i, dim), size in self.open.items():
+            places = torch.arange(size, device=leaves[i].device) % leaves[i].shape[dim]
+            leaves[i] = leaves[i].index_select(dim, places)
+        return replace(self, leaves=tuple(leaves))
+
+    def lengths_of(self, leaves: Sequence[Any]) -> Lengths:
+        """Return the lengths of a batch of this form; nothing if they are its own."""
+        own, other = self.lengths, self._lengths(leaves)
+        return other if other != own else ()
+
+    @property
+    def lengths(self) -> Lengths:
+        """Its own lengths."""
+        return self._lengths(self.leaves)
+
+    def sizes(self, lengths: Lengths) -> dict[Place, int]:
+        """Return lengths by place."""
+        return {
+            (i, dim): size
+            for i, shape in enumerate(lengths)
+            for dim, size in enumerate(shape, start=self.batched[i])
+        }
+
+    def _lengths(self, leaves: Sequence[Any]) -> Lengths:
+        return tuple(
+            tuple(leaf.shape[cut:]) if isinstance(leaf, _ARRAYS) else ()
+            for leaf, cut in zip(leaves, self.batched, strict=True)
+        )
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Example:
         """Return an example with a function applied to every tensor."""
@@ -123,7 +173,7 @@ class Example:
                     f"{'not Shared' if cut else 'Shared'}: give what all samples share "
                     "as hocket.Shared(x) in the example and in every batch"
                 )
-            _check_same(name, unshared(leaf), old, shares=not cut)
+            _check_same(name, unshared(leaf), old, cut, self.any_length)
         return leaves
 
 
@@ -135,16 +185,21 @@ def argument_name(path: tuple[Any, ...]) -> str:
     return str(rest[0].key) + "".join(str(key) for key in rest[1:])
 
 
-def _check_same(name: str, leaf: Any, old: Any, *, shares: bool) -> None:
+def _check_same(name: str, leaf: Any, old: Any, cut: bool, any_length: bool) -> None:
     are_tensors = isinstance(leaf, Tensor) and isinstance(old, Tensor)
     if are_tensors or (isinstance(leaf, _ARRAYS) and type(leaf) is type(old)):
-        first = 0 if shares else 1
-        if leaf.dtype != old.dtype or leaf.shape[first:] != old.shape[first:]:
+        is_other = leaf.shape[cut:] != old.shape[cut:]
+        if any_length:
+            is_other = leaf.ndim != old.ndim
+        if leaf.dtype != old.dtype or is_other:
             may = "what is Shared keeps its shape"
+            if any_length:
+                may = "the type and the number of dimensions stay"
+            elif cut:
+                may = "only the number of samples may change"
             raise ModelError(
                 f"argument {name} is {_kind(leaf)}, but the model was captured with "
-                f"{_kind(old)}; "
-                f"{may if shares else 'only the number of samples may change'}"
+                f"{_kind(old)}; {may}"
             )
         return
     if isinstance(leaf, PerSample) and isinstance(old, PerSample):

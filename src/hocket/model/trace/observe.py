@@ -129,6 +129,8 @@ class _TraceRun:
         self.values: dict[fx.Node, Any] = {trace.num_samples: example.num_samples}
         for node, position in trace.leaf_of.items():
             self.values[node] = example.leaves[position]
+        for (position, dim), node in trace.lengths.items():
+            self.values[node] = example.leaves[position].shape[dim]
 
     def all(self) -> Observation:
         facts = {}

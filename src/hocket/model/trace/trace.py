@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.state import State
 
 
@@ -47,7 +48,7 @@ class Trace:
 
     The graph's nodes are of five kinds only:
 
-        placeholder     a tensor of the batch, or `num_samples`
+        placeholder     a tensor of the batch, or a size of one
         get_attr        a parameter or buffer by its first name, or one of `objects`
         call_function   one operator
         call_module     one module, run as it is; its target is one of `objects`
@@ -57,8 +58,10 @@ class Trace:
         graph: the nodes.
         state: the model's parameters and buffers.
         objects: modules, inner graphs and constant tensors, by target.
-        leaf_of: the position in the batch of each placeholder but `num_samples`.
+        leaf_of: the position in the batch of each placeholder that is a tensor.
         num_samples: the node for the batch's size, wherever the graph computes with it.
+        lengths: the nodes for the sizes that are open besides, by leaf and dimension.
+        open: what lengths it is right for; None if for those of its example alone.
         modules: the paths of the modules that each call happens in, outermost first.
         out_spec: puts the outputs back into the model's own structure.
         data_sized: the calls that return tensors whose shapes depend on the data.
@@ -80,6 +83,13 @@ class Trace:
     spans: Mapping[str, CallSpan] = field(default_factory=dict)
     as_is: Mapping[str, str] = field(default_factory=dict)
     drawing: frozenset[str] = frozenset()
+    lengths: Mapping[tuple[int, int], fx.Node] = field(default_factory=dict)
+    open: OpenLengths | None = None
+
+    @property
+    def sizes(self) -> tuple[fx.Node, ...]:
+        """The nodes for sizes: placeholders that are no tensors."""
+        return self.num_samples, *self.lengths.values()
 
     @property
     def calls(self) -> tuple[fx.Node, ...]:

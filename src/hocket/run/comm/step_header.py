@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from hocket.errors import SchemaError
+from hocket.model.trace.example import Lengths
 from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec
+
+# What a message's shapes follow from: numbers of samples, and other lengths.
+Signature: TypeAlias = int | tuple[int, ...] | tuple[int | tuple[int, ...], Lengths]
 
 _LENGTH: Final = 4
 HEADER: Final = Schema((TensorSpec((_LENGTH,), "int64"),))
@@ -38,6 +42,7 @@ class StepHeader:
         sizes: samples of each of the batch's microbatches in this replica.
         first: the batch's first microbatch, counted over the whole step.
         changes: a digest of what the loop has changed in the models so far.
+        lengths: the batch's, if they are others than the example's.
 
     Attributes:
         key: the step's number, and the batch's first microbatch.
@@ -49,6 +54,7 @@ class StepHeader:
     sizes: tuple[int, ...]
     first: int = 0
     changes: int = 0
+    lengths: Lengths = ()
     key: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -57,6 +63,10 @@ class StepHeader:
     def place_of(self, microbatch: int) -> tuple[int, int]:
         """Return the step's number, and a microbatch's among all of the step."""
         return self.number, self.first + microbatch
+
+    def shapes(self, sizes: int | tuple[int, ...]) -> Signature:
+        """Return what the shapes of a message follow from that has so many samples."""
+        return (sizes, self.lengths) if self.lengths else sizes
 
     def header(self) -> Tensor:
         """Return the four numbers that are sent."""

@@ -121,7 +121,8 @@ def make_step_batches(
     step_batches: list[NetBatches] = []
     for i, salt in enumerate(salts):
         by_net: dict[str, StepBatch] = {}
-        first = 0
+        first, leaves = 0, parts[i][0].leaves
+        lengths = example.lengths_of(leaves) if example is not None and leaves else ()
         for net, count in num_microbatches.items():
             begins = range(first, num_parts, each)
             everywhere = _numbered(
@@ -129,7 +130,9 @@ def make_step_batches(
             )
             mine = everywhere[layout.pipeline * count :][:count]
             sizes = tuple(map(_samples_of, mine))
-            step = StepHeader(number, salt, num_samples, sizes, first=i * num_parts)
+            step = StepHeader(
+                number, salt, num_samples, sizes, first=i * num_parts, lengths=lengths
+            )
             ends_step = i == len(batches) - 1
             by_net[net] = StepBatch(step, mine, ends_step, everywhere=everywhere)
             first += count

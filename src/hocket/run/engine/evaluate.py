@@ -8,7 +8,7 @@ evaluates them all, and the others nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -19,6 +19,7 @@ from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
 from hocket.errors import SchemaError
+from hocket.model.trace.example import Lengths
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
@@ -61,6 +62,7 @@ class Evaluator:
         recorder: notes each op.
         plan: for training: evaluation uses its placement and microbatches.
         timeout_s: after which a wait ends.
+        follow_lengths: called before a batch is played, with its lengths.
     """
 
     executor: Executor
@@ -69,6 +71,7 @@ class Evaluator:
     recorder: FlightRecorder
     plan: Plan
     timeout_s: float
+    follow_lengths: Callable[[Lengths], None]
 
     def __post_init__(self) -> None:
         """Open the channels of evaluations; every worker must call this."""
@@ -169,8 +172,12 @@ class Evaluator:
         self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
         if mine:
             sizes = tuple(part.num_samples for part in mine)
+            lengths = self._example.lengths_of(mine[0].leaves) if mine[0].leaves else ()
+            self.follow_lengths(lengths)
             changes = self.executor.changes
-            step = StepHeader(self._number, salt, num_samples, sizes, changes=changes)
+            step = StepHeader(
+                self._number, salt, num_samples, sizes, changes=changes, lengths=lengths
+            )
             nets = (net.name for net in self._program.nets)
             batch = dict.fromkeys(nets, StepBatch(step, mine))
             player = self._player(len(mine))

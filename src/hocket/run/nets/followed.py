@@ -4,6 +4,7 @@
     net.drop.eval()           the same; its mode is what the user has set
     net.head = Other()        refused, if either has weights
     net.block.requires_grad_(False)       gets no gradient from now on
+    a batch of longer texts   the model is captured again, for any length
 
 A graph has fixed what the model was when it was captured. Before each step that is
 compared (`hocket.model.guards`). What has changed is read by modules; each of them runs
@@ -14,9 +15,10 @@ other workers here: the digest of all changes travels in the step's header.
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import wraps
 from itertools import chain
@@ -32,12 +34,16 @@ from hocket.model.capture.captured import Captured, with_module, with_starts
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
-from hocket.model.stages.outline import copied, on_meta, on_tensors
+from hocket.model.stages.outline import aliased, copied, on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
-from hocket.model.trace.observe import in_mode
-from hocket.model.trace.state import State
+from hocket.model.trace.example import Lengths
+from hocket.model.trace.state import State, home_of
+from hocket.run.nets.lengths import KnownLengths, other_lengths
+from hocket.run.stage.compiled.function import is_compiled
 from hocket.run.stage.runner import StageRunner
+
+log = logging.getLogger(__name__)
 
 CACHED: Final = "outputs of frozen layers are cached (`cache`)"
 
@@ -77,6 +83,7 @@ class FollowedNet:
         self._flows = flows
         self._stages = numbers
         self._numbers: set[str] = set()  # attributes that stages read as tensors
+        self._lengths = KnownLengths()
         self._captured = on_tensors(captured, {}, live=nn.Module())
 
     def cut_at(self, boundaries: Sequence[int], flows: Flows) -> None:
@@ -102,8 +109,40 @@ class FollowedNet:
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Put the user's own model into evaluation mode, for losses that read it."""
-        model = self._model()
-        return in_mode(model, training=False) if model is not None else nullcontext()
+        return self._lengths.evaluating(self._model())
+
+    def runs_with(self, lengths: Lengths) -> bool:
+        """Whether the stages are right for a batch of these lengths."""
+        return self._lengths.covers(self._captured, lengths)
+
+    def follow_lengths(
+        self, lengths: Lengths, step: int, runners: Mapping[int, StageRunner]
+    ) -> None:
+        """Let the stages run with batches of other lengths. No step is under way.
+
+        The dimensions that differ from the example's are open from then on.
+
+        Args:
+            lengths: those of the next batch, for which `runs_with` is false.
+            step: the next step.
+            runners: this worker's stages, by number.
+
+        Raises:
+            ModelError: the model cannot be captured so; says why.
+        """
+        old, model = self._captured, self._model()
+        try:
+            if model is None:
+                raise ModelError("it is gone: keep the model in a variable")
+            self._lengths.open_for(old, lengths)
+            log.info("capturing the model for lengths of %s, and others", lengths)
+            with self._lengths.training():
+                found = self._captured_with(model, self._numbers)
+            self._captured = self._lengths.check(found, lengths)
+        except (HocketError, TypeError, RuntimeError) as error:
+            text = other_lengths(old, lengths, step, str(error))
+            raise ModelError(text) from error
+        self._cut_again(runners, is_known=False)
 
     def note(self, cannot: str, step: int, runners: Mapping[int, StageRunner]) -> None:
         """Note what the loop has changed since this was last called.
@@ -167,6 +206,7 @@ class FollowedNet:
         traces = self._captured.training.trace, self._captured.evaluation.trace
         new = known.keys() - before
         is_new = any(not one.runs_as_is(path) for one in traces for path in new)
+        is_new |= any(is_compiled(x.module) for x in self._own(runners).values())
         if split or is_new or any(change.kind == "trained" for change in changes):
             # A forward with hooks computes from its weights what it did without.
             is_known = all(change.name.endswith("_hooks") for change in changes)
@@ -288,6 +328,7 @@ class FollowedNet:
                 continue
             if found is not None:
                 self._captured, self._numbers = found, set(numbers)
+                self._lengths.forget()
                 return
             why = ModelError(
                 "the code of a module that is cut apart makes other calls now, or "
@@ -301,20 +342,29 @@ class FollowedNet:
     ) -> Captured | None:
         """Return the captured model, some numbers as tensors; None if it differs."""
         old = self._captured
-        tensors = State.of(model).tensors
-        copy = copied(model, {id(x): on_meta(x) for x in tensors.values()})
+        tensors = State.of(model).tensors.values()
+        # Operators choose other kernels on `meta`, whose outputs have other strides.
+        home = None if any(x.is_meta for x in tensors) else home_of(model)
+        placed, example = on_meta, old.example
+        if home is not None:
+            placed = aliased
+            example = example.mapped(lambda x: torch.zeros_like(x, device=home))
+        copy = copied(model, {id(x): placed(x) for x in tensors})
         for name in numbers:
             path, _, attribute = name.rpartition(".")
             part = copy.get_submodule(path)
             value = torch.tensor(getattr(part, attribute), dtype=torch.float64)
             delattr(part, attribute)
-            part.register_buffer(attribute, value.to("meta"), persistent=False)
+            value = value.to("meta" if home is None else home)
+            part.register_buffer(attribute, value, persistent=False)
         for name, parameter in copy.named_parameters():
             parameter.requires_grad_(name in old.trained)  # so are messages
         if not copy.training:
             _evaluate_root(copy, self._evaluated)
-        args, kwargs = old.example.call()
-        found = with_starts(capture(copy, args, kwargs), old)
+        args, kwargs = example.call(marked=True)
+        found = with_starts(
+            capture(copy, args, kwargs, lengths=self._lengths.open), old
+        )
         if found is None:
             return None
         for name, part in old.beside.items():

@@ -140,7 +140,7 @@ def build_plan(
             *(names for teacher in found.teachers for names in teacher.state_names),
             *(tuple(saved_tensors(module)) for module in own),
         ),
-        captured.example,
+        replace(captured.example, any_length=config.freeze is None),
         "" if isinstance(config.schedule, Schedule) else str(config.schedule),
         order,
         found.known.profile,

@@ -23,12 +23,15 @@ from torch import Tensor
 from hocket.errors import WaitError
 from hocket.run.comm.schema import Schema, message_tag, schema_of
 from hocket.run.comm.schema_exchange import ChannelEnd, agree_on_schema, schema_key
-from hocket.run.comm.step_header import HEADER, StepHeader, check_same_header
+from hocket.run.comm.step_header import (
+    HEADER,
+    Signature,
+    StepHeader,
+    check_same_header,
+)
 from hocket.run.comm.transport import Channel, Post, Receiver, Sender
 from hocket.run.data.step_batch import Batches, NetBatches
 
-# What a message's shapes follow from: numbers of samples.
-Signature: TypeAlias = int | tuple[int, ...]
 MicrobatchKey: TypeAlias = tuple[int, int]  # the step (within a portion) and microbatch
 
 _HEADER: Final = -1  # as microbatch and signature: what comes before all of a step

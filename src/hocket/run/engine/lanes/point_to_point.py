@@ -32,7 +32,7 @@ from hocket.core.plans.lane_plan import Message, OpPlan
 from hocket.core.plans.message_order import Queue, ops_together, plan_queues
 from hocket.core.program import Program
 from hocket.errors import DeadlockError, RunError
-from hocket.run.comm.step_header import StepHeader
+from hocket.run.comm.step_header import Signature, StepHeader
 from hocket.run.comm.transport import Carries, Channel, Post, Transport
 from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.device.device import Device
@@ -43,7 +43,6 @@ from hocket.run.engine.lanes.channel_ends import (
     Outgoing,
     Schemas,
     SharedReceivers,
-    Signature,
     Sizing,
 )
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
@@ -281,21 +280,25 @@ def _signature(
     fact, stage, device = route
     net = program.stages[stage].net
     if fact is Fact.GATHERED:
-        return lambda batch, microbatch: batch[net].step.num_samples
+        return lambda batch, _: batch[net].step.shapes(batch[net].step.num_samples)
     if fact is Fact.INPUT_GRAD:
         readers = [program.stages[source] for source in program.sources[stage]]
         read = [x.net for x in readers if x.device == device and x.trainable]
         net, *others = dict.fromkeys(read)
         if others:
             return partial(_sizes_of, (net, *others))
-    return lambda batch, microbatch: batch[net].step.sizes[microbatch]
+    return partial(_size_of, net)
 
 
-def _sizes_of(
-    nets: Sequence[str], batch: NetBatches, microbatch: int
-) -> tuple[int, ...]:
+def _size_of(net: str, batch: NetBatches, microbatch: int) -> Signature:
+    step = batch[net].step
+    return step.shapes(step.sizes[microbatch])
+
+
+def _sizes_of(nets: Sequence[str], batch: NetBatches, microbatch: int) -> Signature:
     sizes = [batch[net].step.sizes for net in nets]
-    return tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
+    own = tuple(x[microbatch] if microbatch < len(x) else 0 for x in sizes)
+    return batch[nets[0]].step.shapes(own)
 
 
 def _routes(plan: PlayPlan) -> Iterator[tuple[Route, Message]]:
