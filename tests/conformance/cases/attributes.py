@@ -41,6 +41,36 @@ def temperature() -> Script:
     return Script(Warm(), batches(), before_step=before_step, cut="b")
 
 
+class Attends(nn.Module):
+    """Attention, whose output lies in memory as its kernel leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.qkv = nn.Linear(6, 8), nn.Linear(8, 24)
+        self.last, self.temperature = nn.Linear(8, 3), 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))[:, None] * torch.arange(1, 5)[:, None]
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        x = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x.transpose(1, 2).contiguous().flatten(2)
+        return self.last(x).mean(1) / self.temperature
+
+
+@case(
+    "a temperature in a root's forward that computes attention",
+    {"freeze": refused("the model's own forward is cut apart")},
+)
+def attention_temperature() -> Script:
+    """On `meta`, where there are no values, the kernel is another one."""
+
+    def before_step(step: int, net: Any) -> None:
+        net.temperature = 1 + step / 2
+
+    return Script(Attends(), batches(), before_step=before_step, cut="last")
+
+
 @case("the momentum of a BatchNorm")
 def batchnorm_momentum() -> Script:
     """As nets for point clouds schedule it."""
