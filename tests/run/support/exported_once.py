@@ -85,7 +85,8 @@ def _settings(module: nn.Module) -> dict[str, object]:
 
 def _form_of_example(example: Example) -> Hashable:
     leaves = [_form(x) if isinstance(x, Tensor) else x for x in example.leaves]
-    return str(leaves), str(example.spec), example.batched, example.num_samples
+    sizes = example.batched, example.num_samples, tuple(example.open.items())
+    return str(leaves), str(example.spec), sizes
 
 
 def _form(x: Tensor) -> Any:
