@@ -89,6 +89,7 @@ class WavePlayer:
         group: all replicas; None where there is one.
 
     Attributes:
+        settings: what is played.
         due: the gradients that updates are to read, by step and wave.
         scale: the loss scale, for float16.
     """
@@ -103,7 +104,7 @@ class WavePlayer:
         group: WorkerGroup | None,
     ) -> None:
         self.waves = waves
-        self._loss, self._settings = loss, settings
+        self._loss, self.settings = loss, settings
         self._device, self._layout, self._group = device, layout, group
         # By step and wave: the other wave may be a step ahead of an update.
         self.due: dict[tuple[int, int], Due] = {}
@@ -116,18 +117,29 @@ class WavePlayer:
         self._draws_in_backward: bool | None = None  # not known before the first one
         self._changes = LoopChanges(waves, is_exact=settings.sync == "exact")
 
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The loss scale's state, for float16."""
+        return None if self.scale is None else self.scale.scaler
+
     def begin(self, number: int, batch: Any) -> WaveStep:
         """Cut the batch of a step.
 
         Raises:
             DataError: it is no pair, or has too few samples.
         """
-        layout, num = self._layout, self._settings.num_microbatches
-        batch = on_device(batch, self._device.torch_device)
-        parts = split_batch(batch, num * layout.num_pipelines)
-        own = parts[layout.pipeline * num : (layout.pipeline + 1) * num]
-        spec = pytree.tree_structure(call_arguments(batch[0]))
+        num = self.settings.num_microbatches
+        own, spec = self._own_parts(batch, num * self._layout.num_pipelines, num)
         return WaveStep(number, own, spec, count_samples(batch))
+
+    def _own_parts(
+        self, batch: Any, num_parts: int, each: int
+    ) -> tuple[tuple[Microbatch, ...], pytree.TreeSpec]:
+        """Return this replica's parts of a batch, and how leaves are arguments."""
+        parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
+        begin = self._layout.pipeline * each
+        spec = pytree.tree_structure(call_arguments(batch[0]))
+        return parts[begin : begin + each], spec
 
     def submit(self, steps: Sequence[WaveStep], *, is_idle: bool) -> None:
         """Submit the ops of some steps; they run while this returns, but forwards.
@@ -139,7 +151,7 @@ class WavePlayer:
         Raises:
             ModelError: the loop has changed what cannot be followed.
         """
-        settings = self._settings
+        settings = self.settings
         if steps:
             self._changes.note()
             self._changes.refuse(steps[0].number, is_idle=is_idle)
@@ -179,7 +191,7 @@ class WavePlayer:
             BaseException: the first error of a lane.
         """
         event = self._events[Op(Kind.UPDATE, 0, None, step.number)]
-        event.synchronize(self._settings.timeout_s)
+        event.synchronize(self.settings.timeout_s)
 
     def resume(self, due: Mapping[tuple[int, int], Due]) -> None:
         """Forget what was played, after another state was loaded.
@@ -232,14 +244,10 @@ class WavePlayer:
         """Add this worker's part of a batch; a small one may have none for it."""
         if not (num_samples := count_samples(batch)):
             return
-        layout, settings = self._layout, self._settings
-        num_parts, each = parts_of(
-            num_samples, settings.num_microbatches, layout.num_pipelines
-        )
-        spec = pytree.tree_structure(call_arguments(batch[0]))
-        parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
-        for part in parts[layout.pipeline * each : (layout.pipeline + 1) * each]:
-            add_part(module, self._loss, settings.precision, part, spec, sums)
+        num, num_replicas = self.settings.num_microbatches, self._layout.num_pipelines
+        parts, spec = self._own_parts(batch, *parts_of(num_samples, num, num_replicas))
+        for part in parts:
+            add_part(module, self._loss, self.settings.precision, part, spec, sums)
 
     def _await_draws(self, ops: Sequence[Op]) -> None:
         """Wait for the ops that hold torch's default generator: the caller uses it."""
@@ -248,7 +256,7 @@ class WavePlayer:
             held.add(Kind.BACKWARD)
         for op in ops:
             if op.kind in held:
-                self._events[op].synchronize(self._settings.timeout_s)
+                self._events[op].synchronize(self.settings.timeout_s)
 
     def _do(self, placed: WaveOp, step: WaveStep) -> None:
         """Do one op, in its lane."""
@@ -266,12 +274,12 @@ class WavePlayer:
         number = op.microbatch or 0
         part = step.parts[number]
         lane.keep_alive(tensors_in((part.leaves, part.targets)))
-        if self._settings.sync == "exact" and number:
+        if self.settings.sync == "exact" and number:
             wave.share_buffers_of(other)  # which did the microbatch before
             if lane.number:
                 wave.share_weights_of(other)
         args, kwargs = pytree.tree_unflatten(part.leaves, step.spec)
-        short = self._settings.precision.autocast(
+        short = self.settings.precision.autocast(
             self._device.torch_device, caches=False
         )
         with self._device.fork_rng(lane, self._seed_of(op)), short:
@@ -302,7 +310,7 @@ class WavePlayer:
             total.backward()
         if draws is not None:
             self._draws_in_backward = bool(self._draws_in_backward) or draws.has_drawn
-        settings = self._settings
+        settings = self.settings
         last = last_microbatch(settings.sync, lane.number, settings.num_microbatches)
         if op.microbatch == last:
             wave = self.waves[lane.number]
@@ -310,7 +318,7 @@ class WavePlayer:
 
     def _update(self, step: WaveStep, lane: DeviceLane) -> None:
         wave, number, side = self.waves[lane.number], step.number, 1 - lane.number
-        if self._settings.sync == "exact":
+        if self.settings.sync == "exact":
             own, other = self.due.pop((number, 0)), self.due.pop((number, 1))
             lane.keep_alive(tensors_of(other.gradients))
             wave.put_gradients(sum_gradients(own, other))
@@ -325,9 +333,9 @@ class WavePlayer:
         if self.scale is not None:
             self.scale.unscale(gradients)
         step.norm = torch.nn.utils.get_total_norm(gradients)
-        if self._settings.clip_norm is not None:
+        if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(
-                wave.parameters, self._settings.clip_norm, step.norm
+                wave.parameters, self.settings.clip_norm, step.norm
             )
         assert wave.updater is not None
         if self.scale is not None:
@@ -337,7 +345,7 @@ class WavePlayer:
             wave.updater.forget()
             return
         wave.updater.update()
-        if self._settings.sync == "wave":
+        if self.settings.sync == "wave":
             wave.skip_batch()
 
     def _reduce(self, step: WaveStep, number: int) -> None:
@@ -359,9 +367,9 @@ class WavePlayer:
 
     def _seed_of(self, op: Op) -> int:
         """Return the seed of a microbatch, numbered over all replicas."""
-        num = self._settings.num_microbatches
+        num = self.settings.num_microbatches
         microbatch = self._layout.pipeline * num + (op.microbatch or 0)
-        return microbatch_seed(self._settings.seed, op.step, microbatch)
+        return microbatch_seed(self.settings.seed, op.step, microbatch)
 
 
 def microbatch_seed(seed: int, step: int, microbatch: int) -> int:

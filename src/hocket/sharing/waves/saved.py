@@ -9,11 +9,11 @@ wave-1, ...                other replicas' part of these gradients, and their
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from hocket.run.checkpoint.collect import (
     Tensors,
     WorkerShare,
     random_state,
+    record_of,
     set_random_state,
 )
 from hocket.run.checkpoint.format.manifest import RunRecord, Section
@@ -35,11 +36,11 @@ from hocket.run.checkpoint.format.opened import (
     read_tensors,
 )
 from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
+from hocket.run.checkpoint.match import match_names
 from hocket.run.cluster.store.store_exchange import StoreExchange
 from hocket.run.cluster.store.values import decode, encode
 from hocket.run.cluster.world import World
 from hocket.run.weights.updater import Updater
-from hocket.sharing.waves.order import SyncName
 from hocket.sharing.waves.player import WavePlayer
 from hocket.sharing.waves.wave import Due, Wave
 
@@ -47,33 +48,18 @@ _NAMES: Final = ("tick", "tock")
 _OWN: Final = ("buffers/", "due/")
 
 
-class RunInWaves(Protocol):
-    """What is saved of a run."""
-
-    sync: SyncName
-    seed: int
-    waves: tuple[Wave, Wave]
-
-    @property
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """The loss scale, for float16."""
-
-
 class SavedWaves:
     """What one worker saves and loads (`Saved`), once all waves are done.
 
     Args:
-        run: the run.
-        player: what plays it: knows the gradients that the next update reads.
+        player: plays the run, and has all that is saved of it.
         world: the job.
         store: with a prefix of the run's own.
     """
 
-    def __init__(
-        self, run: RunInWaves, player: WavePlayer, world: World, store: dist.Store
-    ) -> None:
-        self._run, self._player, self.world, self.store = run, player, world, store
-        self.outline = Outline.of(run.waves[0].module)
+    def __init__(self, player: WavePlayer, world: World, store: dist.Store) -> None:
+        self._player, self.world, self.store = player, world, store
+        self.outline = Outline.of(player.waves[0].module)
         if self.outline.modules.extra_names:
             raise ModelError(
                 f"{min(self.outline.modules.extra_names)}: two waves train two copies "
@@ -82,24 +68,20 @@ class SavedWaves:
 
     def record(self) -> RunRecord:
         """See `Saved`."""
-        return RunRecord(
-            step=0,
-            seed=self._run.seed,
-            num_replicas=self.world.world_size,
-            ties=self._run.waves[0].ties(),
-            waves=encode(_state_of(self._run, self._player.due), "", {}),
-        )
+        base = record_of(self.outline, self.world.world_size, has_averages=False)
+        waves = encode(_state_of(self._player), "", {})
+        return replace(base, seed=self._player.settings.seed, waves=waves)
 
     def share(self) -> WorkerShare:
         """See `Saved`."""
-        run, rank = self._run, self.world.rank
-        own = _own_of_replica(run, self._player.due)
+        player, rank = self._player, self.world.rank
+        own = _own_of_replica(player)
         tensors: Tensors = {Section.WAVE: own}
         if not rank:
-            tock = run.waves[1:] if run.sync == "wave" else ()
+            tock = player.waves[1:] if player.settings.sync == "wave" else ()
             own |= {f"tock/{k}": x for wave in tock for k, x in wave.state().items()}
-            encode(_state_of(run, self._player.due), "", own)
-            tensors[Section.WEIGHTS] = run.waves[0].state()
+            encode(_state_of(player), "", own)
+            tensors[Section.WEIGHTS] = player.waves[0].state()
         random = random_state(self.world.device)
         return WorkerShare(rank, rank, tensors, (), random)
 
@@ -107,13 +89,13 @@ class SavedWaves:
         """See `Saved`."""
 
         def read(path: Path) -> str | _Found:
-            here = partial(_read, path, self._run, self.world)
+            here = partial(_read, path, self.outline, self._player, self.world)
             return read_together(exchange, f"read {path.name}", here)
 
         path, found = first_readable(candidates, exchange, read)
         record = found.opened.manifest.run
-        _restore(found, self._run, self.world)
-        self._player.resume(_due_of(found, self._run, self.world))
+        _restore(found, self._player, self.world)
+        self._player.resume(_due_of(found, self._player, self.world))
         return Loaded(path, record.step, record.data)
 
 
@@ -135,38 +117,37 @@ class _Found:
 
 
 def _copies(
-    run: RunInWaves,
+    player: WavePlayer,
 ) -> Iterator[tuple[str, Wave, Updater, torch.optim.Optimizer]]:
     """Yield the waves that have weights and an optimizer of their own, by name."""
-    for name, wave in zip(_NAMES, run.waves, strict=True):
+    for name, wave in zip(_NAMES, player.waves, strict=True):
         if wave.updater is not None:
             assert wave.updater.optimizer is not None, "a wave trains something"
             yield name, wave, wave.updater, wave.updater.optimizer
 
 
-def _own_of_replica(
-    run: RunInWaves, due_of: Mapping[tuple[int, int], Due]
-) -> dict[str, Tensor]:
+def _own_of_replica(player: WavePlayer) -> dict[str, Tensor]:
     """Return what each replica has for itself: buffers, and gradients that are due."""
     found = {
         f"buffers/{name}/{key}": x
-        for name, wave, *_ in _copies(run)
+        for name, wave, *_ in _copies(player)
         for key, x in wave.buffers().items()
     }
-    for due in due_of.values():
+    for due in player.due.values():
         gradients = enumerate(due.gradients)
         found |= {f"due/{i}": x for i, x in gradients if x is not None}
     return found
 
 
-def _state_of(run: RunInWaves, due_of: Mapping[tuple[int, int], Due]) -> dict[str, Any]:
+def _state_of(player: WavePlayer) -> dict[str, Any]:
     """Return the states of optimizers and schedules, by wave."""
+    scaler = player.scaler
     found: dict[str, Any] = {
-        "sync": run.sync,
-        "due": [[*key, due.num_samples] for key, due in due_of.items()],
-        "scaler": None if run.scaler is None else run.scaler.state_dict(),
+        "sync": player.settings.sync,
+        "due": [[*key, due.num_samples] for key, due in player.due.items()],
+        "scaler": None if scaler is None else scaler.state_dict(),
     }
-    for name, _, updater, optimizer in _copies(run):
+    for name, _, updater, optimizer in _copies(player):
         scheduler = updater.scheduler
         found[name] = {
             "kind": type(optimizer).__name__,
@@ -177,7 +158,7 @@ def _state_of(run: RunInWaves, due_of: Mapping[tuple[int, int], Due]) -> dict[st
     return found
 
 
-def _read(path: Path, run: RunInWaves, world: World) -> _Found:
+def _read(path: Path, outline: Outline, player: WavePlayer, world: World) -> _Found:
     """Read what this worker needs.
 
     Raises:
@@ -191,13 +172,13 @@ def _read(path: Path, run: RunInWaves, world: World) -> _Found:
             "weights alone: model.load_state_dict(hocket.checkpoint.read_weights(...))"
         )
     scales = record.waves.get("scaler") is not None
-    if scales is (run.scaler is None):
+    if scales is (player.scaler is None):
         raise CheckpointError(
             f"{path} is of a run with{'' if scales else 'out'} a loss scale, and this "
             f"one has {'none' if scales else 'one'}: give the same precision=. Nothing "
             "was loaded"
         )
-    own = run.sync, run.seed, world.world_size
+    own = player.settings.sync, player.settings.seed, world.world_size
     there = record.waves["sync"], record.seed, record.num_replicas
     if own != there:
         raise CheckpointError(
@@ -218,8 +199,8 @@ def _read(path: Path, run: RunInWaves, world: World) -> _Found:
         read_tensors(locations),
         read_tensors(opened.locations(Section.WEIGHTS)),
     )
-    for name, wave, updater, optimizer in _copies(run):
-        _check_names(path, name, wave.state(), _weights_of(found, name))
+    match_names(opened, outline)
+    for name, _, updater, optimizer in _copies(player):
         _check_states(path, updater, optimizer, _states_of(found)[name])
     return found
 
@@ -236,22 +217,6 @@ def _within(found: _Found, prefix: str) -> dict[str, Tensor]:
         for key, x in found.tensors.items()
         if key.startswith(prefix)
     }
-
-
-def _check_names(
-    path: Path, name: str, here: dict[str, Tensor], there: dict[str, Tensor]
-) -> None:
-    for key in sorted({*here, *there}):
-        mine, saved = here.get(key), there.get(key)
-        forms = [
-            "missing" if x is None else f"{x.dtype} {tuple(x.shape)}"
-            for x in (mine, saved)
-        ]
-        if forms[0] != forms[1]:
-            raise CheckpointError(
-                f"{path} is of another model: {key} of {name} is {forms[1]} there, and "
-                f"{forms[0]} here. Nothing was loaded"
-            )
 
 
 def _states_of(found: _Found) -> Any:
@@ -301,10 +266,10 @@ def _described(
     )
 
 
-def _restore(found: _Found, run: RunInWaves, world: World) -> None:
+def _restore(found: _Found, player: WavePlayer, world: World) -> None:
     """Put a checkpoint's state in place."""
     state = _states_of(found)
-    for name, wave, updater, optimizer in _copies(run):
+    for name, wave, updater, optimizer in _copies(player):
         weights = _weights_of(found, name)
         for key, tensor in wave.state().items():
             tensor.copy_(weights[key])
@@ -314,15 +279,17 @@ def _restore(found: _Found, run: RunInWaves, world: World) -> None:
         updater.scheduled_rates = updater.rates()
         for key, average in (updater.ema or {}).items():
             average.copy_(state[name]["ema"][key])
-    if run.scaler is not None:
-        run.scaler.load_state_dict(found.record["scaler"])
+    if player.scaler is not None:
+        player.scaler.load_state_dict(found.record["scaler"])
     set_random_state(found.opened.parts[world.rank].random, world.device)
 
 
-def _due_of(found: _Found, run: RunInWaves, world: World) -> dict[tuple[int, int], Due]:
+def _due_of(
+    found: _Found, player: WavePlayer, world: World
+) -> dict[tuple[int, int], Due]:
     """Return the gradients that the next update reads."""
     tensors = {int(i): x.to(world.device) for i, x in _within(found, "due/").items()}
-    num = len(run.waves[0].parameters)
+    num = len(player.waves[0].parameters)
     return {
         (step, wave): Due(num_samples, [tensors.get(i) for i in range(num)])
         for step, wave, num_samples in found.record["due"]

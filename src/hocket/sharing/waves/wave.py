@@ -68,13 +68,6 @@ class Wave:
             if seen.setdefault(id(x), name) == name
         }
 
-    def ties(self) -> dict[str, tuple[str, ...]]:
-        """Return the other names of each tensor that has several, by its first."""
-        names: dict[int, list[str]] = {}
-        for name, x in saved_tensors(self.module).items():
-            names.setdefault(id(x), []).append(name)
-        return {first: tuple(more) for first, *more in names.values() if more}
-
     def buffers(self) -> dict[str, Tensor]:
         """Return the persistent buffers."""
         names = {name for name, _ in self.module.named_parameters()}

@@ -177,7 +177,7 @@ class Waves(WorkerRun):
             )
             store = dist.PrefixStore(f"waves {next(_num_runs)}", self.world.store)
             self._checkpoints = CheckpointManager(
-                SavedWaves(self, self._player, self.world, store),
+                SavedWaves(self._player, self.world, store),
                 self._recorder,
                 timeout_s=self._timeout_s,
             )
@@ -251,7 +251,7 @@ class Waves(WorkerRun):
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
         """The loss scale's state, for float16; equal on all workers."""
-        return None if self._player.scale is None else self._player.scale.scaler
+        return self._player.scaler
 
     def evaluate(
         self,
