@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
@@ -50,6 +50,7 @@ from hocket.schedules import SCHEDULES, options_of
 _MORE_STEPS: Final = 2
 
 
+@dataclass(eq=False)
 class Predictor:
     """Predicts candidates for one batch of one model on one cluster.
 
@@ -64,22 +65,15 @@ class Predictor:
         layers: returns the layers' costs for microbatches of a size; cached.
     """
 
-    def __init__(
-        self,
-        work: ModelCosts,
-        cluster: Cluster,
-        batch_size: int,
-        trials: MeasuredTrials = NO_TRIALS,
-        *,
-        clips: bool = False,
-    ) -> None:
-        """Make a predictor with empty caches."""
-        self.work = work
-        self.cluster = cluster
-        self.batch_size = batch_size
-        self.trials = trials
-        self.clips = clips
-        self.layers = cache(work.layers)
+    work: ModelCosts
+    cluster: Cluster
+    batch_size: int
+    trials: MeasuredTrials = NO_TRIALS
+    clips: bool = False
+
+    def __post_init__(self) -> None:
+        """Begin with empty caches."""
+        self.layers = cache(self.work.layers)
         self._balancer = cache(self._make_balancer)
         self._sums = cache(self._make_sums)
         self._placements: dict[tuple[str, int, int], Placement | ShapeError] = {}

@@ -10,6 +10,7 @@ Source: Belady, "A study of replacement algorithms for a virtual-storage compute
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -22,6 +23,7 @@ NEVER: Final = 1 << 62
 _EPOCHS_AHEAD: Final = 3
 
 
+@dataclass(eq=False)
 class NextUse:
     """The order of samples over all epochs, and the position in it.
 
@@ -34,18 +36,13 @@ class NextUse:
         order: returns an epoch's order of all rows.
     """
 
-    def __init__(
-        self,
-        data: int,
-        num_samples: int,
-        num_used: int,
-        order: Callable[[int], NDArray[np.int64]],
-    ) -> None:
-        self.data = data
+    data: int
+    num_samples: int
+    num_used: int
+    order: Callable[[int], NDArray[np.int64]]
+
+    def __post_init__(self) -> None:
         self.now = 0
-        self._num_samples = num_samples
-        self.num_used = num_used
-        self._order = order
         self._places: dict[int, NDArray[np.int64]] = {}
 
     def time_of(self, epoch: int, sample: int) -> int:
@@ -54,7 +51,7 @@ class NextUse:
 
     def of(self, key: Key) -> int:
         """Return when an entry is used next, from now on."""
-        if key.data != self.data or not 0 <= key.sample < self._num_samples:
+        if key.data != self.data or not 0 <= key.sample < self.num_samples:
             return NEVER
         epoch, place = divmod(self.now, self.num_used)
         for later in range(epoch, epoch + _EPOCHS_AHEAD):
@@ -69,7 +66,7 @@ class NextUse:
             for old in [*self._places]:
                 if old < epoch - _EPOCHS_AHEAD:
                     self._places.pop(old, None)  # another thread may do so, too
-            order = self._order(epoch)
+            order = self.order(epoch)
             places = np.empty_like(order)
             places[order] = np.arange(len(order))
             self._places[epoch] = places

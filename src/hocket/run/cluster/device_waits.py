@@ -56,6 +56,7 @@ class _Wait:
     since_s: float | None = None
 
 
+@dataclass(eq=False)
 class DeviceWaits:
     """Keeps the deadlines of a device's waits in a thread.
 
@@ -65,15 +66,11 @@ class DeviceWaits:
         record: records an event in the device's current stream.
     """
 
-    def __init__(
-        self,
-        timeout_s: float,
-        abort: Callable[[], None],
-        record: Callable[[], Reached],
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._abort = abort
-        self._record = record
+    timeout_s: float
+    abort: Callable[[], None]
+    record: Callable[[], Reached]
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()  # guards all below
         self._waits: list[_Wait] = []
         self._error: WaitError | None = None
@@ -90,7 +87,7 @@ class DeviceWaits:
             WaitError: an earlier wait took too long.
         """
         self.check()
-        reached = self._record()
+        reached = self.record()
         work.wait()
         if work.is_completed():
             return
@@ -130,13 +127,13 @@ class DeviceWaits:
                 late = self._first_late(time.monotonic())
                 if late is not None:
                     self._error = WaitError(
-                        f"{late.what}: the device waited {self._timeout_s:.1f} s; the "
+                        f"{late.what}: the device waited {self.timeout_s:.1f} s; the "
                         "other end is gone, stuck, or slower than the timeout allows"
                     )
                     self._waits.clear()
                     self._thread = None
             if late is not None:
-                self._abort()
+                self.abort()
                 return
             time.sleep(_PAUSE_S)
 
@@ -144,7 +141,7 @@ class DeviceWaits:
         for wait in self._waits:
             if wait.since_s is None and wait.reached.query():
                 wait.since_s = now_s
-            if wait.since_s is not None and now_s - wait.since_s > self._timeout_s:
+            if wait.since_s is not None and now_s - wait.since_s > self.timeout_s:
                 return wait
         return None
 

@@ -192,6 +192,7 @@ def new_group(
     return cast(dist.ProcessGroup, group)
 
 
+@dataclass(eq=False)
 class GroupMaker:
     """Makes a run's process groups, and destroys them at the end of a `with` block.
 
@@ -206,13 +207,12 @@ class GroupMaker:
         tp_size: the neighbours that each have groups of their own, in the same way.
     """
 
-    def __init__(
-        self, rank: int, timeout_s: float, on_wait: OnWait, tp_size: int = 1
-    ) -> None:
-        self._rank = rank
-        self._tp_size = tp_size
-        self._timeout_s = timeout_s
-        self._on_wait = on_wait
+    rank: int
+    timeout_s: float
+    on_wait: OnWait
+    tp_size: int = 1
+
+    def __post_init__(self) -> None:
         # Those of equal members, in the order of making; None where it is no member.
         self._made: dict[tuple[int, ...], list[WorkerGroup | None]] = {}
         self._num_given: Counter[tuple[int, ...]] = Counter()
@@ -241,8 +241,8 @@ class GroupMaker:
         for ranks in chain(*map(self._on_every_tp_rank, all_ranks)):
             made = self._made.setdefault(ranks, [])
             if self._num_given[ranks] == len(made):
-                group = new_group(ranks, self._timeout_s, backend)
-                is_member = self._rank in ranks
+                group = new_group(ranks, self.timeout_s, backend)
+                is_member = self.rank in ranks
                 made.append(self._member(group, ranks) if is_member else None)
             member = made[self._num_given[ranks]]
             self._num_given[ranks] += 1
@@ -252,7 +252,7 @@ class GroupMaker:
 
     def _on_every_tp_rank(self, ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the group of each tp rank; itself if it spans several."""
-        size = self._tp_size
+        size = self.tp_size
         (place, *others) = {rank % size for rank in ranks}
         return [
             tuple(rank - place + other for rank in ranks)
@@ -274,10 +274,8 @@ class GroupMaker:
         waits = None
         if uses_nccl(group):
             record = partial(record_event, torch.device("cuda"))
-            waits = DeviceWaits(self._timeout_s, group.abort, record)
-        return WorkerGroup(
-            group, ranks, self._rank, self._timeout_s, self._on_wait, waits
-        )
+            waits = DeviceWaits(self.timeout_s, group.abort, record)
+        return WorkerGroup(group, ranks, self.rank, self.timeout_s, self.on_wait, waits)
 
 
 def in_order_backend() -> str:

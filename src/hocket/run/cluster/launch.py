@@ -68,6 +68,7 @@ GRACE_S: Final = 2.5  # from a signal to the end of those that do not answer
 SAVE_S: Final = 30.0  # and of those that may save before
 
 
+@dataclass(eq=False)
 class WorkerProcesses:
     """The worker processes of one attempt, each in a session of its own.
 
@@ -81,17 +82,13 @@ class WorkerProcesses:
         hung: the ranks that had to be killed after a failure.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environments: Sequence[Mapping[str, str]],
-        descriptors: Sequence[int] = (),
-    ) -> None:
+    command: Sequence[str]
+    environments: Sequence[Mapping[str, str]]
+    descriptors: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
         self.ended_s: dict[int, float] = {}
         self.hung: set[int] = set()
-        self._command = command
-        self._environments = environments
-        self._descriptors = descriptors
         self._processes: list[Popen[bytes]] = []
         self._running: dict[int, int] = {}  # ranks, by their processes' descriptors
 
@@ -102,12 +99,12 @@ class WorkerProcesses:
 
     def start(self) -> None:
         """Start all workers."""
-        for variables in self._environments:
+        for variables in self.environments:
             process = Popen(
-                self._command,
+                self.command,
                 env=variables,
                 start_new_session=True,
-                pass_fds=self._descriptors,
+                pass_fds=self.descriptors,
             )
             self._running[os.pidfd_open(process.pid)] = len(self._processes)
             self._processes.append(process)

@@ -7,6 +7,7 @@ import os
 import resource
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -90,6 +91,7 @@ def host_bytes() -> int:
 _TEXTS: Final = ("can't allocate memory", "out of memory", "std::bad_alloc")
 
 
+@dataclass(eq=False)
 class MemoryWatch:
     """Raises an error that a user can act on when an allocation fails.
 
@@ -100,13 +102,10 @@ class MemoryWatch:
         device: the device whose lanes this worker plays.
     """
 
-    def __init__(
-        self, schedule: Schedule, costs: Costs, world: World, device: int
-    ) -> None:
-        self._schedule = schedule
-        self._costs = costs
-        self._world = world
-        self._device = device
+    schedule: Schedule
+    costs: Costs
+    world: World
+    device: int
 
     def on_error(self, op: Op, step: int, error: Exception) -> None:
         """Explain an op's error if there was no memory; ignore all other errors.
@@ -116,12 +115,12 @@ class MemoryWatch:
         """
         if not is_out_of_memory(error):
             return
-        actual = peak_bytes(self._world.device)
+        actual = peak_bytes(self.world.device)
         traceback.clear_frames(error.__traceback__)  # they hold what the op had made
-        part = self._predicted(self._costs)
+        part = self._predicted(self.costs)
         raise NoMemoryError(
             f"stage {op.stage} found no memory for {op} of step {step}, on device "
-            f"{self._device} (rank {self._world.rank}, {self._world.device}): "
+            f"{self.device} (rank {self.world.rank}, {self.world.device}): "
             f"{_first_line(error)}. Predicted peak of this device: {_text(part)}. "
             f"Actual peak so far: {byte_size(actual)}{self._whose()}. "
             f"What helps: {self._advice(part)}",
@@ -131,17 +130,17 @@ class MemoryWatch:
         ) from error
 
     def _predicted(self, costs: Costs) -> PeakBytes:
-        return peak_parts(simulate(self._schedule, costs), costs)[self._device]
+        return peak_parts(simulate(self.schedule, costs), costs)[self.device]
 
     def _whose(self) -> str:
-        if self._world.device.type == "cuda":
+        if self.world.device.type == "cuda":
             return ""
         return " (the whole process, with Python and its libraries)"
 
     def _advice(self, part: PeakBytes) -> str:
-        program = self._schedule.program
+        program = self.schedule.program
         hints = []
-        least = self._predicted(recomputing("all", self._schedule, self._costs))
+        least = self._predicted(recomputing("all", self.schedule, self.costs))
         if least.total_bytes < part.total_bytes:
             hints.append(
                 'recompute="all", or "auto" with memory_bytes '

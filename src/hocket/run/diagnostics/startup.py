@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import perf_counter
-from types import TracebackType
 from typing import Final, Self
 
 AFTER_S: Final = 2.0  # pipelines that are ready sooner report nothing
@@ -58,6 +57,7 @@ class StartupProgress:
 StartupHook = Callable[[StartupProgress], object]
 
 
+@dataclass(eq=False)
 class StartupReporter:
     """Passes activities on to the log and the user's hook; use as a context manager.
 
@@ -70,17 +70,12 @@ class StartupReporter:
         every_s: the seconds between two reports of one activity.
     """
 
-    def __init__(
-        self,
-        hook: StartupHook | None,
-        *,
-        is_leader: bool,
-        after_s: float,
-        every_s: float,
-    ) -> None:
-        self._hook = hook
-        self._is_leader = is_leader
-        self._after_s, self._every_s = after_s, every_s
+    hook: StartupHook | None
+    is_leader: bool
+    after_s: float
+    every_s: float
+
+    def __post_init__(self) -> None:
         self._begun = SimpleQueue[StartupProgress | None]()  # None: no more of them
         self._over = Event()
         self._begin_s = perf_counter()
@@ -90,18 +85,13 @@ class StartupReporter:
 
     def __enter__(self) -> Self:
         """Start the reporting thread."""
-        if self._is_leader:
+        if self.is_leader:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Report what is left, for a few seconds at most, and nothing from then on."""
-        if self._is_leader:
+        if self.is_leader:
             self._begun.put(None)
             self._thread.join(END_S)
         self._over.set()
@@ -112,12 +102,12 @@ class StartupReporter:
         Args:
             progress: the activity; its seconds are counted when it is reported.
         """
-        if self._is_leader and not self._over.is_set():
+        if self.is_leader and not self._over.is_set():
             self._begun.put(progress)
 
     def _report_all(self) -> None:
         """Report new activities when they begin, and the last one while it lasts."""
-        first_s = due_s = self._begin_s + self._after_s
+        first_s = due_s = self._begin_s + self.after_s
         now: StartupProgress | None = None
         said = ""
         while not self._over.is_set():
@@ -134,17 +124,17 @@ class StartupReporter:
             if now is not None:
                 said = now.what
                 self._report(now)
-            due_s = perf_counter() + self._every_s
+            due_s = perf_counter() + self.every_s
 
     def _report(self, progress: StartupProgress) -> None:
         progress = replace(progress, seconds=perf_counter() - self._begin_s)
         log.info("%s", progress)
-        if self._hook is None:
+        if self.hook is None:
             return
         try:
-            self._hook(progress)
+            self.hook(progress)
         except Exception:
-            self._hook = None
+            self.hook = None
             log.exception(
                 "progress= failed at %s; the pipeline goes on without it", progress
             )

@@ -84,6 +84,7 @@ class CapturedOrder:
         return {name: found[value] for name, value in self.step.losses.items()}
 
 
+@dataclass(eq=False)
 class CapturedOrders:
     """Captures the step and chooses its order, once for each form of batches.
 
@@ -100,23 +101,20 @@ class CapturedOrders:
         model, loss, optimizer, device: as given.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        optimizer: Optimizer,
-        device: Device,
-        memory_bytes: int | None,
-        *,
-        across_steps: bool = False,
-    ) -> None:
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.device, self._memory_bytes = device, memory_bytes
-        self._across_steps = across_steps
-        self.states = OptimizerStates(optimizer, dict(model.named_parameters()))
+    model: nn.Module
+    loss: LossFunction
+    optimizer: Optimizer
+    device: Device
+    memory_bytes: int | None
+    across_steps: bool = False
+
+    def __post_init__(self) -> None:
+        self.states = OptimizerStates(
+            self.optimizer, dict(self.model.named_parameters())
+        )
         self._by_form: dict[Form, CapturedOrder | None] = {}
         self._last: CapturedOrder | None = None  # what the last step was
-        self._forms = StepForms(model, optimizer)
+        self._forms = StepForms(self.model, self.optimizer)
         self._num_changes = 0
         self._begin_s, self._spent_s = perf_counter(), 0.0
         self._just_changed = self._has_warned = False
@@ -271,8 +269,8 @@ class CapturedOrders:
                 given,
                 self.device,
                 always,
-                self._memory_bytes,
-                across_steps=self._across_steps,
+                self.memory_bytes,
+                across_steps=self.across_steps,
             )
         own = self.model, self.loss, self.optimizer, self.device
         StepComparison(*own, step, tensors, replay).check(batch)

@@ -196,6 +196,7 @@ class BatchLoss:
         return [tuple(x[m] for x in split) for m in range(count)]
 
 
+@dataclass(eq=False)
 class Gather:
     """Plays op G: gathers a stage's outputs over replicas, without gradient.
 
@@ -206,19 +207,16 @@ class Gather:
         group: the stage's replicas.
     """
 
-    def __init__(
-        self, net: str, own: Input, output: Output, group: WorkerGroup
-    ) -> None:
-        self._net = net
-        self._own = own
-        self._output = output
-        self._group = group
+    net: str
+    own: Input
+    output: Output
+    group: WorkerGroup
 
     def play(self, one: Playing) -> None:
         """Gather the outputs of all microbatches, in the order of samples."""
-        work = one.batch[self._net]
+        work = one.batch[self.net]
         count = len(work.microbatches)
-        parts = [self._own.take(one.batch, m) for m in range(count)]
+        parts = [self.own.take(one.batch, m) for m in range(count)]
         one.timer.start()
         rows = [
             sum(part.num_samples for part in work.everywhere[begin : begin + count])
@@ -229,7 +227,7 @@ class Gather:
             for column in zip(*parts, strict=True)
         )
         one.timer.end()
-        self._output.put(one.batch, one.timer.lane, 0, gathered)
+        self.output.put(one.batch, one.timer.lane, 0, gathered)
 
     def _gathered(self, own: Tensor, rows: Sequence[int]) -> Tensor:
         """Gather one leaf; all replicas send equally many rows."""
@@ -237,8 +235,8 @@ class Gather:
         padded = own.new_zeros((most, *own.shape[1:]))
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in rows]
-        what = f"outputs of net {self._net}"
-        self._group.wait(self._group.all_gather(parts, padded, what), what)
+        what = f"outputs of net {self.net}"
+        self.group.wait(self.group.all_gather(parts, padded, what), what)
         return torch.cat([x[:n] for x, n in zip(parts, rows, strict=True)])
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -52,6 +53,7 @@ class StepDiffersError(CaptureError):
     """A captured step computes something else than the eager one."""
 
 
+@dataclass(eq=False)
 class StepComparison:
     """Compares one captured step with the eager one, on one batch.
 
@@ -65,25 +67,23 @@ class StepComparison:
         replay: plays it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        optimizer: Optimizer,
-        device: Device,
-        step: CapturedStep,
-        tensors: StepTensors,
-        replay: StepReplay,
-    ) -> None:
-        self._model, self._loss, self._optimizer = model, loss, optimizer
-        self._device, self._step, self._replay = device, step, replay
-        self._tensors = tensors
-        self._weights: Named = dict(model.named_parameters())
+    model: nn.Module
+    loss: LossFunction
+    optimizer: Optimizer
+    device: Device
+    step: CapturedStep
+    tensors: StepTensors
+    replay: StepReplay
+
+    def __post_init__(self) -> None:
+        self._weights: Named = dict(self.model.named_parameters())
         known = {id(x) for x in self._weights.values()}
-        listed = [x for group in optimizer.param_groups for x in group["params"]]
+        listed = [x for group in self.optimizer.param_groups for x in group["params"]]
         for i, x in enumerate(x for x in listed if id(x) not in known):
             self._weights[f"{i} of the optimizer, outside of the model"] = x
-        self._states = [x for update in step.updates.values() for x in update.states]
+        self._states = [
+            x for update in self.step.updates.values() for x in update.states
+        ]
 
     def check(self, batch: Any) -> None:
         """Compare both on a batch; nothing is trained.
@@ -91,12 +91,12 @@ class StepComparison:
         Raises:
             StepDiffersError: names the tensor that differs, with both values.
         """
-        given = self._tensors.given(batch)
-        start = given[self._step.regions.step.start.name]
+        given = self.tensors.given(batch)
+        start = given[self.step.regions.step.start.name]
         with self._undone():
             if self._missing():
                 self._run(batch)
-                self._optimizer.step()
+                self.optimizer.step()
             self._begin()
             try:
                 for scale in _SCALES:
@@ -113,13 +113,13 @@ class StepComparison:
             given: the captured step's tensors.
             is_plain: whether the loss is not scaled.
         """
-        graph = self._step.regions.step.graph
+        graph = self.step.regions.step.graph
         values = [node.meta.get("val") for node in graph.nodes]
         tolerance = _tolerance(x.dtype for x in values if isinstance(x, Tensor))
         before = self._buffers() | self._weights_and_states()
         gradients: Named = {}
         made = [self._made(lambda: self._watched(given, gradients))]
-        if self._device.has_graphs:
+        if self.device.has_graphs:
             made.append(self._made(lambda: self._replayed(given)))
         with self._undone():
             expected = self._run(batch) | self._buffers()
@@ -135,7 +135,7 @@ class StepComparison:
         with self._undone():
             for name, weight in self._weights.items():
                 weight.grad = gradients.get(name, own.get(name))
-            self._optimizer.step()
+            self.optimizer.step()
             expected = self._weights_and_states()
         for one in made:
             _check_all(one, expected, before, why=_JOINT)
@@ -143,11 +143,11 @@ class StepComparison:
     def _made(self, run: Callable[[], Mapping[str, Tensor]]) -> Named:
         """Return what the captured step makes; it is undone."""
         with self._undone():
-            seed_generators(self._device.torch_device, 0)
+            seed_generators(self.device.torch_device, 0)
             losses = run()
-            self._device.synchronize(_TIMEOUT_S)
-            named = {f"loss {n}": losses[x] for n, x in self._step.losses.items()}
-            state = self._tensors.state
+            self.device.synchronize(_TIMEOUT_S)
+            named = {f"loss {n}": losses[x] for n, x in self.step.losses.items()}
+            state = self.tensors.state
             return _copies(
                 named
                 | self._buffers()
@@ -157,7 +157,7 @@ class StepComparison:
 
     def _watched(self, given: Named, gradients: Named) -> Mapping[str, Tensor]:
         """Run it op by op, and note its gradients; return its losses."""
-        regions = self._step.regions
+        regions = self.step.regions
 
         def around(store: Named, op: Op, run: Callable[[], None]) -> None:
             if op.kind is Kind.UPDATE:
@@ -167,20 +167,20 @@ class StepComparison:
                         gradients[name] = made.clone()
             run()
 
-        return self._replay.watch(given, around)
+        return self.replay.watch(given, around)
 
     def _replayed(self, given: Named) -> Mapping[str, Tensor]:
         """Run it as in training; return its losses."""
-        losses = self._replay.run(given)
-        self._replay.finish()
+        losses = self.replay.run(given)
+        self.replay.finish()
         return losses
 
     def _run(self, batch: Any) -> Named:
         """Run forward and backward as the plain loop does; return the losses."""
-        seed_generators(self._device.torch_device, 0)
+        seed_generators(self.device.torch_device, 0)
         inputs, targets = batch
         args, kwargs = call_arguments(inputs)
-        losses = losses_of(self._loss, self._model(*args, **kwargs), targets)
+        losses = losses_of(self.loss, self.model(*args, **kwargs), targets)
         for weight in self._weights.values():
             weight.grad = None
         # The gradients of weights that only the loss has are not touched.
@@ -189,7 +189,7 @@ class StepComparison:
         return {f"loss {name}": x.detach() for name, x in losses.items()}
 
     def _buffers(self) -> Named:
-        named = self._model.named_buffers()
+        named = self.model.named_buffers()
         return _copies({f"buffer {name}": x for name, x in named})
 
     def _weights_and_states(self) -> Named:
@@ -197,7 +197,7 @@ class StepComparison:
         return _copies({f"weight {n}": x for n, x in self._weights.items()} | own)
 
     def _state_of(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._optimizer.state.get(self._weights[name], {})
+        found: dict[str, Any] = self.optimizer.state.get(self._weights[name], {})
         return found
 
     def _missing(self) -> list[str]:
@@ -214,20 +214,20 @@ class StepComparison:
             raise StepDiffersError(f"only the captured step keeps a {what}")
         with torch.no_grad():
             for name, key in self._states:
-                state = self._tensors.state[state_name(name, key)]
+                state = self.tensors.state[state_name(name, key)]
                 state.copy_(self._state_of(name)[key])
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
         """Restore all values, and the objects that hold them, when the block ends."""
-        optimizer, modules = self._optimizer, [*self._model.modules()]
+        optimizer, modules = self.optimizer, [*self.model.modules()]
         own = dict(vars(optimizer))
         states = {x: dict(state) for x, state in optimizer.state.items()}
         groups = [dict(group) for group in optimizer.param_groups]
         buffers = [dict(module._buffers) for module in modules]
         grads = [x.grad for x in self._weights.values()]
         kept = [x for state in states.values() for x in state.values()]
-        kept += [*self._model.buffers(), *self._tensors.state.values()]
+        kept += [*self.model.buffers(), *self.tensors.state.values()]
         tensors = [*self._weights.values(), *(x for x in kept if torch.is_tensor(x))]
         with preserved([*{id(x): x for x in tensors}.values()]):
             try:

@@ -31,6 +31,7 @@ from hocket.run.outoforder.capture.regions import RegionKey
 _TIMEOUT_S = 600.0
 
 
+@dataclass(eq=False)
 class StepReplay:
     """Runs steps of one order.
 
@@ -46,15 +47,12 @@ class StepReplay:
             on a device with graphs the batch.
     """
 
-    def __init__(
-        self,
-        player: StepPlayer,
-        given: Tensors,
-        device: Device,
-        changing: frozenset[str] = frozenset(),
-    ) -> None:
-        self._player, self._given, self._device = player, given, device
-        self._changing = changing
+    player: StepPlayer
+    given: Tensors
+    device: Device
+    changing: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
         self._results: Mapping[str, Tensor] = {}
         self._replay: Work | None = None
         self._old: StepValues | None = None
@@ -62,12 +60,12 @@ class StepReplay:
 
     def capture(self) -> None:
         """Capture the step as a graph; a step runs first, so weights change."""
-        lane = self._device.lanes[0]
-        self._play_eagerly(self._given)  # for the libraries' workspaces of each lane
+        lane = self.device.lanes[0]
+        self._play_eagerly(self.given)  # for the libraries' workspaces of each lane
         if self._is_open:
             self._play()
-        self._device.synchronize(_TIMEOUT_S)
-        self._replay = self._device.capture_graph(lane, self._play)
+        self.device.synchronize(_TIMEOUT_S)
+        self._replay = self.device.capture_graph(lane, self._play)
 
     def run(self, given: Tensors | None = None) -> Mapping[str, Tensor]:
         """Run one step; return its losses, by the names of their values.
@@ -75,12 +73,12 @@ class StepReplay:
         Args:
             given: other tensors, where no graph is captured.
         """
-        is_first = self._player.carries and not self._is_open
+        is_first = self.player.carries and not self._is_open
         if self._replay is None or is_first:
-            return self._play_eagerly(self._given if given is None else given)
-        self._device.fork()
-        self._device.lanes[0].submit(self._replay, label="step")
-        self._device.join()
+            return self._play_eagerly(self.given if given is None else given)
+        self.device.fork()
+        self.device.lanes[0].submit(self._replay, label="step")
+        self.device.join()
         return self._results
 
     def watch(
@@ -99,15 +97,15 @@ class StepReplay:
         def run(lane: int, op: Op, play: Callable[[], None]) -> None:
             around(values.store, op, play)
 
-        results = self._player.play_part(values, None, run)
-        if self._player.carries:
-            self._player.play_part(None, values, run)
+        results = self.player.play_part(values, None, run)
+        if self.player.carries:
+            self.player.play_part(None, values, run)
         return results
 
     def finish(self) -> None:
         """Run the W and U that wait for the next step."""
         if self._is_open and self._old is not None:
-            self._player.play_part(None, self._copy_of_old(self._old))
+            self.player.play_part(None, self._copy_of_old(self._old))
         self.forget()
 
     def forget(self) -> None:
@@ -117,36 +115,36 @@ class StepReplay:
     def _play_eagerly(self, given: Tensors) -> Mapping[str, Tensor]:
         new = StepValues(given, {})
         old = self._copy_of_old(self._old) if self._is_open and self._old else None
-        results = self._player.play_part(new, old)
-        if self._player.carries:
+        results = self.player.play_part(new, old)
+        if self.player.carries:
             self._keep(new)
             self._is_open = True
         return results
 
     def _play(self) -> None:
-        assert self._old is not None or not self._player.carries
-        new = StepValues(self._given, {})
+        assert self._old is not None or not self.player.carries
+        new = StepValues(self.given, {})
         old = None if self._old is None else self._copy_of_old(self._old)
-        self._results = self._player.play_part(new, old)
-        if self._player.carries:
+        self._results = self.player.play_part(new, old)
+        if self.player.carries:
             self._keep(new)
 
     def _copy_of_old(self, old: StepValues) -> StepValues:
         """Return the same tensors, in a store that a step may empty."""
         store = dict(old.store)
-        if not self._device.has_graphs:
+        if not self.device.has_graphs:
             old.store.clear()  # each is freed where it is read last
         return StepValues(old.given, store)
 
     def _keep(self, new: StepValues) -> None:
         """Keep what the next step reads of this one."""
-        if self._old is not None and self._device.has_graphs:
-            for name in self._changing:
+        if self._old is not None and self.device.has_graphs:
+            for name in self.changing:
                 self._old.given[name].copy_(new.given[name])
             for name, tensor in new.store.items():
                 self._old.store[name].copy_(tensor)
             return
-        copies = {name: new.given[name].clone() for name in self._changing}
+        copies = {name: new.given[name].clone() for name in self.changing}
         self._old = StepValues({**new.given, **copies}, new.store)
 
 
@@ -174,6 +172,7 @@ class StepValues:
     store: dict[str, Tensor]
 
 
+@dataclass(eq=False)
 class StepPlayer:
     """Plays steps of one order.
 
@@ -186,28 +185,25 @@ class StepPlayer:
             checked, and released memory is overwritten.
     """
 
-    def __init__(
-        self,
-        code: StepCode,
-        results: frozenset[str],
-        written: Mapping[RegionKey, frozenset[str]],
-        plan: MemoryPlan,
-        device: Device,
-    ) -> None:
-        self._code, self._results, self._written = code, results, written
-        self._plan, self._device = plan, device
-        self._waited_for = {op for waits in plan.waits.values() for op in waits}
+    code: StepCode
+    results: frozenset[str]
+    written: Mapping[RegionKey, frozenset[str]]
+    plan: MemoryPlan
+    device: Device
+
+    def __post_init__(self) -> None:
+        self._waited_for = {op for waits in self.plan.waits.values() for op in waits}
         self._members: defaultdict[int, list[str]] = defaultdict(list)
-        for name, block in code.block_of.items():
+        for name, block in self.code.block_of.items():
             self._members[block].append(name)
-        self._issued = [*issue_order(plan.schedule, plan.waits)]
-        if device.issue_order is IssueOrder.SIDE_LANES_FIRST:
+        self._issued = [*issue_order(self.plan.schedule, self.plan.waits)]
+        if self.device.issue_order is IssueOrder.SIDE_LANES_FIRST:
             self._issued.sort(key=lambda issued: -issued[0])
 
     @property
     def carries(self) -> bool:
         """Whether W and U of some stages run in the next step."""
-        return bool(self._plan.carried)
+        return bool(self.plan.carried)
 
     def play(self, given: Tensors, around: AroundOp = call_op) -> dict[str, Tensor]:
         """Play one step; it returns when all lanes are joined.
@@ -246,7 +242,7 @@ class StepPlayer:
         Raises:
             RunError: an op failed.
         """
-        device, plan = self._device, self._plan
+        device, plan = self.device, self.plan
         events: defaultdict[Op, Event] = defaultdict(device.new_event)
         results: dict[str, Tensor] = {}
         device.fork()
@@ -271,7 +267,7 @@ class StepPlayer:
     def _drop_rest(self, store: dict[str, Tensor]) -> None:
         """Drop what no lane knew to be read, and is not kept for the next step."""
         for name in [*store]:
-            if self._code.block_of[name] not in self._plan.kept:
+            if self.code.block_of[name] not in self.plan.kept:
                 del store[name]
 
     def _run(
@@ -282,7 +278,7 @@ class StepPlayer:
         old: StepValues | None,
         results: MutableMapping[str, Tensor],
     ) -> None:
-        plan = self._plan
+        plan = self.plan
         store = None if values is None else values.store
         before = plan.before.get(op, ())
         if old is not None:
@@ -293,7 +289,7 @@ class StepPlayer:
         is_old = op in plan.carried
         blocks = [block for block in before if block not in plan.kept]
         self._overwrite(self._taken(lane, op, blocks, store, is_old=is_old))
-        code = self._code.regions.get(RegionKey(op.kind, op.stage))
+        code = self.code.regions.get(RegionKey(op.kind, op.stage))
         if code is None:
             return
         self._check_accesses(lane, op, code)
@@ -304,7 +300,7 @@ class StepPlayer:
         with torch.no_grad():
             made = code.run(inputs)
         for name, tensor in zip(code.outputs, made, strict=True):
-            (results if name in self._results else store)[name] = tensor
+            (results if name in self.results else store)[name] = tensor
         self._overwrite(released)
 
     def _taken(
@@ -319,7 +315,7 @@ class StepPlayer:
         """Take blocks out of the store; return their tensors to overwrite them."""
         names = [x for block in blocks for x in self._members[block] if x in store]
         taken = [store.pop(name) for name in names]
-        sanitizer = self._device.sanitizer
+        sanitizer = self.device.sanitizer
         if sanitizer is None:
             return []
         for name in names:
@@ -332,11 +328,11 @@ class StepPlayer:
             whole.set_(tensor.untyped_storage()).fill_(_ALL_ONES)
 
     def _check_accesses(self, lane: int, op: Op, code: RegionCode) -> None:
-        sanitizer = self._device.sanitizer
+        sanitizer = self.device.sanitizer
         if sanitizer is None:
             return
-        written = self._written.get(RegionKey(op.kind, op.stage), frozenset())
-        is_old = op in self._plan.carried
+        written = self.written.get(RegionKey(op.kind, op.stage), frozenset())
+        is_old = op in self.plan.carried
         for name in code.inputs:
             seen = self._seen_as(name, is_old)
             sanitizer.access(lane, str(op), seen, writes=name in written)
@@ -345,4 +341,4 @@ class StepPlayer:
 
     def _seen_as(self, name: str, is_old: bool) -> str:
         """Return a tensor's name in the sanitizer: each step has its own values."""
-        return f"{name} before" if is_old and name in self._code.block_of else name
+        return f"{name} before" if is_old and name in self.code.block_of else name

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from hocket.run.stage.split.by_layers import ByLayers
 from hocket.run.stage.split.layers.accumulate import accumulate, has_hooks
 
 
+@dataclass(eq=False, repr=False)
 class CompiledRemainder:
     """W's graph and inputs, until it runs.
 
@@ -38,18 +39,15 @@ class CompiledRemainder:
         weights: the parameters whose gradients it makes, by number.
     """
 
-    def __init__(
-        self, backward: Backward, inputs: list[Tensor], weights: Mapping[int, Tensor]
-    ) -> None:
-        self._backward = backward
-        self._inputs = inputs
-        self._weights = weights
+    backward: Backward
+    inputs: list[Tensor]
+    weights: Mapping[int, Tensor]
 
     @torch.no_grad()
     def finish(self) -> None:
         """Compute the weight gradients and release what was held for them."""
-        found = self._backward.run(self._inputs, self._weights)
-        add_up([self._weights[i] for i in self._backward.returned], found)
+        found = self.backward.run(self.inputs, self.weights)
+        add_up([self.weights[i] for i in self.backward.returned], found)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether it holds the memory of any of these tensors."""
@@ -63,8 +61,8 @@ class CompiledRemainder:
 
     def _held(self) -> list[Tensor]:
         """Return the held tensors, without the weights."""
-        weights = {id(x) for x in self._weights.values()}
-        return [x for x in self._inputs if id(x) not in weights]
+        weights = {id(x) for x in self.weights.values()}
+        return [x for x in self.inputs if id(x) not in weights]
 
 
 def add_up(parameters: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
@@ -91,6 +89,7 @@ class CompileWarning(UserWarning):
     """A stage could not be compiled, or no longer can, and runs uncompiled."""
 
 
+@dataclass(eq=False, repr=False)
 class CompiledFunction:
     """A stage's code in training, compiled for some sizes.
 
@@ -106,21 +105,15 @@ class CompiledFunction:
             B or is split.
     """
 
-    def __init__(
-        self,
-        code: Code,
-        num_state: int,
-        device: torch.device,
-        *,
-        has_backward: bool = True,
-    ) -> None:
-        self.code = code
-        self.num_state = num_state
+    code: Code
+    num_state: int
+    device: torch.device
+    has_backward: bool = True
+
+    def __post_init__(self) -> None:
         self.captures: dict[Hashable, CompiledCapture] = {}
         self.num_calls = 0
-        self._device = device
-        self._has_backward = has_backward
-        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
 
     def __call__(self, objects: Any, device: torch.device, *args: Any) -> Any:
         """Run the stage's code."""
@@ -131,7 +124,7 @@ class CompiledFunction:
 
     def found(self, args: Sequence[Any]) -> CompiledCapture | None:
         """Return what was compiled for such arguments; None if nothing was."""
-        if self._has_backward and not torch.is_grad_enabled():
+        if self.has_backward and not torch.is_grad_enabled():
             return None
         return self.captures.get(form_of(args[self.num_state :]))
 
@@ -151,7 +144,7 @@ class CompiledFunction:
         self.num_calls += 1
         tensors = capture.inputs.tensors(self.code, args)
         leaves = [tensors[i] for i in capture.leaves]
-        with torch.autocast(self._device.type, enabled=False):
+        with torch.autocast(self.device.type, enabled=False):
             outputs = _node(capture, pending, tensors, self._anchor, *leaves)
         return capture.shape.filled(outputs)
 

@@ -57,6 +57,7 @@ class JointNets:
 _Cuts: TypeAlias = tuple[CutModel, CutModel]  # of all nets, and of the student
 
 
+@dataclass(eq=False)
 class NetCutter:
     """Cuts all nets for orders of the student, and measures every cut once.
 
@@ -68,16 +69,12 @@ class NetCutter:
         teachers: the profiled teachers.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        student: ProfiledModel,
-        teachers: Sequence[KnownTeacher],
-    ) -> None:
+    context: WorkerContext
+    student: ProfiledModel
+    teachers: Sequence[KnownTeacher]
+
+    def __post_init__(self) -> None:
         """Begin without any cut."""
-        self._context = context
-        self._student = student
-        self._teachers = teachers
         self._found: dict[tuple[Program, tuple[int, ...]], _Cuts] = {}
 
     def cut(self, config: PipelineConfig, order: Schedule) -> JointNets:
@@ -91,12 +88,12 @@ class NetCutter:
             ModelError: the nets cannot be cut so.
             ConfigError: a teacher's cut makes more stages than there are devices.
         """
-        program, context = order.program, self._context
+        program, context = order.program, self.context
         at = self._student_boundaries(config, program)
         key = program, at
         if key not in self._found:
-            student = cut_and_measure(config, program, context, self._student, at)
-            cuts = tuple(_cut_teachers(self._teachers, student, program))
+            student = cut_and_measure(config, program, context, self.student, at)
+            cuts = tuple(_cut_teachers(self.teachers, student, program))
             stages = _teacher_costs(cuts, context)
             model = replace(
                 student,
@@ -120,12 +117,12 @@ class NetCutter:
         Raises:
             ModelError: the student cannot be cut as asked.
         """
-        known, context = self._student, self._context
-        for teacher in self._teachers:
+        known, context = self.student, self.context
+        for teacher in self.teachers:
             if teacher.teacher.moves:
                 known = _with_forwards_of(teacher, known, config.num_microbatches)
         free = [
-            x for x in self._teachers if x.teacher.cut is None and not x.teacher.moves
+            x for x in self.teachers if x.teacher.cut is None and not x.teacher.moves
         ]
         is_single = program.num_stages == context.layout.num_devices
         is_enough = len(known.captured.layers) >= program.num_stages

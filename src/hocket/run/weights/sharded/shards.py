@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -209,6 +209,7 @@ def _mesh_of(
     return mesh, group
 
 
+@dataclass(eq=False)
 class ShardReducer:
     """Sums gradients of whole weights over all workers; each gets those of its shards.
 
@@ -218,12 +219,11 @@ class ShardReducer:
         what: describes the gradients, for errors and reports.
     """
 
-    def __init__(
-        self, units: Sequence[GatheredUnit], everyone: WorkerGroup, what: str
-    ) -> None:
-        self._units = units
-        self._everyone = everyone
-        self._what = what
+    units: Sequence[GatheredUnit]
+    everyone: WorkerGroup
+    what: str
+
+    def __post_init__(self) -> None:
         self._work: GroupWork | None = None
         self._here: tuple[bool, ...] = ()  # which have a gradient on this worker
         self._present = torch.zeros(0)
@@ -237,8 +237,8 @@ class ShardReducer:
             ModelError: a gradient is sparse.
             WaitError: another worker did not come within the timeout.
         """
-        trained = [weight for unit in self._units for weight in unit.trained]
-        refuse_sparse(trained, self._what, "take num_shards=1")
+        trained = [weight for unit in self.units for weight in unit.trained]
+        refuse_sparse(trained, self.what, "take num_shards=1")
         if not trained:
             return
         self._here = tuple(w.grad is not None for w in trained)
@@ -246,9 +246,9 @@ class ShardReducer:
             flags = torch.tensor(self._here, device=trained[0].device)
             self._flags[self._here] = flags.float()
         self._present = self._flags[self._here].clone()
-        self._work = self._everyone.all_reduce(self._present, self._what)
-        with self._everyone.peer_failure(self._what):
-            for unit in self._units:
+        self._work = self.everyone.all_reduce(self._present, self.what)
+        with self.everyone.peer_failure(self.what):
+            for unit in self.units:
                 unit.reduce()
 
     def is_done(self) -> bool:
@@ -263,10 +263,10 @@ class ShardReducer:
         """
         if self._work is None:
             return
-        self._everyone.wait(self._work, self._what)
+        self.everyone.wait(self._work, self.what)
         self._work = None
-        shards = [x for unit in self._units for x in unit.shards if x.requires_grad]
-        for unit in self._units:
+        shards = [x for unit in self.units for x in unit.shards if x.requires_grad]
+        for unit in self.units:
             unit.finish()
         if all(self._here):  # else the host reads what the others have
             return
