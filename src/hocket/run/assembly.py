@@ -148,6 +148,28 @@ def play_captured_steps(
     return replace(plan, schedule_name=CAPTURED_STEP, predicted=predicted)
 
 
+@contextlib.contextmanager
+def memory_explained(world: World) -> Iterator[None]:
+    """Say what holds a device's memory where a start fails for it; around `assemble`.
+
+    Raises:
+        NoMemoryError: a device has no memory for what the block makes.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, NoMemoryError) or not is_out_of_memory(error):
+            raise
+        device = world.device
+        uuid = cuda.device_uuid(device) if device.type == "cuda" else ""
+        gpus = [gpu for gpu in probe_gpu_states() if gpu.uuid == uuid]
+        raise explain_start(error, world.rank, device, gpus) from error
+    # Capturing and profiling leave reference cycles that hold the weights of all
+    # stages. Python collects cycles by the number of objects, not by their bytes.
+    gc.collect()
+    trim_heap()
+
+
 def assemble(
     config: PipelineConfig,
     world: World,
@@ -173,33 +195,8 @@ def assemble(
         follows changes of each net.
 
     Raises:
-        NoMemoryError: a device has no memory for it; says what holds it.
         HocketError: see `hocket.Pipeline`.
     """
-    try:
-        parts = _assembled(config, world, layout, recorder, stack, timeout_s)
-    except Exception as error:
-        if isinstance(error, NoMemoryError) or not is_out_of_memory(error):
-            raise
-        device = world.device
-        uuid = cuda.device_uuid(device) if device.type == "cuda" else ""
-        gpus = [gpu for gpu in probe_gpu_states() if gpu.uuid == uuid]
-        raise explain_start(error, world.rank, device, gpus) from error
-    # Capturing and profiling leave reference cycles that hold the weights of all
-    # stages. Python collects cycles by the number of objects, not by their bytes.
-    gc.collect()
-    trim_heap()
-    return parts
-
-
-def _assembled(
-    config: PipelineConfig,
-    world: World,
-    layout: Layout,
-    recorder: FlightRecorder,
-    stack: contextlib.ExitStack,
-    timeout_s: float,
-) -> tuple[Plan, Executor, Freezing | None, tuple[FollowedNet, ...]]:
     store = _own_store(world)
     # Workers that freeze layers connect otherwise than workers that do not.
     options = config.freezing_texts.items()

@@ -34,7 +34,7 @@ from hocket.model.stages.outline import Outline
 from hocket.model.trace.example import Lengths
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
-from hocket.run.assembly import assemble
+from hocket.run.assembly import assemble, memory_explained
 from hocket.run.checkpoint.load import given_weights
 from hocket.run.checkpoint.manager import CheckpointManager
 from hocket.run.checkpoint.saved_run import SavedRun
@@ -118,6 +118,7 @@ class StagedRun(WorkerRun, ABC):
                 with (
                     restored_attributes(config.loss, others),
                     hooks_kept_apart(config.model),
+                    memory_explained(world),
                 ):
                     plan, executor, self._freezing, self._followed = assemble(
                         replace(config, progress=reporter, example=example),

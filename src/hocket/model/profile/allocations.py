@@ -13,7 +13,6 @@ A GPU's allocator counts by itself.
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -30,6 +29,7 @@ from torch.autograd import (
 from torch.autograd.profiler import record_function
 
 from hocket import cuda
+from hocket.garbage import no_collections
 
 _BEGIN: Final = "hocket: a span begins"
 _END: Final = "hocket: a span ends"
@@ -54,14 +54,8 @@ class AllocationLog(ABC):
 
         Python collects no garbage meanwhile: earlier garbage would count as freed.
         """
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            with self._counted():
-                yield
-        finally:
-            if collects:
-                gc.enable()
+        with no_collections(), self._counted():
+            yield
 
     @abstractmethod
     def _counted(self) -> AbstractContextManager[None]:

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum, auto
-from types import TracebackType
 from typing import ClassVar, Final, Self, TypeAlias
 
 import torch
@@ -245,15 +244,10 @@ class Device(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Join the lanes after a clean block, and close the device in any case."""
         try:
-            if error is None:
+            if kind is None:
                 self.join()
         finally:
             self.close()

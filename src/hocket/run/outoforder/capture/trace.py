@@ -37,9 +37,11 @@ from hocket.run.stage.compiled.graph.graphs import (
 )
 from hocket.run.stage.compiled.trace import (
     empty,
+    fake,
     make_mode,
     on_fakes,
     taken_assignments,
+    traced,
 )
 from hocket.run.stage.compiled.traceable import check_traceable
 from hocket.run.stage.split.layers.accumulate import has_hooks
@@ -273,7 +275,8 @@ def trace_step(
         found[:] = [name for name, _ in pairs]
         return [*(x.detach() for x in losses.values()), *(grad for _, grad in pairs)]
 
-    fakes = [_fake(mode, x) for x in (*tensors.values(), *(leaves[i] for i in places))]
+    every = (*tensors.values(), *(leaves[i] for i in places))
+    fakes = [fake(mode, x, x.device) for x in every]
     # An RNN lists its weights once more, which functional_call exchanges.
     watched = [x for x in model.modules() if not isinstance(x, nn.RNNBase)]
     with check_traceable(watched):
@@ -349,19 +352,10 @@ def _traced(
 ) -> fx.GraphModule:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with on_fakes(mode):
-        module = make_fx(function)(*fakes)
+    module = traced(function, fakes, mode)
     plain = [fake.detach() for fake in fakes]
     with torch.no_grad(), mode:
         return make_fx(torch.func.functionalize(module))(*plain)
-
-
-def _fake(mode: Any, like: Tensor) -> Tensor:
-    with mode:
-        fake = torch.empty_strided(
-            like.shape, like.stride(), dtype=like.dtype, device=like.device
-        )
-    return fake.requires_grad_(like.requires_grad)
 
 
 def _described(

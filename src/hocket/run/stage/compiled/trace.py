@@ -136,7 +136,7 @@ def run_on_fakes(
     first = len(call.inputs.args)
     constant = range(first, first + len(call.inputs.objects))  # each on its own device
     fakes = tuple(
-        _fake(mode, x, x.device if i in constant else device)
+        fake(mode, x, x.device if i in constant else device)
         for i, x in enumerate(call.inputs.tensors(code, args))
     )
     with on_fakes(mode):
@@ -175,19 +175,20 @@ def trace_joint(fake_run: FakeRun, differentiated: Sequence[bool]) -> JointGraph
         found[:] = [grad is not None for grad in grads]
         return [*outputs, *(grad for grad in grads if grad is not None)]
 
-    module = _traced(both, [*fake_run.fakes, *tangents], fake_run.mode)
+    module = traced(both, [*fake_run.fakes, *tangents], fake_run.mode)
     module, buffers = _without_side_effects(module, num, fake_run.mode)
     wanted = tuple(compress(compress(range(num), wants), found))
     fake_run.mode.shape_env = ShapeEnv()  # empty; Inductor keeps nothing without one
     return JointGraph(module, fake_run.mode, buffers, len(fake_run.outputs), wanted)
 
 
-def _fake(mode: Any, like: Tensor, device: torch.device) -> Tensor:
+def fake(mode: Any, like: Tensor, device: torch.device) -> Tensor:
+    """Make a tensor without memory that is like another one, on a device."""
     with mode:
-        fake = torch.empty_strided(
+        made = torch.empty_strided(
             like.shape, like.stride(), dtype=like.dtype, device=device
         )
-    return fake.requires_grad_(like.requires_grad)
+    return made.requires_grad_(like.requires_grad)
 
 
 def make_mode() -> Any:
@@ -228,7 +229,8 @@ def on_fakes(mode: Any) -> Iterator[None]:
         yield
 
 
-def _traced(function: Any, fakes: Sequence[Tensor], mode: Any) -> fx.GraphModule:
+def traced(function: Any, fakes: Sequence[Tensor], mode: Any) -> fx.GraphModule:
+    """Trace a function of tensors without memory, with the backwards that it runs."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with on_fakes(mode):
