@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,6 +51,29 @@ def check_fits(opened: OpenedCheckpoint, outline: Outline, here: RunRecord) -> N
 
 
 @dataclass(frozen=True, slots=True)
+class LiveState:
+    """What a process has of a run, into which a checkpoint is restored.
+
+    Args:
+        tensors: its weights and buffers, by the model's names.
+        updaters: what updates the weights, by stage.
+        scaler: the gradient scaler, for float16.
+        device: the device whose generator is restored beside the CPU's.
+    """
+
+    tensors: Mapping[str, Tensor]
+    updaters: Mapping[int, Updater]
+    scaler: torch.amp.GradScaler | None
+    device: torch.device
+
+    @classmethod
+    def of(cls, executor: Executor) -> LiveState:
+        """Return what an executor has."""
+        tensors = dict(_stage_tensors(executor))
+        return cls(tensors, executor.updaters, executor.scaler, executor.device)
+
+
+@dataclass(frozen=True, slots=True)
 class RestorePlan:
     """The state that a worker takes from a checkpoint.
 
@@ -73,6 +96,27 @@ class RestorePlan:
     random: Mapping[str, Any]
 
 
+def plan_of_whole(
+    opened: OpenedCheckpoint, outline: Outline, live: LiveState, here: RunRecord
+) -> RestorePlan:
+    """Find what a process needs whose weights are the newest alone.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model, or of a run with other
+            settings.
+    """
+    names = match_names(opened, outline)
+    check_setup(opened.path, opened.manifest.run, here)
+    updates = updates_in(opened, names, live.updaters)
+    weights = opened.locations(Section.WEIGHTS)
+    locations: dict[Key, TensorLocation] = {
+        (Section.WEIGHTS, names[name]): weights[names[name]] for name in live.tensors
+    }
+    locations |= state_places(opened, names, updates, live.updaters)
+    random = opened.parts[0].random
+    return RestorePlan(opened, names, {}, updates, locations, {}, random)
+
+
 def make_restore_plan(
     opened: OpenedCheckpoint,
     outline: Outline,
@@ -87,17 +131,10 @@ def make_restore_plan(
         CheckpointError: the checkpoint is of another model, or of a run with other
             settings.
     """
-    weights = opened.locations(Section.WEIGHTS)
-    names = match_names(opened, outline)
-    locations: dict[Key, TensorLocation] = {
-        (Section.WEIGHTS, names[name]): weights[names[name]]
-        for name, _ in _stage_tensors(executor)
-    }
-    run = opened.manifest.run
+    newest = plan_of_whole(opened, outline, LiveState.of(executor), here)
+    names, run = newest.names, opened.manifest.run
     num_old = num_wanted(plan, outline, run.step)
-    check_setup(opened.path, run, here)
-    updates = updates_in(opened, names, executor.updaters)
-    locations |= state_places(opened, names, updates, executor.updaters)
+    locations = dict(newest.locations)
     locations |= _replica_places(opened, layout)
     locations |= _delay_places(opened, names, num_old, executor)
     locations |= _watched_places(opened, names, executor)
@@ -110,33 +147,45 @@ def make_restore_plan(
     spare = _spare(opened, names, outline, used)
     is_same_job = len(opened.parts) == layout.num_devices * layout.num_pipelines
     random = opened.parts[layout.rank if is_same_job else 0].random
-    return RestorePlan(opened, names, num_old, updates, locations, spare, random)
+    return replace(
+        newest, num_old=num_old, locations=locations, spare=spare, random=random
+    )
 
 
-def restore(
+def restore_stages(
     plan_to_restore: RestorePlan,
     tensors: Mapping[Key, Tensor],
     executor: Executor,
 ) -> None:
+    """Restore what an executor has, old versions of weights among it."""
+    restore(plan_to_restore, tensors, LiveState.of(executor))
+    old = _of(Section.OLD, tensors)
+    for runner in executor.runners.values():
+        put_old(runner, plan_to_restore.names, plan_to_restore.num_old, old)
+        runner.seed = plan_to_restore.opened.manifest.run.seed
+
+
+def restore(
+    plan_to_restore: RestorePlan, tensors: Mapping[Key, Tensor], live: LiveState
+) -> None:
     """Restore weights, optimizers, schedules, averages and generators."""
-    run = plan_to_restore.opened.manifest.run
-    _put_weights(plan_to_restore, tensors, executor)
-    for stage, updater in executor.updaters.items():
+    for name, target in live.tensors.items():
+        stored = plan_to_restore.names[name]
+        own = tensors.get((Section.REPLICA, stored))
+        value = tensors[Section.WEIGHTS, stored] if own is None else own
+        overwrite(local(target.detach()), local(part_of(value, target)))
+    for stage, updater in live.updaters.items():
         put_averages(updater, plan_to_restore.names, tensors)
         if stage in plan_to_restore.updates:
             put_updates(updater, plan_to_restore.updates[stage], tensors)
         updater.masters.write()
-    for runner in executor.runners.values():
-        runner.seed = run.seed
-    if executor.scaler is not None:
-        executor.scaler.load_state_dict(run.scaler)
-    set_random_state(plan_to_restore.random, executor.device)
+    if live.scaler is not None:
+        live.scaler.load_state_dict(plan_to_restore.opened.manifest.run.scaler)
+    set_random_state(plan_to_restore.random, live.device)
 
 
 def check_states(
-    plan_to_restore: RestorePlan,
-    tensors: Mapping[Key, Tensor],
-    executor: Executor,
+    plan_to_restore: RestorePlan, tensors: Mapping[Key, Tensor], live: LiveState
 ) -> None:
     """Check all state but the weights; nothing is changed.
 
@@ -145,24 +194,10 @@ def check_states(
     """
     run = plan_to_restore.opened.manifest.run
     for stage, new in plan_to_restore.updates.items():
-        check_updates(executor.updaters[stage], new, partial(placed, tensors, None))
-    if executor.scaler is not None:
-        check_kind("the gradient scaler", run.scaler, executor.scaler.state_dict())
-    check_random_state(plan_to_restore.random, executor.device)
-
-
-def _put_weights(
-    plan_to_restore: RestorePlan, tensors: Mapping[Key, Tensor], executor: Executor
-) -> None:
-    """Load the present weights and the old versions."""
-    for name, target in _stage_tensors(executor):
-        stored = plan_to_restore.names[name]
-        own = tensors.get((Section.REPLICA, stored))
-        value = tensors[Section.WEIGHTS, stored] if own is None else own
-        overwrite(local(target.detach()), local(part_of(value, target)))
-    old = _of(Section.OLD, tensors)
-    for runner in executor.runners.values():
-        put_old(runner, plan_to_restore.names, plan_to_restore.num_old, old)
+        check_updates(live.updaters[stage], new, partial(placed, tensors, None))
+    if live.scaler is not None:
+        check_kind("the gradient scaler", run.scaler, live.scaler.state_dict())
+    check_random_state(plan_to_restore.random, live.device)
 
 
 def _stage_tensors(executor: Executor) -> Iterator[tuple[str, Tensor]]:

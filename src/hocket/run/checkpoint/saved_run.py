@@ -17,46 +17,34 @@ from torch import Tensor, nn
 
 from hocket.errors import CheckpointError, DamagedError
 from hocket.model.stages.outline import Outline
-from hocket.model.trace.state import State, overwrite
+from hocket.model.trace.state import State
 from hocket.run.checkpoint.collect import (
     Tensors,
     WorkerShare,
-    check_random_state,
     collect,
     describe,
     random_state,
     record_of,
-    set_random_state,
     updates_of,
 )
 from hocket.run.checkpoint.format.manifest import FreezingRecord, RunRecord, Section
 from hocket.run.checkpoint.format.opened import (
     OpenedCheckpoint,
-    TensorLocation,
     check_tensors,
     open_checkpoint,
     read_tensors,
 )
 from hocket.run.checkpoint.load import Candidates, Loaded, first_readable, read_together
-from hocket.run.checkpoint.match import (
-    check_kind,
-    check_setup,
-    check_updates,
-    match_names,
-)
-from hocket.run.checkpoint.regroup import RegroupedUpdates
 from hocket.run.checkpoint.restore import (
     Key,
+    LiveState,
     RestorePlan,
     check_fits,
     check_states,
     make_restore_plan,
-    placed,
-    put_averages,
-    put_updates,
+    plan_of_whole,
     restore,
-    state_places,
-    updates_in,
+    restore_stages,
     watched_tensors,
 )
 from hocket.run.cluster.store.store_exchange import StoreExchange
@@ -97,6 +85,7 @@ class LayerFreezing(Protocol):
         """Restore the policy's state, once the weights are restored."""
 
 
+@dataclass(eq=False)
 class SavedRun:
     """What one worker saves and loads.
 
@@ -110,15 +99,12 @@ class SavedRun:
         played: what the workers play; a load may change it.
     """
 
-    def __init__(
-        self,
-        outline: Outline,
-        played: PlayedLayout,
-        world: World,
-        freezing: LayerFreezing | None,
-    ) -> None:
-        self.outline, self.world, self.freezing = outline, world, freezing
-        self.played = played
+    outline: Outline
+    played: PlayedLayout
+    world: World
+    freezing: LayerFreezing | None
+
+    def __post_init__(self) -> None:
         self._base: RunRecord | None = None
 
     def go_on_with(self, played: PlayedLayout) -> None:
@@ -143,7 +129,7 @@ class SavedRun:
         """
         read = partial(self._read, exchange)
         path, (needs, tensors) = first_readable(candidates, exchange, read)
-        restore(needs, tensors, self.played.executor)
+        restore_stages(needs, tensors, self.played.executor)
         self.outline.modules.load(needs.opened.extra)
         saved = needs.opened.manifest.run
         if self.freezing is not None:
@@ -213,7 +199,7 @@ class SavedRun:
             if exchange.rank == 0:
                 check_tensors(needs.spare)
             tensors = read_tensors(needs.locations)
-            check_states(needs, tensors, played.executor)
+            check_states(needs, tensors, LiveState.of(played.executor))
             return needs, tensors
 
         return read_together(exchange, f"read {path.name}", read)
@@ -245,23 +231,6 @@ class SavedRun:
 _STAGE: Final = 0  # the only one
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A checkpoint that was read and matches the model.
-
-    Args:
-        opened: the checkpoint.
-        names: maps the model's names to those in the checkpoint.
-        updates: the optimizer's state.
-        tensors: by section and name in the checkpoint.
-    """
-
-    opened: OpenedCheckpoint
-    names: Mapping[str, str]
-    updates: Mapping[int, RegroupedUpdates]
-    tensors: Mapping[Key, Tensor]
-
-
 class WholeModel:
     """A model, its optimizer, and the random numbers of its process.
 
@@ -282,13 +251,13 @@ class WholeModel:
         world: World,
     ) -> None:
         self.outline, self.world = Outline.of(module), world
-        self._updater, self._scaler, self._seed = updater, scaler, seed
-        state = State.of(module)
-        self._tensors = {
+        self._updater, self._seed, state = updater, seed, State.of(module)
+        tensors = {
             first: state.tensors[first]
             for first, names in state.names.items()
             if not state.persistent.isdisjoint(names)
         }
+        self._live = LiveState(tensors, {_STAGE: updater}, scaler, world.device)
 
     @property
     def store(self) -> dist.Store:
@@ -298,16 +267,17 @@ class WholeModel:
     def record(self) -> RunRecord:
         """See `Saved`."""
         base = record_of(self.outline, 1, has_averages=self._updater.ema is not None)
-        scaler = None if self._scaler is None else self._scaler.state_dict()
-        return replace(base, seed=self._seed, scaler=scaler)
+        scaler = self._live.scaler
+        state = None if scaler is None else scaler.state_dict()
+        return replace(base, seed=self._seed, scaler=state)
 
     def share(self) -> WorkerShare:
         """See `Saved`."""
         kept: dict[str, Tensor] = {}
-        updates = updates_of(_STAGE, self._updater, self._tensors.keys(), kept)
-        averages = self._updater.ema or {}
+        own, averages = self._live.tensors, self._updater.ema or {}
+        updates = updates_of(_STAGE, self._updater, own.keys(), kept)
         tensors: Tensors = {
-            Section.WEIGHTS: {name: x.detach() for name, x in self._tensors.items()},
+            Section.WEIGHTS: {name: x.detach() for name, x in own.items()},
             Section.AVERAGED: {name: x.detach() for name, x in averages.items()},
             Section.OPTIMIZER: kept,
         }
@@ -317,21 +287,13 @@ class WholeModel:
 
     def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
         """See `Saved`."""
-        path, found = first_readable(candidates, exchange, self._read)
-        saved, device = found.opened.manifest.run, self.world.device
-        for name, tensor in self._tensors.items():
-            value = found.tensors[Section.WEIGHTS, found.names[name]]
-            overwrite(tensor, value)
-        self.outline.modules.load(found.opened.extra)
-        for new in found.updates.values():
-            put_averages(self._updater, found.names, found.tensors)
-            put_updates(self._updater, new, found.tensors)
-            if self._scaler is not None:
-                self._scaler.load_state_dict(saved.scaler)
-            set_random_state(found.opened.parts[0].random, device)
+        path, (needs, tensors) = first_readable(candidates, exchange, self._read)
+        restore(needs, tensors, self._live)
+        self.outline.modules.load(needs.opened.extra)
+        saved = needs.opened.manifest.run
         return Loaded(path, saved.step, saved.data)
 
-    def _read(self, path: Path) -> _Found | str:
+    def _read(self, path: Path) -> tuple[RestorePlan, dict[Key, Tensor]] | str:
         """Read a checkpoint and check it; return a text if it is damaged.
 
         Raises:
@@ -339,23 +301,9 @@ class WholeModel:
         """
         try:
             opened = open_checkpoint(path)
-            weights = opened.locations(Section.WEIGHTS)
-            names = match_names(opened, self.outline)
-            places: dict[Key, TensorLocation] = {
-                (Section.WEIGHTS, names[name]): weights[names[name]]
-                for name in self._tensors
-            }
-            saved, updaters = opened.manifest.run, {_STAGE: self._updater}
-            check_setup(path, saved, self.record())
-            updates = updates_in(opened, names, updaters)
-            places |= state_places(opened, names, updates, updaters)
-            tensors = read_tensors(places)
-            for new in updates.values():
-                check_updates(self._updater, new, partial(placed, tensors, None))
-                if self._scaler is not None:
-                    own = self._scaler.state_dict()
-                    check_kind("the gradient scaler", saved.scaler, own)
-                check_random_state(opened.parts[0].random, self.world.device)
+            needs = plan_of_whole(opened, self.outline, self._live, self.record())
+            tensors = read_tensors(needs.locations)
+            check_states(needs, tensors, self._live)
         except DamagedError as error:
             return str(error)
-        return _Found(opened, names, updates, tensors)
+        return needs, tensors
