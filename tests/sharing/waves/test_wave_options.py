@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hocket
 from hocket.errors import CheckpointError, ConfigError, DataError, ModelError
-from hocket.sharing.waves.player import _first_buffers
+from hocket.run.engine.gather import first_replica_buffers
 from tests.sharing.support.wave_nets import (
     adamw,
     difference,
@@ -140,9 +140,10 @@ def test_buffers_come_back_where_a_broadcast_fails() -> None:
     net: Any = nn.BatchNorm1d(3)
     expected = [x.clone() for x in net.buffers()]
     group: Any = Group()
+    homes = [(net._buffers, key) for key in net._buffers]
     with (
         pytest.raises(OSError, match="no connection"),
-        _first_buffers(net, group),
+        first_replica_buffers(homes, group, 0),
     ):
         pass
     assert left

@@ -41,7 +41,7 @@ from hocket.run.data.loss import TOTAL, losses_of
 from hocket.run.data.metrics import DeviceSums, EvaluationResult, EvaluationSums
 from hocket.run.device.memory import peak_bytes
 from hocket.run.weights.settings import TrainingConfig
-from hocket.run.weights.updater import Updater
+from hocket.run.weights.updater import Updater, averaged
 from hocket.sharing.running.job import Job, JobContext
 from hocket.sharing.waves.player import add_part
 from hocket.signatures import values_of
@@ -254,12 +254,11 @@ class _Run(RecipeRun):
 
     def _evaluate(self, batch: Any) -> None:
         """Add a batch to the evaluation, with the averaged weights if there are any."""
-        device, averages = self.context.device, self.updater.ema is not None
         spec = pytree.tree_structure(call_arguments(batch[0]))
-        (part,) = split_batch(on_device(batch, device), 1)
-        if averages:
-            self.updater.swap()
+        (part,) = split_batch(on_device(batch, self.context.device), 1)
+        has_averages = self.updater.ema is not None
         with (
+            averaged([self.updater], "recipe", is_used=has_averages),
             self.context.forward(),
             in_mode(self.model, training=False),
             torch.no_grad(),
@@ -267,8 +266,6 @@ class _Run(RecipeRun):
             output = add_part(
                 self.model, self.task.loss, self.precision, part, spec, self.sums
             )
-        if averages:
-            self.updater.swap()
         with self.context.backward():  # tick-tock needs one for each forward
             pass
         if self.task.evaluate is not None:

@@ -18,7 +18,6 @@ import torch
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
-from hocket.errors import SchemaError
 from hocket.model.trace.example import Lengths
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -39,14 +38,18 @@ from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.memory import MemoryWatch
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.executor import Executor
-from hocket.run.engine.gather import CollectedOutputs, first_replica_buffers
+from hocket.run.engine.gather import (
+    CollectedOutputs,
+    first_replica_buffers,
+    gather_alike,
+)
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.stage_table import StageTable
 from hocket.run.engine.plan import Plan
+from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.runner import StageRunner
 from hocket.schedules import make_schedule
 
@@ -119,7 +122,8 @@ class Evaluator:
             metrics = runner.loss.reads.metrics(metrics)
         self._sums = DeviceSums(metrics)
         self._run(loader)
-        return EvaluationSums(self._gathered(self._sums.read()), self._sums.error)
+        parts = gather_alike(self.world, self._sums.read(), self._digest)
+        return EvaluationSums(parts, self._sums.error)
 
     def outputs(self, loader: Iterable[Any]) -> Any:
         """The model's outputs for all samples, in order, on every worker's CPU.
@@ -131,7 +135,7 @@ class Evaluator:
             SchemaError: the replicas did not evaluate on the same batches.
         """
         collected = self.collect(loader)
-        parts = self._gathered({"forms": collected.forms()})
+        parts = gather_alike(self.world, {"forms": collected.forms()}, self._digest)
         return collected.gather([part["forms"] for part in parts])
 
     def collect(self, loader: Iterable[Any]) -> CollectedOutputs:
@@ -150,11 +154,12 @@ class Evaluator:
         for runner in runners:
             runner.train(mode=False)
         first = layout.ranks_of(layout.device)[0]
+        homes = [x for runner in runners for x in changing_buffers(runner.module)]
         try:
             with (
                 torch.no_grad(),
                 self.executor.whole_weights(),
-                first_replica_buffers(runners, self.executor.replicas, first),
+                first_replica_buffers(homes, self.executor.replicas, first),
             ):
                 for batch in recorded_batches(
                     loader, self.recorder, self._number, "eval batch"
@@ -278,20 +283,6 @@ class Evaluator:
         if not weight:
             named = zero_losses(named, (output, *others))
         self._sums.add_losses(named, weight)
-
-    def _gathered(self, own: dict[str, Json]) -> list[Any]:
-        """Return every worker's part, by rank, if all have seen the same batches."""
-        parts = self.world.gather_json(
-            {**own, "digest": self._digest}, "end of the evaluation"
-        )
-        for rank, part in enumerate(parts):
-            if part["digest"] != self._digest:
-                raise SchemaError(
-                    f"ranks {self.world.rank} and {rank} evaluated on different "
-                    "batches: every worker must iterate over the same ones in the same "
-                    "order"
-                )
-        return parts
 
 
 def _one_by_one(program: Program, num_microbatches: int) -> Schedule:

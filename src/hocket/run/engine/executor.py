@@ -6,7 +6,7 @@ Detects parameters that are trained under way and were not before.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hocket.core.layout import WorkerLayout
-from hocket.errors import ConfigError, ModelError
+from hocket.errors import ModelError
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.transport import Transport
@@ -32,7 +32,7 @@ from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.sharded.shards import Shards
 from hocket.run.weights.stale_ties.worker_ties import WorkerTies
-from hocket.run.weights.updater import Updater
+from hocket.run.weights.updater import Updater, averaged
 
 
 @dataclass
@@ -167,27 +167,11 @@ class Executor:
         Raises:
             ConfigError: there are none.
         """
-        if not is_used:
-            with ExitStack() as stack:
-                for updater in self.updaters.values():
-                    stack.enter_context(updater.evaluating())
-                yield
-            return
-        if any(updater.ema is None for updater in self.updaters.values()):
-            raise ConfigError(
-                "there are no averaged weights: make the pipeline with ema_decay=0.999 "
-                "or another decay"
-            )
-        self._swap()
-        try:
-            with self.ties.averaged():
-                yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for updater in self.updaters.values():
-            updater.swap()
+        with (
+            averaged(self.updaters.values(), "pipeline", is_used=is_used),
+            self.ties.averaged() if is_used else nullcontext(),
+        ):
+            yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import DataError, ModelError
+from hocket.errors import DataError, ModelError, SchemaError
 from hocket.model.stages.outline import Outline
+from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.saved_modules import SavedModules
 from hocket.model.trace.local import whole
 from hocket.run.cluster.group import WorkerGroup
@@ -20,7 +21,6 @@ from hocket.run.cluster.store.values import pack, unpack
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import joined
 from hocket.run.diagnostics.job_folder import Json
-from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.runner import StageRunner
 
 
@@ -138,20 +138,40 @@ def holders_of(
     return holders
 
 
+def gather_alike(world: World, own: Mapping[str, Json], seen: int) -> list[Any]:
+    """Return what every worker has of an evaluation, by rank.
+
+    Args:
+        world: the job.
+        own: this worker's.
+        seen: a digest of the batches that it has seen.
+
+    Raises:
+        SchemaError: another worker has seen other batches.
+    """
+    parts = world.gather_json({**own, "digest": seen}, "end of the evaluation")
+    for rank, part in enumerate(parts):
+        if part["digest"] != seen:
+            raise SchemaError(
+                f"ranks {world.rank} and {rank} evaluated on different batches: every "
+                "worker must iterate over the same ones in the same order"
+            )
+    return parts
+
+
 @contextmanager
 def first_replica_buffers(
-    runners: Iterable[StageRunner], replicas: WorkerGroup | None, source: int
+    homes: Sequence[Home], replicas: WorkerGroup | None, source: int
 ) -> Iterator[None]:
     """Let forwards read the first replica's buffers for a while: those that are saved.
 
     Each replica has buffers of its own, such as the statistics of batch norms.
 
     Args:
-        runners: this worker's stages.
+        homes: where this worker keeps the buffers that training changes.
         replicas: this worker and its replicas; None where there is one replica.
         source: the rank of the first of them.
     """
-    homes = [x for runner in runners for x in changing_buffers(runner.module)]
     own = [home[key] for home, key in homes]
     shared = {id(x): x for x in own}
     if replicas is not None:

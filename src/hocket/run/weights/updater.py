@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -214,6 +214,40 @@ class Updater:
             else:
                 self.ema[name], parameter.data = parameter.data, average
         self.masters.write()
+
+
+@contextmanager
+def averaged(
+    updaters: Collection[Updater], run: str, *, is_used: bool = True
+) -> Iterator[None]:
+    """Put averaged weights in the place of the trained ones for a while.
+
+    Args:
+        updaters: all that update the weights.
+        run: what keeps the averages, for errors.
+        is_used: False to leave the trained ones, as they are evaluated.
+
+    Raises:
+        ConfigError: there are no averages.
+    """
+    if not is_used:
+        with ExitStack() as stack:
+            for updater in updaters:
+                stack.enter_context(updater.evaluating())
+            yield
+        return
+    if any(updater.ema is None for updater in updaters):
+        raise ConfigError(
+            f"there are no averaged weights: make the {run} with ema_decay=0.999 or "
+            "another decay"
+        )
+    for updater in updaters:
+        updater.swap()
+    try:
+        yield
+    finally:
+        for updater in updaters:
+            updater.swap()
 
 
 def clear_gradients(optimizer: torch.optim.Optimizer) -> None:

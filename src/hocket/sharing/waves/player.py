@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -15,10 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.op import Kind, Op
-from hocket.errors import ConfigError, SchemaError
+from hocket.errors import ConfigError
 from hocket.model.trace.observe import in_mode
 from hocket.model.trace.per_sample import tensors_in
-from hocket.model.trace.state import overwrite
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
@@ -34,6 +33,7 @@ from hocket.run.data.loss import TOTAL, LossFunction, count_of, losses_of, zero_
 from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
 from hocket.run.device.device import Device, DeviceLane, Event, IssueOrder
+from hocket.run.engine.gather import first_replica_buffers, gather_alike
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import step_seed
 from hocket.run.weights.reduce import Reducer
@@ -77,6 +77,7 @@ class WaveSettings:
     precision: Precision = Precision.FLOAT32
 
 
+@dataclass(eq=False)
 class WavePlayer:
     """Plays the ops of two waves.
 
@@ -94,28 +95,24 @@ class WavePlayer:
         scale: the loss scale, for float16.
     """
 
-    def __init__(
-        self,
-        waves: tuple[Wave, Wave],
-        loss: LossFunction,
-        settings: WaveSettings,
-        device: Device,
-        layout: Layout,
-        group: WorkerGroup | None,
-    ) -> None:
-        self.waves = waves
-        self._loss, self.settings = loss, settings
-        self._device, self._layout, self._group = device, layout, group
+    waves: tuple[Wave, Wave]
+    loss: LossFunction
+    settings: WaveSettings
+    device: Device
+    layout: Layout
+    group: WorkerGroup | None
+
+    def __post_init__(self) -> None:
         # By step and wave: the other wave may be a step ahead of an update.
         self.due: dict[tuple[int, int], Due] = {}
         self._events: dict[Op, Event] = {}
-        self.scale = settings.precision.make_scale(device.torch_device)
-        first = waves[0].parameters[0].dtype
+        self.scale = self.settings.precision.make_scale(self.device.torch_device)
+        first = self.waves[0].parameters[0].dtype
         self._loss_type = torch.promote_types(first, torch.float32)
         # By wave and number of losses, which travel with the gradients.
         self._reducers: dict[tuple[int, int], tuple[Reducer, nn.Parameter]] = {}
         self._draws_in_backward: bool | None = None  # not known before the first one
-        self._changes = LoopChanges(waves, is_exact=settings.sync == "exact")
+        self._changes = LoopChanges(self.waves, is_exact=self.settings.sync == "exact")
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -129,15 +126,15 @@ class WavePlayer:
             DataError: it is no pair, or has too few samples.
         """
         num = self.settings.num_microbatches
-        own, spec = self._own_parts(batch, num * self._layout.num_pipelines, num)
+        own, spec = self._own_parts(batch, num * self.layout.num_pipelines, num)
         return WaveStep(number, own, spec, count_samples(batch))
 
     def _own_parts(
         self, batch: Any, num_parts: int, each: int
     ) -> tuple[tuple[Microbatch, ...], pytree.TreeSpec]:
         """Return this replica's parts of a batch, and how leaves are arguments."""
-        parts = split_batch(on_device(batch, self._device.torch_device), num_parts)
-        begin = self._layout.pipeline * each
+        parts = split_batch(on_device(batch, self.device.torch_device), num_parts)
+        begin = self.layout.pipeline * each
         spec = pytree.tree_structure(call_arguments(batch[0]))
         return parts[begin : begin + each], spec
 
@@ -156,7 +153,7 @@ class WavePlayer:
             self._changes.note()
             self._changes.refuse(steps[0].number, is_idle=is_idle)
             if self._changes.noted:
-                self._device.synchronize(settings.timeout_s)
+                self.device.synchronize(settings.timeout_s)
                 self._changes.follow()
         ops = [
             (placed, step)
@@ -165,18 +162,18 @@ class WavePlayer:
                 settings.sync, step.number, settings.num_microbatches
             )
         ]
-        if self._device.issue_order is IssueOrder.SIDE_LANES_FIRST:
+        if self.device.issue_order is IssueOrder.SIDE_LANES_FIRST:
             ops.sort(key=lambda one: -one[0].lane)
-        self._events |= {placed.op: self._device.new_event() for placed, _ in ops}
-        self._device.fork()
+        self._events |= {placed.op: self.device.new_event() for placed, _ in ops}
+        self.device.fork()
         for placed, step in ops:
-            self._device.lanes[placed.lane].submit(
+            self.device.lanes[placed.lane].submit(
                 partial(self._do, placed, step),
                 waits=[self._events[op] for op in placed.after if op in self._events],
                 records=[self._events[placed.op]],
                 label=str(placed.op),
             )
-        if self._device.torch_device.type == "cpu":
+        if self.device.torch_device.type == "cpu":
             self._await_draws([placed.op for placed, _ in ops])
         self._changes.forget()  # those of tick's forwards, which have run
         oldest = max((step.number for step in steps), default=0) - NUM_WAVES
@@ -219,35 +216,32 @@ class WavePlayer:
             SchemaError: the workers did not evaluate on the same batches.
         """
         module, sums, seen = self.waves[0].module, DeviceSums(metrics), 0
+        homes = [
+            (part._buffers, key)
+            for part in module.modules()
+            for key, x in part._buffers.items()
+            if x is not None
+        ]
         self._changes.note()
         with (
             in_mode(module, training=False),
-            _first_buffers(module, self._group),
+            first_replica_buffers(homes, self.group, 0),
             torch.no_grad(),
         ):
             for batch in loader:
                 seen = zlib.crc32(digest(batch).to_bytes(4), seen)
                 self._evaluate_batch(module, batch, sums)
         self._changes.forget()  # those of these forwards
-        parts = world.gather_json(
-            {**sums.read(), "digest": seen}, "end of the evaluation"
-        )
-        for rank, part in enumerate(parts):
-            if part["digest"] != seen:
-                raise SchemaError(
-                    f"ranks {world.rank} and {rank} evaluated on different batches: "
-                    "every worker must iterate over the same ones in the same order"
-                )
-        return EvaluationSums(parts, sums.error)
+        return EvaluationSums(gather_alike(world, sums.read(), seen), sums.error)
 
     def _evaluate_batch(self, module: nn.Module, batch: Any, sums: DeviceSums) -> None:
         """Add this worker's part of a batch; a small one may have none for it."""
         if not (num_samples := count_samples(batch)):
             return
-        num, num_replicas = self.settings.num_microbatches, self._layout.num_pipelines
+        num, num_replicas = self.settings.num_microbatches, self.layout.num_pipelines
         parts, spec = self._own_parts(batch, *parts_of(num_samples, num, num_replicas))
         for part in parts:
-            add_part(module, self._loss, self.settings.precision, part, spec, sums)
+            add_part(module, self.loss, self.settings.precision, part, spec, sums)
 
     def _await_draws(self, ops: Sequence[Op]) -> None:
         """Wait for the ops that hold torch's default generator: the caller uses it."""
@@ -260,7 +254,7 @@ class WavePlayer:
 
     def _do(self, placed: WaveOp, step: WaveStep) -> None:
         """Do one op, in its lane."""
-        lane = self._device.lanes[placed.lane]
+        lane = self.device.lanes[placed.lane]
         match placed.op.kind:
             case Kind.FORWARD:
                 self._forward(placed.op, step, lane)
@@ -279,12 +273,10 @@ class WavePlayer:
             if lane.number:
                 wave.share_weights_of(other)
         args, kwargs = pytree.tree_unflatten(part.leaves, step.spec)
-        short = self.settings.precision.autocast(
-            self._device.torch_device, caches=False
-        )
-        with self._device.fork_rng(lane, self._seed_of(op)), short:
+        short = self.settings.precision.autocast(self.device.torch_device, caches=False)
+        with self.device.fork_rng(lane, self._seed_of(op)), short:
             output = wave.module(*args, **kwargs)
-            losses = losses_of(self._loss, output, part.targets)
+            losses = losses_of(self.loss, output, part.targets)
         share = part.num_samples / step.num_samples
         factor = 1.0 if self.scale is None else self.scale.value
         step.totals[number] = losses[TOTAL] * (share * factor)
@@ -303,7 +295,7 @@ class WavePlayer:
         holds = self._draws_in_backward is not False
         draws = DrawDetector() if self._draws_in_backward is None else None
         with (
-            self._device.fork_rng(lane, self._seed_of(op)) if holds else nullcontext(),
+            self.device.fork_rng(lane, self._seed_of(op)) if holds else nullcontext(),
             draws or nullcontext(),
             torch.autograd.set_multithreading_enabled(False),
         ):
@@ -350,7 +342,7 @@ class WavePlayer:
 
     def _reduce(self, step: WaveStep, number: int) -> None:
         """Sum gradients and losses over the replicas, in one all-reduce."""
-        if self._group is None:
+        if self.group is None:
             return
         assert step.losses is not None
         key = number, len(step.names)
@@ -358,7 +350,7 @@ class WavePlayer:
             carrier = nn.Parameter(torch.zeros_like(step.losses))
             parameters = [*self.waves[number].parameters, carrier]
             what = f"gradients of wave {number}"
-            self._reducers[key] = Reducer(parameters, self._group, what), carrier
+            self._reducers[key] = Reducer(parameters, self.group, what), carrier
         reducer, carrier = self._reducers[key]
         carrier.grad = step.losses
         reducer.start()
@@ -368,7 +360,7 @@ class WavePlayer:
     def _seed_of(self, op: Op) -> int:
         """Return the seed of a microbatch, numbered over all replicas."""
         num = self.settings.num_microbatches
-        microbatch = self._layout.pipeline * num + (op.microbatch or 0)
+        microbatch = self.layout.pipeline * num + (op.microbatch or 0)
         return microbatch_seed(self.settings.seed, op.step, microbatch)
 
 
@@ -454,20 +446,3 @@ def add_part(
     sums.add_losses(named if weight else zero_losses(named, output), weight)
     sums.add_samples(output, part.targets, part.num_samples)
     return output
-
-
-@contextmanager
-def _first_buffers(module: nn.Module, group: WorkerGroup | None) -> Iterator[None]:
-    """Evaluate with replica 0's buffers: only they go into checkpoints."""
-    if group is None:
-        yield
-        return
-    buffers = [*module.buffers()]
-    own = [x.clone() for x in buffers]
-    try:
-        for x in buffers:
-            group.broadcast(x, 0, "buffers of the first replica")
-        yield
-    finally:
-        for x, mine in zip(buffers, own, strict=True):
-            overwrite(x, mine)

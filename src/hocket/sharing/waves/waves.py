@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -43,6 +43,7 @@ from hocket.run.weights.settings import (
     SchedulerFactory,
     TrainingConfig,
 )
+from hocket.run.weights.updater import averaged
 from hocket.sharing.waves.order import NUM_WAVES, SyncName
 from hocket.sharing.waves.player import (
     WavePlayer,
@@ -311,25 +312,11 @@ class Waves(WorkerRun):
                 for name, x in self.waves[_TICK].module.state_dict().items()
             }
 
-    @contextmanager
-    def _averaged(self, *, is_used: bool) -> Iterator[None]:
+    def _averaged(self, *, is_used: bool) -> AbstractContextManager[None]:
         """Put tick's averaged weights in the place of the trained ones for a while."""
         updater = self.waves[_TICK].updater
         assert updater is not None
-        if not is_used:
-            with updater.evaluating():
-                yield
-            return
-        if updater.ema is None:
-            raise ConfigError(
-                "there are no averaged weights: make the waves with ema_decay=0.999 or "
-                "another decay"
-            )
-        updater.swap()
-        try:
-            yield
-        finally:
-            updater.swap()
+        return averaged([updater], "waves", is_used=is_used)
 
     def save(
         self, folder: str | Path, *, data: Any = None, keep: int | None = 3
