@@ -16,7 +16,7 @@ SOURCE: Final = Path(__file__).parent.parent / "src" / "hocket"
 
 # A folder imports from its own line and the lines above it, never from those below.
 LAYERS: Final = (
-    ("errors", "env", "garbage", "nearest", "signatures", "version"),
+    ("background", "errors", "env", "garbage", "nearest", "signatures", "version"),
     ("core",),
     ("schedules", "passes"),
     ("planner", "draw", "options", "freeze"),

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Final
 
+from hocket.background import BackgroundCalls
 from hocket.freeze.cache.disk import Disk
 from hocket.freeze.cache.next_use import Furthest, NextUse
 from hocket.freeze.cache.settings import Cache
@@ -39,10 +39,7 @@ class Store:
         self._disk = Disk(Path(settings.folder).absolute(), settings.disk_bytes, use)
         self._fresh: list[tuple[int, Callable[[], None]]] = []  # of this step
         self._waiting: deque[tuple[int, Future[None]]] = deque()
-        self._jobs: SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
-        self._jobs = SimpleQueue()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self._jobs = BackgroundCalls("hocket cache")
 
     @property
     def problem(self) -> str:
@@ -114,9 +111,7 @@ class Store:
             over: those that will not be used again.
         """
         for num_bytes, job in self._fresh:
-            future: Future[None] = Future()
-            self._waiting.append((num_bytes, future))
-            self._jobs.put((future, job))
+            self._waiting.append((num_bytes, self._jobs.submit(job)))
         self._fresh.clear()
         for key in keys:
             self._memory.move(key)
@@ -137,18 +132,8 @@ class Store:
     def close(self) -> None:
         """Write what is left, and close all files."""
         self.used()
-        self._jobs.put(None)
-        self._thread.join()
+        self._jobs.close()
         self._disk.close()
-
-    def _work(self) -> None:
-        """Do the jobs, one after another; what one raises is raised by `_wait`."""
-        while (found := self._jobs.get()) is not None:
-            future, job = found
-            try:
-                future.set_result(job())
-            except BaseException as error:
-                future.set_exception(error)
 
     def _wait(self, most_bytes: int) -> None:
         """Wait until no more than so many bytes are on their way."""

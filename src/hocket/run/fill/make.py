@@ -12,17 +12,16 @@ after step   on_output(rows, output)
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from functools import partial
-from queue import SimpleQueue
 from statistics import median
-from threading import Thread
 from typing import Any, Final
 
 import torch
 
+from hocket.background import BackgroundCalls
 from hocket.core.costs import Costs, StageCost
 from hocket.core.gates import gates_of
 from hocket.core.op import Op
@@ -84,7 +83,7 @@ class _Filling:
         self._size = 0 if fill is None else fill.batch_size
         self._num_samples = 0 if fill is None else len(fill.samples)
         self._timeout_s = timeout_s
-        self._reader = _Reader()
+        self._reader = BackgroundCalls("hocket fill")
         self._outputs: deque[tuple[range, Any]] = deque()
         self._first_row = 0
         self._num_begun = 0  # plays, over all workers alike
@@ -154,7 +153,7 @@ class _Filling:
 
     def close(self) -> None:
         """End the reader; one that sits in a read is left behind."""
-        self._reader.close()
+        self._reader.close(_CLOSE_S)
 
     def _row_of(self, num_plays: int) -> int:
         return self._first_row + num_plays * sum(self.counts) * self._size
@@ -178,44 +177,6 @@ class _Filling:
 
     def _submitted(self, fill: Fill, rows: range) -> Future[Any]:
         return self._reader.submit(lambda: _read(fill, rows))
-
-
-class _Reader:
-    """Calls functions one after the other, in a thread that no process waits for.
-
-    Those of `concurrent.futures` are joined when the interpreter ends: a read that
-    never returns would keep the process.
-    """
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._calls = SimpleQueue()
-        self._is_closed = False
-        self._thread: Thread | None = None  # until something is read
-
-    def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """Return the future result of a call."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name="hocket fill", daemon=True)
-            self._thread.start()
-        found: Future[Any] = Future()
-        self._calls.put((call, found))
-        return found
-
-    def close(self) -> None:
-        """End the thread behind the call under way, if that ends soon."""
-        self._is_closed = True
-        self._calls.put(None)
-        if self._thread is not None:
-            self._thread.join(_CLOSE_S)
-
-    def _run(self) -> None:
-        while (entry := self._calls.get()) is not None and not self._is_closed:
-            call, found = entry
-            try:
-                found.set_result(call())
-            except BaseException as error:
-                found.set_exception(error)
 
 
 def _read(fill: Fill, rows: range) -> Any:

@@ -13,15 +13,14 @@ polls for a missing key raises then, instead of waiting for one that is gone.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch.distributed as dist
 
+from hocket.background import BackgroundCalls
 from hocket.errors import WaitError
 
 _LEFT: Final = "left"  # the key; its value says which worker has ended, and why
@@ -29,8 +28,6 @@ _LEAVE_S: Final = 1.0
 ANSWER_S: Final = 10.0  # a store answers within a millisecond; lost packets take longer
 
 
-# A call of the store, and the future of its answer.
-_Call: TypeAlias = tuple[Callable[[], Any], Future[Any]]
 R = TypeVar("R")
 
 
@@ -54,10 +51,7 @@ class DeadlineStore(dist.Store):
         self._address = address
         self._answer_s = answer_s
         self._is_lost = False
-        self._calls: SimpleQueue[_Call] = SimpleQueue()
-        threading.Thread(
-            target=_answer, args=(self._calls,), name="hocket-store", daemon=True
-        ).start()
+        self._calls = BackgroundCalls("hocket-store")
 
     def set(self, key: str, value: str) -> None:
         """See `torch.distributed.Store.set`."""
@@ -89,29 +83,17 @@ class DeadlineStore(dist.Store):
         Args:
             why: which worker leaves, and what has ended it.
         """
-        answer: Future[None] = Future()
-        self._calls.put((partial(self._store.set, _LEFT, why), answer))
+        answer = self._calls.submit(partial(self._store.set, _LEFT, why))
         wait([answer], min(_LEAVE_S, self._answer_s))
 
     def _ask(self, function: Callable[..., R], *args: Any) -> R:
-        answer: Future[R] = Future()
         if not self._is_lost:
-            self._calls.put((partial(function, *args), answer))
-            self._is_lost = not wait([answer], self._answer_s).done
-        if self._is_lost:
-            raise WaitError(
-                f"the store at {self._address} did not answer for {self._answer_s:g} "
-                "s: its host (where rank 0's launcher runs) is down, or the network "
-                "between the hosts is"
-            )
-        return answer.result()
-
-
-def _answer(calls: SimpleQueue[_Call]) -> None:
-    """Serve one call after the other, as long as the process lives."""
-    while True:
-        ask, answer = calls.get()
-        try:
-            answer.set_result(ask())
-        except Exception as error:  # the caller raises it
-            answer.set_exception(error)
+            answer = self._calls.submit(partial(function, *args))
+            if wait([answer], self._answer_s).done:
+                return answer.result()
+            self._is_lost = True
+        raise WaitError(
+            f"the store at {self._address} did not answer for {self._answer_s:g} "
+            "s: its host (where rank 0's launcher runs) is down, or the network "
+            "between the hosts is"
+        )
