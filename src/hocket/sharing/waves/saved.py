@@ -9,7 +9,7 @@ wave-1, ...                other replicas' part of these gradients, and their
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -200,8 +200,7 @@ def _read(path: Path, outline: Outline, player: WavePlayer, world: World) -> _Fo
         read_tensors(opened.locations(Section.WEIGHTS)),
     )
     match_names(opened, outline)
-    for name, _, updater, optimizer in _copies(player):
-        _check_states(path, updater, optimizer, _states_of(found)[name])
+    _check_states(path, player, _states_of(found))
     return found
 
 
@@ -227,42 +226,26 @@ def _states_of(found: _Found) -> Any:
     )
 
 
-def _check_states(
-    path: Path,
-    updater: Updater,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-) -> None:
-    """Refuse the state of another optimizer or schedule, before anything changes."""
-    saved = state["optimizer"]["param_groups"]
-    here = (
-        type(optimizer).__name__,
-        [len(group["params"]) for group in optimizer.param_groups],
-        updater.scheduler is not None,
-        updater.ema is not None,
-    )
-    there = (
-        state["kind"],
-        [len(group["params"]) for group in saved],
-        state["scheduler"] is not None,
-        state.get("ema") is not None,
-    )
-    if here != there:
-        raise CheckpointError(
-            f"{path} is of a run with {_described(*there)}; this one has "
-            f"{_described(*here)}. Nothing was loaded"
-        )
+def _check_states(path: Path, player: WavePlayer, states: Mapping[str, Any]) -> None:
+    """Refuse states of other optimizers or schedules, before anything changes."""
+    own = _state_of(player)
+    for name, *_ in _copies(player):
+        here, there = _described(own[name]), _described(states[name])
+        if here != there:
+            raise CheckpointError(
+                f"{path} is of a run with {there}; this one has {here}. Nothing was "
+                "loaded"
+            )
 
 
-def _described(
-    kind: str, sizes: list[int], has_schedule: bool, has_averages: bool
-) -> str:
-    groups = "+".join(map(str, sizes))
-    schedule = "a" if has_schedule else "no"
-    averages = "with" if has_averages else "without"
+def _described(state: Mapping[str, Any]) -> str:
+    """Return which optimizer and schedule a state is of."""
+    groups = "+".join(str(len(x["params"])) for x in state["optimizer"]["param_groups"])
+    schedule = "no" if state["scheduler"] is None else "a"
+    averages = "without" if state.get("ema") is None else "with"
     return (
-        f"{kind} over {groups} parameters and {schedule} learning-rate schedule, "
-        f"{averages} averaged weights (ema_decay)"
+        f"{state['kind']} over {groups} parameters and {schedule} learning-rate "
+        f"schedule, {averages} averaged weights (ema_decay)"
     )
 
 
