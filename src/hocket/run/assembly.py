@@ -19,7 +19,6 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import count
 from typing import Any, Final
 from warnings import warn
 
@@ -175,6 +174,7 @@ def assemble(
     world: World,
     layout: Layout,
     recorder: FlightRecorder,
+    store: dist.Store,
     stack: contextlib.ExitStack,
     timeout_s: float,
 ) -> tuple[Plan, Executor, Freezing | None, tuple[FollowedNet, ...]]:
@@ -187,6 +187,7 @@ def assemble(
         world: the job.
         layout: the ranks by device and replica.
         recorder: records every op and wait.
+        store: with a prefix of this run's own.
         stack: gets what must be closed at the end.
         timeout_s: how long to wait for another worker.
 
@@ -197,7 +198,6 @@ def assemble(
     Raises:
         HocketError: see `hocket.Pipeline`.
     """
-    store = _own_store(world)
     # Workers that freeze layers connect otherwise than workers that do not.
     options = config.freezing_texts.items()
     refuse_differences(world, {f"option {n}": short_hash(x) for n, x in options})
@@ -314,17 +314,6 @@ def _make_order(
         if is_timed(config):
             return config, *timed_order(config, context, profiled)
         return config, configured_order(config, layout), profiled
-
-
-_num_pipelines = count()
-
-
-def _own_store(world: World) -> dist.Store:
-    """Return the job's store with a prefix of this pipeline's own.
-
-    Workers make their pipelines in one order, so that equal numbers mean the same one.
-    """
-    return dist.PrefixStore(f"pipeline {next(_num_pipelines)}", world.store)
 
 
 def warn_of_repeating_bubble(schedule: object, plan: Plan) -> None:

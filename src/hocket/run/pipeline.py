@@ -477,11 +477,8 @@ class Pipeline(StagedRun):
         A worker that left earlier would break connections that others still read. A
         background save is complete then, or its error is raised.
         """
-        if not self._why_ended:
-            self._drain()
-            with self._together("close()"):
-                self._checkpoints.join()
-                self.world.barrier("the end of the pipeline")
-            self._why_ended = "it was closed"
-        self._stack.close()
+        super().close()
         self._checkpoints.finish()
+
+    def _finish_writing(self) -> None:
+        self._checkpoints.join()

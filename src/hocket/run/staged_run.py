@@ -16,7 +16,6 @@ Rank 0 then raises an error that names both counts; rank 1 notices that rank 0 i
 from __future__ import annotations
 
 import threading
-from abc import ABC
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -83,7 +82,7 @@ def _outline(config: PipelineConfig, plan: Plan) -> Outline:
     return Outline.of(config.model).joined(others)
 
 
-class StagedRun(WorkerRun, ABC):
+class StagedRun(WorkerRun):
     """The stages of a run, and all that follows them when they are cut again.
 
     Args:
@@ -125,6 +124,7 @@ class StagedRun(WorkerRun, ABC):
                         world,
                         layout,
                         recorder,
+                        self._store,
                         self._stack,
                         timeout_s,
                     )
@@ -342,10 +342,6 @@ class StagedRun(WorkerRun, ABC):
             timeout_s=self._timeout_s,
             follow_lengths=self._follow_lengths,
         )
-
-    def _drain(self) -> None:
-        """Finish all steps in flight, before weights are read."""
-        self._driver.finish()
 
     def _check_loader(self, loader: Iterable[Any], call: str) -> bool:
         check_iterable(loader)

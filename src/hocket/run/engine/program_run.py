@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch.distributed as dist
 from torch import nn
 
 from hocket.core.schedule import Schedule
@@ -121,13 +119,12 @@ class ProgramRun(WorkerRun):
             refuse_different_losses(self.world, self._nets.losses)
             settings = self._nets.settings
             refuse_settings(settings, self.schedule)
-            store = dist.PrefixStore(f"program {next(_num_runs)}", self.world.store)
             context = open_context(
                 transport,
                 self.world,
                 self._layout,
                 self._recorder,
-                store,
+                self._store,
                 self.schedule,
                 self._stack,
                 timeout_s=self._timeout_s,
@@ -188,7 +185,7 @@ class ProgramRun(WorkerRun):
 
         Every worker must call this, and gets all. Nets that are copies are one.
         """
-        self._driver.finish()
+        self._drain()
         program, runners = self.schedule.program, self._executor.runners
         with self._together("state_dict()"):
             return {
@@ -201,15 +198,6 @@ class ProgramRun(WorkerRun):
                 )
                 for net, outline in self._nets.outlines.items()
             }
-
-    def close(self) -> None:
-        """End the run when all workers have come here."""
-        if not self._why_ended:
-            self._driver.finish()
-            with self._together("close()"):
-                self.world.barrier("the end of the program")
-            self._why_ended = "it was closed"
-        self._stack.close()
 
     def _next(self, batch: Any) -> list[NetBatches]:
         """Follow what the loop has changed, and cut the batch of the next step."""
@@ -235,9 +223,6 @@ class ProgramRun(WorkerRun):
         self._step += 1
         every = {net: x for made in parts.values() for net, x in made.items()}
         return with_changes([every], self._executor.changes)
-
-
-_num_runs: Final = count()
 
 
 def _layout(world: World, schedule: Schedule) -> Layout:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -17,6 +16,8 @@ from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self
+
+import torch.distributed as dist
 
 from hocket.errors import CheckpointError, RunError, SchemaError, WaitError
 from hocket.run.cluster.freed_memory import trim_heap
@@ -32,7 +33,7 @@ _LONG_WAIT_S: Final = 1.0  # after which a worker looks what the others do
 _num_runs: Final = count()
 
 
-class WorkerRun(ABC):
+class WorkerRun:
     """A run on one worker: `with` it, or close it.
 
     Args:
@@ -67,6 +68,7 @@ class WorkerRun(ABC):
         self._why_ended = ""
         self._step = 0  # of the next batch
         self._number = next(_num_runs)  # equal on all workers, which make them in order
+        self._store = dist.PrefixStore(f"run {self._number}", world.store)
         self._parted: SchemaError | None = None  # found while this worker waits
         if world.world_size > 1:
             is_over = threading.Event()
@@ -75,9 +77,22 @@ class WorkerRun(ABC):
             self._stack.callback(watch.join)
             self._stack.callback(is_over.set)
 
-    @abstractmethod
+    def _drain(self) -> None:
+        """Finish all steps in flight, before weights are read."""
+        self._driver.finish()
+
     def close(self) -> None:
         """End the run, when all workers have called this."""
+        if not self._why_ended:
+            self._drain()
+            with self._together("close()"):
+                self._finish_writing()
+                self.world.barrier(f"the end of the {self._what}")
+            self._why_ended = "it was closed"
+        self._stack.close()
+
+    def _finish_writing(self) -> None:
+        """Wait for what is written in the background; errors are not raised."""
 
     def __enter__(self) -> Self:
         """Return the run."""

@@ -13,13 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hocket.errors import ConfigError
@@ -176,9 +174,8 @@ class Waves(WorkerRun):
                 self._layout,
                 group,
             )
-            store = dist.PrefixStore(f"waves {next(_num_runs)}", self.world.store)
             self._checkpoints = CheckpointManager(
-                SavedWaves(self._player, self.world, store),
+                SavedWaves(self._player, self.world, self._store),
                 self._recorder,
                 timeout_s=self._timeout_s,
             )
@@ -359,14 +356,9 @@ class Waves(WorkerRun):
             self._under_way.clear()
             return loaded.data
 
-    def close(self) -> None:
-        """End the run, when all workers have called this."""
-        if not self._why_ended:
-            self.synchronize()
-            with self._together("close()"):
-                self.world.barrier("the end of the waves")
-            self._why_ended = "it was closed"
-        self._stack.close()
+    def _drain(self) -> None:
+        """Finish all waves under way."""
+        self.synchronize()
 
     def _is_round(self, num: int, drains: Callable[[int], bool]) -> bool:
         """Return whether so many batches are submitted together.
@@ -412,4 +404,3 @@ class Waves(WorkerRun):
 
 
 _END: Final[Any] = object()
-_num_runs: Final = count()
