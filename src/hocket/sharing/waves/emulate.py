@@ -13,7 +13,6 @@ it; there are no streams, events or messages here.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -30,7 +29,6 @@ from hocket.run.stage.precision import Precision
 from hocket.run.stage.seed import preserve_generators
 from hocket.run.weights.settings import (
     OptimizerFactory,
-    Parameters,
     SchedulerFactory,
     TrainingConfig,
 )
@@ -40,9 +38,9 @@ from hocket.sharing.waves.player import (
     microbatch_seed,
     refuse_precision,
 )
+from hocket.sharing.waves.wave import Gradients, Wave
 
 _CPU = torch.device("cpu")
-Gradients: TypeAlias = list[Tensor | None]
 Losses: TypeAlias = dict[str, float]
 
 
@@ -116,8 +114,9 @@ def emulate_waves(
         due = count_samples(batch), gradients
         own.update(gradients if before is None else _mean(due, before))
         before = due if sync == "wave" else None
-        for each in copies:
-            each.end_batch()
+        for other in copies:
+            if other is not own:
+                other.skip_batch()
         found.append(losses)
     return found, tuple(replicas[0] for replicas in nets)
 
@@ -127,9 +126,7 @@ class _Copy:
 
     def __init__(self, nets: Sequence[nn.Module], settings: TrainingConfig) -> None:
         self.nets, self.settings = nets, settings
-        self.parameters = [Parameters(dict(x.named_parameters())) for x in nets]
-        self.optimizers = [settings.make_optimizer(x) for x in self.parameters]
-        self.schedules = [settings.make_scheduler(x) for x in self.optimizers]
+        self.replicas = [Wave(net, settings) for net in nets]
 
     def gradients(
         self,
@@ -154,27 +151,23 @@ class _Copy:
                 (losses[TOTAL] * share).backward()
                 for name, value in losses.items():
                     total[name] = total.get(name, 0.0) + value.item() * share
-            sums.append([p.grad for p in self.parameters[replica]])
+            sums.append([p.grad for p in self.replicas[replica].parameters])
             net.zero_grad()
         return total, [_sum(column) for column in zip(*sums, strict=True)]
 
     def update(self, gradients: Gradients) -> None:
         """Clip gradients, and update the weights of all replicas by them."""
-        for parameters, optimizer in zip(self.parameters, self.optimizers, strict=True):
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = None if gradient is None else gradient.clone()
+        for replica in self.replicas:
+            replica.put_gradients([None if x is None else x.clone() for x in gradients])
             if self.settings.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm)
-            optimizer.step()
-            optimizer.zero_grad()
+                nn.utils.clip_grad_norm_(replica.parameters, self.settings.clip_norm)
+            assert replica.updater is not None
+            replica.updater.update()
 
-    def end_batch(self) -> None:
+    def skip_batch(self) -> None:
         """Step the schedules: they count the other wave's batches, too."""
-        with warnings.catch_warnings():  # tock's schedule steps before its optimizer
-            warnings.filterwarnings("ignore", message=".*lr_scheduler.step()")
-            for schedule in self.schedules:
-                if schedule is not None:
-                    schedule.step()
+        for replica in self.replicas:
+            replica.skip_batch()
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor | None:

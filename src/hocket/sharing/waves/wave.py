@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, TypeAlias
@@ -280,19 +280,13 @@ class DrawDetector(OperatorMode):
         has_drawn: whether any has.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_drawn = False
+    has_drawn = False
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call the operator."""
-        self.has_drawn = self.has_drawn or is_random(func, args, dict(kwargs or {}))
+        self.has_drawn |= is_random(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 
