@@ -226,14 +226,7 @@ class _Run(RecipeRun):
         Raises:
             NonFiniteError: a gradient is not finite.
         """
-        gradients, clip_norm = self.updater.grads, self.training.clip_norm
-        if self.scale is not None:
-            self.scale.unscale(gradients)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if clip_norm is not None:
-            parameters = self.updater.parameters.values()
-            torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
-        self.norm = float(norm)
+        self.norm = float(self.updater.clip(self.training.clip_norm, self.scale))
         is_finite = isfinite(self.norm)
         if self.scale is not None:
             self.scale.update(overflowed=not is_finite)

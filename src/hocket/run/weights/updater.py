@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hocket.errors import ConfigError
 from hocket.model.trace.local import is_sharded, local, reduce_gradient
+from hocket.run.stage.precision import LossScale
 from hocket.run.weights.masters import Masters
 from hocket.run.weights.optimizer_check import OptimizerCheck
 from hocket.run.weights.reduce import GradientSum
@@ -85,6 +86,23 @@ class Updater:
         """Return the learning rate of each group; 0 for groups that have none."""
         groups = self.optimizer.param_groups if self.optimizer is not None else ()
         return [float(group.get("lr") or 0.0) for group in groups]
+
+    def clip(self, clip_norm: float | None, scale: LossScale | None) -> Tensor:
+        """Unscale and clip the gradients of a model that is here as a whole.
+
+        Args:
+            clip_norm: the most that they may measure together.
+            scale: the loss scale, for float16.
+
+        Returns:
+            What they measured before, on their device.
+        """
+        if scale is not None:
+            scale.unscale(self.grads)
+        norm = nn.utils.get_total_norm(self.grads)
+        if clip_norm is not None:
+            nn.utils.clip_grads_with_norm_(self._trained.values(), clip_norm, norm)
+        return norm
 
     def take_gradients(self) -> None:
         """Take gradients that are complete on this worker."""

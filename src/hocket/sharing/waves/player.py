@@ -321,15 +321,8 @@ class WavePlayer:
             own = self.due[number, lane.number]
             wave.put_gradients(mean_gradients(own, before))
         self._reduce(step, lane.number)
-        gradients = [p.grad for p in wave.parameters if p.grad is not None]
-        if self.scale is not None:
-            self.scale.unscale(gradients)
-        step.norm = torch.nn.utils.get_total_norm(gradients)
-        if self.settings.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(
-                wave.parameters, self.settings.clip_norm, step.norm
-            )
         assert wave.updater is not None
+        step.norm = wave.updater.clip(self.settings.clip_norm, self.scale)
         if self.scale is not None:
             step.is_skipped = not isfinite(step.norm.item())
             self.scale.update(overflowed=step.is_skipped)
