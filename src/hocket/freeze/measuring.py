@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, isfinite
 from statistics import mean
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from hocket.freeze.policy import (
     Interval,
@@ -42,6 +42,8 @@ class ArgminGradient(Interval):
         ConfigError: a number is out of its range.
     """
 
+    measures: ClassVar[Measures] = Measures.GRADIENTS
+
     alpha: float
     patience: int = 2
 
@@ -53,11 +55,6 @@ class ArgminGradient(Interval):
                 *patience_fault(self.patience),
             ]
         )
-
-    @property
-    def measures(self) -> Measures:
-        """It measures gradients."""
-        return Measures.GRADIENTS
 
     def begin(self) -> Proposals:
         """Return no proposals."""
@@ -102,6 +99,8 @@ class Percentile(Interval):
         ConfigError: a number is out of its range.
     """
 
+    measures: ClassVar[Measures] = Measures.GRADIENTS
+
     percentile: float = 50.0
     patience: int = 2
 
@@ -112,11 +111,6 @@ class Percentile(Interval):
                 f"percentile is {self.percentile!r}: it must be from 0 to 100"
             )
         refuse(faults)
-
-    @property
-    def measures(self) -> Measures:
-        """It measures gradients."""
-        return Measures.GRADIENTS
 
     def begin(self) -> Norms:
         """Return no norms and no proposals."""
@@ -219,6 +213,8 @@ class Plasticity(Interval):
     Source: Egeria (EuroSys 2023).
     """
 
+    measures: ClassVar[Measures] = Measures.ACTIVATIONS
+
     window: int = 4
     tolerance: float = 0.2
     patience: int = 2
@@ -233,11 +229,6 @@ class Plasticity(Interval):
         if self.unfreeze_at is not None:
             faults += share_fault("unfreeze_at", self.unfreeze_at)
         refuse(faults)
-
-    @property
-    def measures(self) -> Measures:
-        """It measures activations."""
-        return Measures.ACTIVATIONS
 
     def begin(self) -> Watch:
         """Return a watch of the first layer."""
