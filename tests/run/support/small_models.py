@@ -33,6 +33,16 @@ def perceptron(
     return nn.Sequential(*layers, nn.Linear(width, 3))
 
 
+def timed(width: int = 4) -> nn.Module:
+    """Linear layers with bias over (samples, time, features).
+
+    Their outputs are views, which torch's own split of a backward cannot detach where a
+    stage ends in one.
+    """
+    layers = [(nn.Tanh(), nn.Linear(width, width)) for _ in range(4)]
+    return nn.Sequential(*(layer for pair in layers for layer in pair))
+
+
 class SmallResNet(nn.Module):
     """Convolutions with BatchNorm, whose statistics depend on the microbatches.
 
@@ -156,6 +166,11 @@ def _vectors(count: int, rng: torch.Generator) -> tuple[Any, Any]:
     return x, torch.randint(3, (count,), generator=rng)
 
 
+def _times(count: int, rng: torch.Generator) -> tuple[Any, Any]:
+    x = torch.randn(count, 3, 4, generator=rng, dtype=torch.float64)
+    return x, torch.randn(count, 3, 4, generator=rng, dtype=torch.float64)
+
+
 def _images(count: int, rng: torch.Generator) -> tuple[Any, Any]:
     x = torch.randn(count, 2, 5, 5, generator=rng, dtype=torch.float64)
     return x, torch.randint(3, (count,), generator=rng)
@@ -178,6 +193,7 @@ ZOO = {
     ),
     "resnet": Specimen(SmallResNet, classes, _images),
     "normed": Specimen(lambda: SmallResNet(bias=False), classes, _images),
+    "timed": Specimen(timed, F.mse_loss, _times),
     "tied": Specimen(TiedTransformer, tokens, _sentences),
     "tied-dropout": Specimen(
         lambda: TiedTransformer(0.2), tokens, _sentences, is_random=True

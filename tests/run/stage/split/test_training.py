@@ -60,6 +60,8 @@ JOBS: Final = {
         case("perceptron", LATE, 4, transport="torch"),
         case("dropout", MIXED, 2),
         case("tied", MIXED, 2, batch_size=7, last=5),
+        case("timed", "zb-h1", 4, cut=["4"]),  # each stage ends in a view
+        case("timed", MIXED, 2, cut=["2", "4", "6"]),
     ],
     4: [case("tied", REPLICAS, 2, num_replicas=2)],
 }
