@@ -1,0 +1,1 @@
+"""Libraries that people combine a pipeline with, one script each."""
