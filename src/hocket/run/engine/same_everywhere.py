@@ -102,9 +102,9 @@ def refuse_different_losses(
                 if not _is_same(a, b):
                     raise SchemaError(
                         f"ranks 0 and {rank} differ in the {what}: of the same outputs "
-                        f"and targets, {name!r} is {a} on rank 0 and {b} on rank "
-                        f"{rank}. Use the same loss function, with the same arguments, "
-                        "on every rank"
+                        f"and the example's targets, {name!r} is {a} on rank 0 and {b} "
+                        f"on rank {rank}. Use the same loss function, with the same "
+                        "arguments, and the same example on every rank"
                     )
 
 
