@@ -130,6 +130,20 @@ def test_smaller_rates_damp_delayed_layers() -> None:
     assert losses[-1] < losses[0]
 
 
+def test_waves_run_on_a_cpu() -> None:
+    """In place of their emulator."""
+    torch.manual_seed(0)
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, 0.1)
+
+    with hocket.Waves(
+        nn.Linear(16, 16), nn.functional.mse_loss, optimizer=optimizer
+    ) as waves:
+        losses = [x.loss for x in waves.train([BATCH] * 4)]
+    assert losses[-1] < losses[0]
+
+
 def test_a_picture_is_an_svg() -> None:
     """cairosvg makes a PNG of it; the shell and nvidia-smi know the machine."""
     order = hocket.make_schedule("1f1b", num_devices=2, num_microbatches=4)

@@ -92,7 +92,6 @@ from hocket.sharing.report import ShareReport as ShareReport
 from hocket.sharing.running.job import Job as Job
 from hocket.sharing.running.job import JobContext as JobContext
 from hocket.sharing.running.share import share as share
-from hocket.sharing.waves.emulate import emulate_waves as emulate_waves
 from hocket.sharing.waves.wave import WaveResult as WaveResult
 from hocket.sharing.waves.waves import Waves as Waves
 from hocket.teacher.evaluation import knn_accuracy as knn_accuracy

@@ -22,6 +22,7 @@ from tests.sharing.support.wave_nets import (
     make_batches,
     make_net,
 )
+from tests.sharing.support.wave_oracle import emulate_waves
 
 NUM_STEPS = 20
 CLIP_NORM = 0.3
@@ -59,7 +60,7 @@ def _report(sync: Any, folder: Path, world: World) -> dict[str, Any]:
             refused = ""
         except CheckpointError as error:
             refused = str(error)
-    expected, (net, *_) = hocket.emulate_waves(
+    expected, (net, *_) = emulate_waves(
         make_net(),
         losses,
         adamw,

@@ -24,6 +24,7 @@ from tests.sharing.support.wave_nets import (
     make_net,
     make_short_net,
 )
+from tests.sharing.support.wave_oracle import emulate_waves
 
 TOLERANCE = 1e-10
 NUM_STEPS = 12
@@ -72,7 +73,7 @@ def test_averaged_weights_equal_their_formula(
     """Also over a save and a load; what is trained is not touched."""
     batches, num = make_batches(NUM_STEPS), 2 if sync == "wave" else 1
     averages, net = Averages(num), make_net()
-    hocket.emulate_waves(
+    emulate_waves(
         net,
         losses,
         adamw,
@@ -191,7 +192,7 @@ def test_bfloat16_equals_autocast_in_the_formula(sync: Any) -> None:
     precisions: tuple[Literal["bfloat16", "float32"], ...] = ("bfloat16", "float32")
     for precision in precisions:
         short = make_short_net()
-        hocket.emulate_waves(
+        emulate_waves(
             short,
             losses,
             adamw,

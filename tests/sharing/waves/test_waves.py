@@ -30,6 +30,7 @@ from tests.sharing.support.wave_nets import (
     make_batches,
     make_net,
 )
+from tests.sharing.support.wave_oracle import emulate_waves
 
 TOLERANCE = 1e-10
 NUM_STEPS = 20
@@ -44,7 +45,7 @@ def make_waves(sync: Any, **options: Any) -> hocket.Waves:
 def emulated(batches: Any, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
     """The losses, and the state of each copy, by the formulas."""
     own: dict[str, Any] = {"scheduler": halving, **options}
-    found, nets = hocket.emulate_waves(make_net(), losses, adamw, batches, **own)
+    found, nets = emulate_waves(make_net(), losses, adamw, batches, **own)
     return found, [dict(net.state_dict()) for net in nets]
 
 
@@ -96,7 +97,7 @@ def test_the_emulator_is_figure_9() -> None:
             for i, p in enumerate(own):
                 p -= 0.1 * sum(num * g[i] for num, g in read) / num_samples
         expected.append(loss.item())
-    found, nets = hocket.emulate_waves(
+    found, nets = emulate_waves(
         net, F.cross_entropy, lambda p: torch.optim.SGD(p, 0.1), batches
     )
     assert [x["loss"] for x in found] == pytest.approx(expected)

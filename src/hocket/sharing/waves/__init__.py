@@ -2,6 +2,5 @@
 
 `order.py` says which lane does what, and what waits for what; it knows no torch.
 `wave.py` is one wave and its copy of the model, `waves.py` plays both, and `saved.py`
-writes and reads their checkpoints; `emulate.py` is what a run must equal. Imports
-`run`. Begin with `order.py`.
+writes and reads their checkpoints. Imports `run`. Begin with `order.py`.
 """
