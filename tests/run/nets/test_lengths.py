@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any, Final
@@ -243,3 +244,44 @@ def test_a_forward_that_decides_by_lengths_is_captured_again_or_refused() -> Non
             assert result.loss == pytest.approx(whole.item(), rel=1e-10)
         with pytest.raises(ModelError, match=r"decides by lengths: .*shape\[1\]"):
             pipeline.step(texts(7)[0])
+
+
+def distilled(output: Tensor, targets: Tensor, teachers: Any) -> Tensor:
+    """The loss, and the distance from the teacher."""
+    return loss(output, targets) + ((output - teachers["t"].own) ** 2).mean()
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_a_teacher_in_evaluation_mode_is_followed(momentum: float | None) -> None:
+    """Past bug: captured again, its norms were taken to be in evaluation mode."""
+    net, teacher = Reads().double(), Reads().double().eval()
+    net.norm.eval()
+    if momentum is None:
+        with torch.no_grad():
+            for x in teacher.parameters():
+                x.mul_(0.5)
+    own, old = copy.deepcopy(net), copy.deepcopy(teacher)
+    update = None if momentum is None else hocket.Momentum(momentum)
+    pipeline = started(
+        net,
+        distilled,
+        (lambda weights: torch.optim.SGD(weights, 0.1)),
+        texts(5)[0],
+        teachers={"t": hocket.Teacher(teacher, update=update)},
+    )
+    with pipeline:
+        losses = [result.loss for result in pipeline.train(texts(*LENGTHS))]
+    step, plain = torch.optim.SGD(own.parameters(), 0.1), []
+    for words, targets in texts(*LENGTHS):
+        step.zero_grad()
+        with torch.no_grad():
+            seen = old(words)
+        whole = loss(own(words), targets) + ((own(words) - seen) ** 2).mean()
+        whole.backward()
+        step.step()
+        plain.append(whole.item())
+        with torch.no_grad():
+            for x, other in zip(old.parameters(), own.parameters(), strict=True):
+                if momentum is not None:
+                    x.lerp_(other, 1 - momentum)
+    assert losses == pytest.approx(plain, rel=1e-10)

@@ -78,6 +78,8 @@ class FollowedNet:
         self._model = ref(captured.model)
         modules = captured.model.named_modules()
         self._evaluated = [path for path, x in modules if path and not x.training]
+        # If not, as teachers are, its training was captured with all parts in training.
+        self._was_training = captured.model.training
         self._guards = Guards(captured.model)
         self._boundaries = boundaries
         self._flows = flows
@@ -359,7 +361,7 @@ class FollowedNet:
             part.register_buffer(attribute, value, persistent=False)
         for name, parameter in copy.named_parameters():
             parameter.requires_grad_(name in old.trained)  # so are messages
-        if not copy.training:
+        if not copy.training and self._was_training:
             _evaluate_root(copy, self._evaluated)
         args, kwargs = example.call(marked=True)
         found = with_starts(
