@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Final, TypeVar
 
 R = TypeVar("R")
@@ -32,12 +32,14 @@ class BackgroundCalls:
         self._calls = SimpleQueue()
         self._drops = False
         self._thread: Thread | None = None  # until something is called
+        self._lock = Lock()  # callers may be threads, too
 
     def submit(self, call: Callable[[], R]) -> Future[R]:
         """Return the future result of a call."""
-        if self._thread is None:
-            self._thread = Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
         found: Future[R] = Future()
         self._calls.put((call, found))
         return found
