@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 import hocket
 
-# "3 + 4 = 7 ." and "8 + 4 = 1 2 .": a token a word. Your tokenizer comes from files.
-SUMS = [f"{a} + {b} = {' '.join(str(a + b))} ." for a in range(10) for b in range(10)]
+# "3 + 4 = 7 .", "9 5 + 8 = 1 0 3 .": a token a word. Your tokenizer comes from files.
+PAIRS = [(a, b) for a in (*range(9), 95) for b in range(10)]
+SUMS = [f"{' '.join(str(a))} + {b} = {' '.join(str(a + b))} ." for a, b in PAIRS]
 WORDS = {word: i for i, word in enumerate(["[PAD]", *"+=.0123456789"])}
 SPLIT = Tokenizer(models.WordLevel(WORDS))
 SPLIT.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -25,14 +26,14 @@ COLLATE = transformers.DataCollatorForLanguageModeling(TOKENIZER, mlm=False)
 
 
 def batch_of(rows: list[Any]) -> tuple[dict[str, Tensor], Tensor]:
-    """Inputs and labels, of which padding is -100: (16, 7) each."""
+    """Inputs and labels, of which padding is -100: (16, the longest's length) each."""
     batch = dict(COLLATE(rows))
     return batch, batch.pop("labels")
 
 
 def make_loader() -> DataLoader[Any]:
-    """Sums, all as long as the longest, shuffled alike on every worker."""
-    data = Dataset.from_dict(dict(TOKENIZER(SUMS, padding=True)))
+    """Sums, in batches as long as their longest, shuffled alike on every worker."""
+    data = Dataset.from_dict(dict(TOKENIZER(SUMS)))
     seeded = torch.Generator().manual_seed(0)
     return DataLoader(data, 16, shuffle=True, generator=seeded, collate_fn=batch_of)
 
