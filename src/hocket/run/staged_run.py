@@ -43,12 +43,7 @@ from hocket.run.data.batch import apart, on_device
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
-from hocket.run.data.step_batch import (
-    NetBatches,
-    first_of,
-    make_net_batches,
-    with_changes,
-)
+from hocket.run.data.step_batch import NetBatches, make_net_batches, with_changes
 from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
@@ -200,7 +195,7 @@ class StagedRun(WorkerRun):
         for nets in found:
             refuse_input_gradients(program, reads, nets, names)
         for nets in found:
-            self._follow_lengths(first_of(nets).step.lengths)
+            self._follow_lengths(next(iter(nets.values())).step.lengths)
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s
@@ -224,8 +219,9 @@ class StagedRun(WorkerRun):
         for net in self._followed:
             if not net.runs_with(lengths):
                 self._driver.finish()
-                with self._reported():
-                    net.follow_lengths(lengths, self._step, self._executor.runners)
+                if net.follow_lengths(lengths, self._step):
+                    with self._reported():
+                        net.cut_again(self._executor.runners)
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""

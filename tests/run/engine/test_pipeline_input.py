@@ -110,7 +110,7 @@ BATCHES: Final = {
     "no tensor": ("ModelError", "args[0] is 'x', but the model was captured with"),
     "sizes disagree": ("DataError", "args[0] has 16, targets has 5"),
     "another type": ("ModelError", "args[0] is torch.float32 of shape (16, 6), but"),
-    "another shape": ("ModelError", "args[0] is torch.float64 of shape (16, 5), but"),
+    "another shape": ("ModelError", "args[0] has (5,) behind its samples, and the"),
     "another structure": (
         "ModelError",
         "example has args[0], these have args[0], args[1]",

@@ -182,18 +182,28 @@ def layers() -> list[nn.Module]:
     return [nn.Embedding(11, 8), nn.Linear(8, 3)]
 
 
-def test_a_model_that_is_gone_is_named() -> None:
+@pytest.mark.parametrize("kind", [Gone, nn.Sequential])
+def test_a_model_that_is_gone_is_named(kind: type[nn.Sequential]) -> None:
     """Its graph is all that is left."""
-    pipeline = make_pipeline(Gone(*layers()).double())
+    pipeline = make_pipeline(kind(*layers()).double())
     with pytest.raises(ModelError, match="keep the model in a variable"):
         pipeline.step(texts(6)[0])
+    pipeline.step(texts(5)[0])
 
 
-def test_a_sequential_needs_no_capture() -> None:
-    """Its modules are called as they are."""
-    with make_pipeline(nn.Sequential(*layers()).double()) as pipeline:
+def test_a_sequential_is_tried() -> None:
+    """Its modules are called as they are; a batch that they refuse changes nothing."""
+    net = nn.Sequential(*layers()).double()
+    with make_pipeline(net) as pipeline:
         for length in (6, 1, 9):
             pipeline.step(texts(length)[0])
+    net = nn.Sequential(nn.Linear(6, 3)).double()
+    batch = torch.zeros(8, 5, 6).double(), torch.zeros(8, 5, dtype=torch.int64)
+    with started(net, loss, (lambda x: torch.optim.SGD(x, 0.1)), batch) as pipeline:
+        first = pipeline.step(batch).loss
+        with pytest.raises(ModelError, match=r"cannot take both: mat1 and mat2 shapes"):
+            pipeline.step((torch.zeros(8, 5, 7).double(), batch[1]))
+        assert pipeline.step(batch).loss < first
 
 
 @pytest.mark.parametrize(

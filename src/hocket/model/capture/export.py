@@ -185,10 +185,10 @@ def _open_dims(example: Example, *, any_batch: bool) -> list[tuple[int, int]]:
     return [*((i, 0) for i in cut), *example.open]
 
 
-def open_lengths(program: ExportedProgram, example: Example) -> OpenLengths | None:
-    """Return what lengths a program is right for; None if for the example's alone."""
+def open_lengths(program: ExportedProgram, example: Example) -> OpenLengths:
+    """Return what lengths a program is right for."""
     if not example.open:
-        return None
+        return OpenLengths()
     values = _input_values(program)
     env = next(values[i] for i, _ in example.open).fake_mode.shape_env
 

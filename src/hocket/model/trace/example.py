@@ -109,9 +109,16 @@ class Example:
         """Return an example with the sizes of `open`; values repeat if needed."""
         leaves = [*self.leaves]
         for (i, dim), size in self.open.items():
-            places = torch.arange(size, device=leaves[i].device) % leaves[i].shape[dim]
-            leaves[i] = leaves[i].index_select(dim, places)
+            leaf, places = leaves[i], torch.arange(size) % leaves[i].shape[dim]
+            if isinstance(leaf, np.ndarray):
+                leaves[i] = leaf.take(places.numpy(), dim)
+            else:
+                leaves[i] = leaf.index_select(dim, places.to(leaf.device))
         return replace(self, leaves=tuple(leaves))
+
+    def at(self, lengths: Lengths) -> Example:
+        """Return an example of other lengths; values repeat if needed."""
+        return replace(replace(self, open=self.sizes(lengths)).stretched(), open={})
 
     def lengths_of(self, leaves: Sequence[Any]) -> Lengths:
         """Return the lengths of a batch of this form; nothing if they are its own."""

@@ -54,7 +54,7 @@ class OpenLengths:
             if size < self.smallest.get(symbol, own[place]) or (
                 symbol is None and size != own[place]
             ):
-                return f"its code is not captured for {_shown(place, names)} = {size}"
+                return f"it is not captured for {_shown(place, names)} = {size}"
             values[symbol] = size
         exact = {symbol: sympy.Integer(size) for symbol, size in values.items()}
         for guard in self.guards:

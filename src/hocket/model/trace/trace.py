@@ -61,7 +61,7 @@ class Trace:
         leaf_of: the position in the batch of each placeholder that is a tensor.
         num_samples: the node for the batch's size, wherever the graph computes with it.
         lengths: the nodes for the sizes that are open besides, by leaf and dimension.
-        open: what lengths it is right for; None if for those of its example alone.
+        open: what lengths it is right for.
         modules: the paths of the modules that each call happens in, outermost first.
         out_spec: puts the outputs back into the model's own structure.
         data_sized: the calls that return tensors whose shapes depend on the data.
@@ -84,7 +84,7 @@ class Trace:
     as_is: Mapping[str, str] = field(default_factory=dict)
     drawing: frozenset[str] = frozenset()
     lengths: Mapping[tuple[int, int], fx.Node] = field(default_factory=dict)
-    open: OpenLengths | None = None
+    open: OpenLengths = field(default_factory=OpenLengths)
 
     @property
     def sizes(self) -> tuple[fx.Node, ...]:

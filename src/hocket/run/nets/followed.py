@@ -15,12 +15,11 @@ other workers here: the digest of all changes travels in the step's header.
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from itertools import chain
 from typing import Any, Final
 from weakref import ref
@@ -37,13 +36,11 @@ from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.outline import aliased, copied, on_meta, on_tensors
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
-from hocket.model.trace.example import Lengths
+from hocket.model.trace.example import Example, Lengths
 from hocket.model.trace.state import State, home_of
-from hocket.run.nets.lengths import KnownLengths, other_lengths
+from hocket.run.nets.lengths import KnownLengths
 from hocket.run.stage.compiled.function import is_compiled
 from hocket.run.stage.runner import StageRunner
-
-log = logging.getLogger(__name__)
 
 CACHED: Final = "outputs of frozen layers are cached (`cache`)"
 
@@ -117,34 +114,31 @@ class FollowedNet:
         """Whether the stages are right for a batch of these lengths."""
         return self._lengths.covers(self._captured, lengths)
 
-    def follow_lengths(
-        self, lengths: Lengths, step: int, runners: Mapping[int, StageRunner]
-    ) -> None:
-        """Let the stages run with batches of other lengths. No step is under way.
+    def follow_lengths(self, lengths: Lengths, step: int) -> bool:
+        """Let the model take batches of other lengths; no step is under way.
 
-        The dimensions that differ from the example's are open from then on.
+        The dimensions that differ from the example's are open from then on. Of an
+        `nn.Sequential`, modules run as they are: it is only tried.
 
         Args:
             lengths: those of the next batch, for which `runs_with` is false.
             step: the next step.
-            runners: this worker's stages, by number.
+
+        Returns:
+            Whether the stages are to be cut again.
 
         Raises:
-            ModelError: the model cannot be captured so; says why.
+            ModelError: the model cannot take them; says why. Nothing has changed.
         """
-        old, model = self._captured, self._model()
-        try:
-            if model is None:
-                raise ModelError("it is gone: keep the model in a variable")
-            self._lengths.open_for(old, lengths)
-            log.info("capturing the model for lengths of %s, and others", lengths)
-            with self._lengths.training():
-                found = self._captured_with(model, self._numbers)
-            self._captured = self._lengths.check(found, lengths)
-        except (HocketError, TypeError, RuntimeError) as error:
-            text = other_lengths(old, lengths, step, str(error))
-            raise ModelError(text) from error
-        self._cut_again(runners, is_known=False)
+        found = self._lengths.follow(
+            self._captured,
+            lengths,
+            step,
+            partial(self._capture, self._numbers),
+            partial(self._captured_with, self._numbers),
+        )
+        self._captured = found or self._captured
+        return found is not None
 
     def note(self, cannot: str, step: int, runners: Mapping[int, StageRunner]) -> None:
         """Note what the loop has changed since this was last called.
@@ -212,7 +206,7 @@ class FollowedNet:
         if split or is_new or any(change.kind == "trained" for change in changes):
             # A forward with hooks computes from its weights what it did without.
             is_known = all(change.name.endswith("_hooks") for change in changes)
-            self._cut_again(runners, is_known=is_known)
+            self.cut_again(runners, is_known=is_known)
 
     def _runs_as_is(
         self,
@@ -324,7 +318,7 @@ class FollowedNet:
         self._numbers = {x for x in self._numbers if _number(model, x) is not None}
         for numbers in dict.fromkeys((frozenset(self._numbers | names), frozenset())):
             try:
-                found = self._captured_with(model, numbers)
+                found = self._captured_with(numbers)
             except (HocketError, TypeError, RuntimeError) as error:
                 why: Exception = error
                 continue
@@ -339,15 +333,25 @@ class FollowedNet:
             )
         raise _refused(changes[0], step, str(why)) from why
 
-    def _captured_with(
-        self, model: nn.Module, numbers: Collection[str]
-    ) -> Captured | None:
+    def _captured_with(self, numbers: Collection[str]) -> Captured | None:
         """Return the captured model, some numbers as tensors; None if it differs."""
         old = self._captured
+        found = with_starts(self._capture(numbers, old.example), old)
+        if found is None:
+            return None
+        for name, part in old.beside.items():
+            found = with_module(found, name, part)
+        old.as_is.update(found.as_is)
+        return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
+
+    def _capture(self, numbers: Collection[str], example: Example) -> Captured:
+        model = self._model()
+        if model is None:
+            raise ModelError("it is gone: keep the model in a variable")
         tensors = State.of(model).tensors.values()
         # Operators choose other kernels on `meta`, whose outputs have other strides.
         home = None if any(x.is_meta for x in tensors) else home_of(model)
-        placed, example = on_meta, old.example
+        placed = on_meta
         if home is not None:
             placed = aliased
             example = example.mapped(lambda x: torch.zeros_like(x, device=home))
@@ -360,19 +364,11 @@ class FollowedNet:
             value = value.to("meta" if home is None else home)
             part.register_buffer(attribute, value, persistent=False)
         for name, parameter in copy.named_parameters():
-            parameter.requires_grad_(name in old.trained)  # so are messages
+            parameter.requires_grad_(name in self._captured.trained)  # so are messages
         if not copy.training and self._was_training:
             _evaluate_root(copy, self._evaluated)
         args, kwargs = example.call(marked=True)
-        found = with_starts(
-            capture(copy, args, kwargs, lengths=self._lengths.open), old
-        )
-        if found is None:
-            return None
-        for name, part in old.beside.items():
-            found = with_module(found, name, part)
-        old.as_is.update(found.as_is)
-        return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
+        return capture(copy, args, kwargs, lengths=self._lengths.open)
 
     def _replace(
         self, change: ModelChange, step: int, runners: Mapping[int, StageRunner]
@@ -425,7 +421,9 @@ class FollowedNet:
         """Return the net's stages among this worker's, by their number in the net."""
         return {i: runners[x] for i, x in enumerate(self._stages) if x in runners}
 
-    def _cut_again(self, runners: Mapping[int, StageRunner], *, is_known: bool) -> None:
+    def cut_again(
+        self, runners: Mapping[int, StageRunner], *, is_known: bool = False
+    ) -> None:
         """Cut this worker's stages again, of the very same weights.
 
         Args:

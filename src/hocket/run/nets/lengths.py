@@ -6,16 +6,19 @@ a batch of 6: runs at once
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 from torch import nn
 
-from hocket.errors import ModelError
+from hocket.errors import HocketError, ModelError
 from hocket.model.capture.captured import Captured
-from hocket.model.trace.example import Lengths, Place
+from hocket.model.trace.example import Example, Lengths, Place
 from hocket.model.trace.observe import in_mode
+
+log = logging.getLogger(__name__)
 
 _MOST_CAPTURES: Final = 8  # of code that decides by lengths
 
@@ -47,16 +50,15 @@ class KnownLengths:
             self._modes.clear()
 
     @contextmanager
-    def training(self) -> Iterator[None]:
+    def _training(self) -> Iterator[None]:
         """Give it the modes that its user has set, also within `evaluating`."""
-        now = [(module, module.training) for module, _ in self._modes]
+        for module, mode in self._modes:
+            module.training = mode
         try:
-            for module, mode in self._modes:
-                module.training = mode
             yield
         finally:
-            for module, mode in now:
-                module.training = mode
+            for module, _ in self._modes:
+                module.training = False
 
     def forget(self) -> None:
         """Note that the model was captured again."""
@@ -65,63 +67,83 @@ class KnownLengths:
     def covers(self, captured: Captured, lengths: Lengths) -> bool:
         """Whether a captured model is right for a batch of these lengths."""
         if lengths not in self._known:
-            if _fault(captured, lengths):
+            is_own = lengths == captured.example.lengths
+            is_open = captured.training.trace.open.is_any  # to all that modules take
+            if (is_open and not is_own) or _fault(captured, lengths):
                 return False
             self._known.add(lengths)
         return True
 
-    def open_for(self, captured: Captured, lengths: Lengths) -> None:
-        """Open the dimensions in which a batch differs from the example.
+    def follow(
+        self,
+        captured: Captured,
+        lengths: Lengths,
+        step: int,
+        try_with: Callable[[Example], object],
+        capture_again: Callable[[], Captured | None],
+    ) -> Captured | None:
+        """Find whether a model takes batches of lengths that are not covered.
+
+        Args:
+            captured: the model.
+            lengths: those of a batch.
+            step: its step, for errors.
+            try_with: runs the model with an example, where modules run as they are.
+            capture_again: returns the model with `open` dimensions; None if it differs.
+
+        Returns:
+            The model as it is captured now; None if it stays as it is.
 
         Raises:
-            ModelError: that does not help.
+            ModelError: it does not take them; nothing has changed.
         """
-        example, fault = captured.example, _fault(captured, lengths)
-        if len(example.leaves) != len(lengths):
-            raise ModelError("it reads another net's outputs")
-        if self._num_captures == _MOST_CAPTURES:
-            raise ModelError(fault)
-        self._num_captures += 1
-        own = example.sizes(example.lengths)
-        self.open |= {
-            place: size
-            for place, size in example.sizes(lengths).items()
-            if place in self.open or size != own[place]
-        }
-
-    def check(self, found: Captured | None, lengths: Lengths) -> Captured:
-        """Return what was captured for a batch of these lengths.
-
-        Raises:
-            ModelError: it is not right for that.
-        """
-        if found is None:
-            raise ModelError(
-                "with open lengths its code makes other calls, or they return other "
-                "shapes"
-            )
-        if fault := _fault(found, lengths):
-            raise ModelError(fault)
+        before = dict(self.open)
+        try:
+            with self._training():
+                if captured.training.trace.open.is_any:
+                    try_with(captured.example.at(lengths))
+                    self._known.add(lengths)
+                    return None
+                self._open_for(captured, lengths)
+                log.info("capturing the model for lengths of %s, and others", lengths)
+                found = capture_again()
+            if fault := _fault(found, lengths):
+                raise ModelError(fault)
+        except (HocketError, TypeError, RuntimeError) as error:
+            self.open = before
+            text = _other_lengths(captured, lengths, step, str(error))
+            raise ModelError(text) from error
         self._known = {lengths}
         return found
 
+    def _open_for(self, captured: Captured, lengths: Lengths) -> None:
+        """Open the dimensions in which a batch differs from the example."""
+        if self._num_captures == _MOST_CAPTURES:
+            raise ModelError(_fault(captured, lengths))
+        self._num_captures += 1
+        own = captured.example.sizes(captured.example.lengths)
+        self.open |= {
+            place: size
+            for place, size in captured.example.sizes(lengths).items()
+            if place in self.open or size != own.get(place)
+        }
 
-def _fault(captured: Captured, lengths: Lengths) -> str:
+
+def _fault(captured: Captured | None, lengths: Lengths) -> str:
+    """Return why a captured model is not right for some lengths."""
+    if captured is None:
+        return "with open lengths its code makes other calls, or of other shapes"
     example = captured.example
     if len(example.leaves) != len(lengths):
         return "it reads another net's outputs"
     sizes, own = (example.sizes(x) for x in (lengths, example.lengths))
     for flow in (captured.training, captured.evaluation):
-        known = flow.trace.open
-        if known is None:
-            is_own = lengths == example.lengths
-            return "" if is_own else "it was captured for its example's lengths"
-        if fault := known.fault(sizes, own, example.names):
+        if fault := flow.trace.open.fault(sizes, own, example.names):
             return fault
     return ""
 
 
-def other_lengths(captured: Captured, lengths: Lengths, step: int, why: str) -> str:
+def _other_lengths(captured: Captured, lengths: Lengths, step: int, why: str) -> str:
     """Return the text of an error: a batch cannot be followed."""
     example = captured.example
     differ = ", ".join(
@@ -133,6 +155,6 @@ def other_lengths(captured: Captured, lengths: Lengths, step: int, why: str) -> 
     )
     return (
         f"at step {step} a batch has other lengths than the example ({differ}), and "
-        f"the model cannot be captured for both: {why}. Pad all batches to one length, "
+        f"the model cannot take both: {why}. Pad all batches to one length, "
         "or give an nn.Sequential, whose modules run as they are"
     )
