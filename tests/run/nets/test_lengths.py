@@ -295,3 +295,29 @@ def test_a_teacher_in_evaluation_mode_is_followed(momentum: float | None) -> Non
                 if momentum is not None:
                     x.lerp_(other, 1 - momentum)
     assert losses == pytest.approx(plain, rel=1e-10)
+
+
+class Many(Reads):
+    """Scales what it computes of more than a few texts."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def forward(self, words: Tensor) -> Tensor:
+        """(samples, length) -> (samples, length, 3)."""
+        return super().forward(words) * (2.0 if len(words) > self.most else 0.5)
+
+
+@pytest.mark.parametrize("most", [3, 8, 11])
+def test_a_forward_that_decides_by_the_number_of_samples(most: int) -> None:
+    """Past bug: a graph of 13 samples was played with microbatches of four."""
+    net = Many(most).double()
+    net.norm.eval()
+    own = copy.deepcopy(net)
+    with make_pipeline(net) as pipeline:
+        found = pipeline.step(texts(5)[0]).loss
+    (words, targets), parts = texts(5)[0], []
+    for x, y in zip(words.chunk(2), targets.chunk(2), strict=True):
+        parts.append(loss(own(x), y).item() / 2)
+    assert found == pytest.approx(sum(parts), rel=1e-10)

@@ -162,9 +162,8 @@ class _Conversion:
     def _size(self, leaf: int, dim: int) -> fx.Node:
         if (leaf, dim) not in self.example.open:
             return self.num_samples
-        node = self.graph.placeholder(f"length_{leaf}_{dim}")
-        self.lengths[leaf, dim] = node
-        return node
+        self.lengths[leaf, dim] = self.graph.placeholder(f"length_{leaf}_{dim}")
+        return self.lengths[leaf, dim]
 
     def _computed(self, node: fx.Node) -> fx.Node:
         """Return an output; of a parameter itself, a view, which a stage makes."""

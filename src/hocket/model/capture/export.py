@@ -24,6 +24,7 @@ from io import StringIO
 from typing import Any, Final
 
 import numpy as np
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
@@ -172,7 +173,22 @@ def export(
             name.rpartition(".")[0]: f"each forward changes {name}" for name in names
         }
     _check_open(program, example, any_batch=any_batch)
+    if any_batch and given.num_samples > 1:
+        _check_samples(program, given)
     return program
+
+
+def _check_samples(program: ExportedProgram, example: Example) -> None:
+    """Refuse code that decides otherwise for the example's number of samples."""
+    pairs = zip(_input_values(program), example.batched, strict=True)
+    sizes = [value.shape[0].node for value, is_cut in pairs if is_cut]
+    exact = {size._expr: sympy.Integer(example.num_samples) for size in sizes}
+    for guard in sizes[0].shape_env.guards:
+        if guard.expr.xreplace(exact) == sympy.false:
+            raise CaptureError(
+                "the model's code decides by the number of samples, so it runs with "
+                f"the example's number only (torch.export: {guard.expr})"
+            )
 
 
 def _num_samples(example: Example) -> int:
@@ -395,10 +411,9 @@ def _check_open(program: ExportedProgram, example: Example, *, any_batch: bool) 
     values = _input_values(program)
     for i, dim in _open_dims(example, any_batch=any_batch):
         if is_concrete_int(values[i].shape[dim]):
-            name = example.names[i]
             what = "size" if (i, dim) in example.open else "number"
             where = f"dimension {dim}" if what == "size" else "samples"
             raise CaptureError(
-                f"the model's code fixes the {what} of {where} of {name}, so it runs "
-                f"with the example's {what} only"
+                f"the model's code fixes the {what} of {where} of {example.names[i]}, "
+                f"so it runs with the example's {what} only"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import fx, nn
@@ -72,17 +73,10 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     graph.output((value,))
     spec = pytree.tree_structure(0)
     spans = {path: _span(path, given[path], node) for path, node in out.items()}
-    return Trace(
-        graph,
-        state,
-        objects,
-        leaf_of,
-        num_samples,
-        modules,
-        spec,
-        spans=spans,
-        open=OpenLengths(is_any=True),
+    trace = Trace(
+        graph, state, objects, leaf_of, num_samples, modules, spec, spans=spans
     )
+    return replace(trace, open=OpenLengths(is_any=True))
 
 
 def _span(path: str, value: Any, out: fx.Node) -> CallSpan:

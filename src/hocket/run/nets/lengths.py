@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 from torch import nn
@@ -39,12 +39,10 @@ class KnownLengths:
     @contextmanager
     def evaluating(self, model: nn.Module | None) -> Iterator[None]:
         """Put a model into evaluation mode while the block runs."""
-        if model is None:
-            yield
-            return
-        self._modes = [(module, module.training) for module in model.modules()]
+        modules = [] if model is None else model.modules()
+        self._modes = [(module, module.training) for module in modules]
         try:
-            with in_mode(model, training=False):
+            with nullcontext() if model is None else in_mode(model, training=False):
                 yield
         finally:
             self._modes.clear()
