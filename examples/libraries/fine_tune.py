@@ -8,7 +8,6 @@ import torch
 import transformers
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hocket
@@ -25,7 +24,7 @@ TOKENIZER = transformers.PreTrainedTokenizerFast(
 COLLATE = transformers.DataCollatorForLanguageModeling(TOKENIZER, mlm=False)
 
 
-def batch_of(rows: list[Any]) -> tuple[dict[str, Tensor], Tensor]:
+def batch_of(rows: list[Any]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Inputs and labels, of which padding is -100: (16, the longest's length) each."""
     batch = dict(COLLATE(rows))
     return batch, batch.pop("labels")
@@ -47,10 +46,10 @@ def make_model() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def loss_of_tokens(output: Any, labels: Tensor) -> Tensor:
+def loss_of_tokens(output: Any, labels: torch.Tensor) -> torch.Tensor:
     """The mean over the labels that follow a token and are no padding."""
     logits = output.logits[:, :-1].flatten(0, 1)
-    return nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
+    return torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten())
 
 
 def main() -> None:
