@@ -11,7 +11,7 @@ Processes that are forked from this one begin with its exports.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 import torch
@@ -19,12 +19,15 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from hocket.model.capture.as_is import ModulesAsIs
-from hocket.model.capture.export import EXPORT_SAMPLES, export
+from hocket.model.capture.export import export
 from hocket.model.capture.sequential import has_hooks
 from hocket.model.trace.example import Example
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.state import State
 
-_FOUND: Final[dict[Hashable, ExportedProgram]] = {}
+Exported: TypeAlias = tuple[ExportedProgram, OpenLengths]
+
+_FOUND: Final[dict[Hashable, Exported]] = {}
 # Packages and modules whose classes keep all their settings in attributes.
 _KNOWN: Final = (
     "torch.nn.",
@@ -47,14 +50,14 @@ def export_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def _export(
-    model: nn.Module, example: Example, *, any_batch: bool, as_is: ModulesAsIs
-) -> ExportedProgram:
+    model: nn.Module, example: Example, *, num_samples: int, as_is: ModulesAsIs
+) -> Exported:
     if as_is.closed or not all(_is_known(module) for module in model.modules()):
-        return export(model, example, any_batch=any_batch, as_is=as_is)
-    form = _form_of_example(example.resized(EXPORT_SAMPLES) if any_batch else example)
-    key = (_form_of(model), form, any_batch)
+        return export(model, example, num_samples=num_samples, as_is=as_is)
+    form = _form_of_example(example.resized(num_samples) if num_samples else example)
+    key = (_form_of(model), form, num_samples)
     if key not in _FOUND:
-        _FOUND[key] = export(model, example, any_batch=any_batch, as_is=as_is)
+        _FOUND[key] = export(model, example, num_samples=num_samples, as_is=as_is)
     for module in model.modules():
         _ = module.training  # as its forward may do, which is not called here
     return _FOUND[key]

@@ -19,7 +19,7 @@ from hocket.model.capture.calls import watch_calls
 from hocket.model.capture.captured import Captured as Captured
 from hocket.model.capture.captured import captured, with_more_layers
 from hocket.model.capture.convert import to_trace
-from hocket.model.capture.export import export
+from hocket.model.capture.export import export, samples_to_export
 from hocket.model.capture.lost_in_graph import LostInGraphError
 from hocket.model.capture.sequential import (
     has_hooks,
@@ -39,7 +39,13 @@ from hocket.model.capture.submodules import (
 from hocket.model.guards.reached import reached_by, used_by_forward
 from hocket.model.trace.example import Example
 from hocket.model.trace.local import is_sharded
-from hocket.model.trace.observe import Observation, in_mode, observe, preserve_state
+from hocket.model.trace.observe import (
+    Observation,
+    computes_as,
+    in_mode,
+    observe,
+    preserve_state,
+)
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 
@@ -307,6 +313,10 @@ class _StoppedInModuleError(Exception):
         self.why = why
 
 
+class _DecidesBySamplesError(_StoppedInModuleError):
+    """The graph is not right for the example's number of samples."""
+
+
 def _modules_like(model: nn.Module, path: str) -> frozenset[str]:
     """Return the modules of its class; only itself if it is torch's, or the model."""
     kind = type(model.get_submodule(path))
@@ -319,12 +329,19 @@ def _modules_like(model: nn.Module, path: str) -> frozenset[str]:
 def _with_modules_as_is(
     model: nn.Module, example: Example, state: State, closed: frozenset[str], both: bool
 ) -> Captured:
-    fixed = ""
-    try:
-        traces = _export_both(model, example, state, closed, both, any_batch=True)
-    except _StoppedInModuleError as error:
-        fixed = str(error.why)
-        traces = _export_both(model, example, state, closed, both, any_batch=False)
+    number, fixed = samples_to_export(example), ""
+    while True:
+        try:
+            traces = _export_both(model, example, state, closed, both, number)
+            break
+        except _StoppedInModuleError as error:
+            if not number:
+                raise
+            decides = isinstance(error, _DecidesBySamplesError)
+            own = example.num_samples if decides else 0
+            # A size of 1, or of a length, would be taken for that.
+            number = 0 if own in (1, number, *example.open.values()) else own
+            fixed = "" if number else str(error.why)
     training, evaluation = traces
     size = example.num_samples if fixed else example.num_samples + 1
     with in_mode(model, training=True):
@@ -344,8 +361,7 @@ def _export_both(
     state: State,
     closed: frozenset[str],
     both: bool,
-    *,
-    any_batch: bool,
+    num_samples: int,
 ) -> tuple[Trace, Trace]:
     traces = []
     for training in (True, False):
@@ -354,18 +370,33 @@ def _export_both(
             _refuse_unknown_lengths(example, closed)
             as_is = ModulesAsIs(closed, runs, example)
             try:
-                program = export(model, example, any_batch=any_batch, as_is=as_is)
+                found = export(model, example, num_samples=num_samples, as_is=as_is)
             except CaptureError as error:
                 paths = (x.partition("@")[0] for x in reversed(as_is.running))
                 running = frozenset([next((x for x in paths if x not in closed), "")])
                 names = error.names if isinstance(error, LostInGraphError) else ()
                 lost = frozenset(name.rpartition(".")[0] for name in names)
                 raise _StoppedInModuleError(lost or running, error) from error
-        traces.append(to_trace(program, state, as_is, example))
+        traces.append(to_trace(found, state, as_is, example))
+        traces[-1] = _checked_samples(model, traces[-1], example)
         is_same = not (read or closed) and all(map(_has_plain_mode, model.modules()))
         if is_same or not both:
             return traces[0], traces[0]
     return traces[0], traces[1]
+
+
+def _checked_samples(model: nn.Module, trace: Trace, example: Example) -> Trace:
+    """Return a trace that is right for the example's number of samples.
+
+    A decision for one sample often changes nothing: `if len(x) > 1: y = y.expand(...)`.
+    """
+    sizes, one = trace.open, example.resized(1)
+    if sizes.fault_of_samples(1) and computes_as(model, trace, one):
+        sizes = replace(sizes, is_right_for_one=True)
+    if fault := sizes.fault_of_samples(example.num_samples):
+        why = CaptureError(f"{fault}: it runs with the example's number only")
+        raise _DecidesBySamplesError(frozenset(), why)
+    return replace(trace, open=sizes)
 
 
 def _refuse_unknown_lengths(example: Example, closed: Collection[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -15,9 +16,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from hocket.errors import CaptureError
 from hocket.model.capture import bindings
 from hocket.model.capture.as_is import PLACES, ModulesAsIs, WatchedCall
-from hocket.model.capture.export import ASSIGNED, open_lengths
+from hocket.model.capture.export import ASSIGNED
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.trace.example import Example
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
 
@@ -61,12 +63,15 @@ _INNER: Final = {
 
 
 def to_trace(
-    program: ExportedProgram, state: State, as_is: ModulesAsIs, example: Example
+    exported: tuple[ExportedProgram, OpenLengths],
+    state: State,
+    as_is: ModulesAsIs,
+    example: Example,
 ) -> Trace:
     """Return the program's graph with parameters and buffers under their names.
 
     Args:
-        program: what torch.export made of the model.
+        exported: what torch.export made of the model, and what sizes it is right for.
         state: the model's parameters and buffers.
         as_is: the calls of modules, some of which are run as they are.
         example: says which sizes are open.
@@ -75,7 +80,8 @@ def to_trace(
         CaptureError: the model changes its own inputs, or holds objects that are
             neither tensors nor plain values.
     """
-    return _Conversion(program, state, as_is, example).trace()
+    program, sizes = exported
+    return replace(_Conversion(program, state, as_is, example).trace(), open=sizes)
 
 
 class _Conversion:
@@ -135,7 +141,6 @@ class _Conversion:
             {key.partition("@")[0]: x for key, x in self.as_is.special.items()},
             frozenset(self.as_is.drawing),
             self.lengths,
-            open_lengths(self.program, self.example),
         )
 
     def _input(self, node: fx.Node, spec: InputSpec, inputs: list[InputSpec]) -> Any:

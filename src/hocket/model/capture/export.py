@@ -12,7 +12,7 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractContextManager,
     ExitStack,
@@ -24,7 +24,6 @@ from io import StringIO
 from typing import Any, Final
 
 import numpy as np
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
@@ -46,7 +45,7 @@ from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.guards.reached import reached_by
 from hocket.model.trace.example import Example
-from hocket.model.trace.lengths import OpenLengths
+from hocket.model.trace.lengths import Condition, OpenLengths
 from hocket.model.trace.observe import noticed_backwards
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.replaced import replaced
@@ -118,14 +117,15 @@ def _computed(graph: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def export(
-    model: nn.Module, example: Example, *, any_batch: bool, as_is: ModulesAsIs
-) -> ExportedProgram:
-    """Return the model's graph in the mode that it is in.
+    model: nn.Module, example: Example, *, num_samples: int, as_is: ModulesAsIs
+) -> tuple[ExportedProgram, OpenLengths]:
+    """Return the model's graph in the mode that it is in, and what it is right for.
 
     Args:
         model: the module, in training or evaluation mode.
         example: what it is called with.
-        any_batch: whether to leave the number of samples open.
+        num_samples: of the batch to export with, whose number is left open; 0 fixes
+            the example's.
         as_is: the modules whose calls become one operator each.
 
     Raises:
@@ -135,13 +135,15 @@ def export(
     _refuse_lists(example)
     as_is.special |= reached_by(model).unseen
     given, notes, changed = example, AttributeSnapshot(model), list[str]()
+    any_batch = num_samples > 0
     if any_batch:
-        example = example.resized(_num_samples(example))
+        example = example.resized(num_samples)
     example = example.stretched()
     args, kwargs = example.call()
     call = _with_every_keyword(model, kwargs)
     shapes = ShapesCollection()
     dims: dict[int, dict[int, Any]] = {}
+    decided: list[Condition] = []
     for i, dim in _open_dims(example, any_batch=any_batch):
         dims.setdefault(i, {})[dim] = Dim.AUTO
     for i, auto in dims.items():
@@ -153,6 +155,7 @@ def export(
         preserve_attributes(model),
         preserve_numbers(),
         hooks_noted(as_is.note_special),
+        _noted(decided),
     ):
         model.forward = call
         as_is.put_in(model)
@@ -173,25 +176,29 @@ def export(
             name.rpartition(".")[0]: f"each forward changes {name}" for name in names
         }
     _check_open(program, example, any_batch=any_batch)
-    if any_batch and given.num_samples > 1:
-        _check_samples(program, given)
-    return program
+    return program, _open_lengths(program, example, decided)
 
 
-def _check_samples(program: ExportedProgram, example: Example) -> None:
-    """Refuse code that decides otherwise for the example's number of samples."""
-    pairs = zip(_input_values(program), example.batched, strict=True)
-    sizes = [value.shape[0].node for value, is_cut in pairs if is_cut]
-    exact = {size._expr: sympy.Integer(example.num_samples) for size in sizes}
-    for guard in sizes[0].shape_env.guards:
-        if guard.expr.xreplace(exact) == sympy.false:
-            raise CaptureError(
-                "the model's code decides by the number of samples, so it runs with "
-                f"the example's number only (torch.export: {guard.expr})"
-            )
+def _noted(decided: list[Condition]) -> AbstractContextManager[None]:
+    """Note what the model's code decides by sizes while the block runs.
+
+    torch.export notes no condition that any size of 2 or more fulfils. What operators
+    decide is left out: they decide again whenever they run.
+    """
+
+    def noting(look: Callable[[torch.SymBool], bool]) -> Callable[..., bool]:
+        def answer(condition: torch.SymBool) -> bool:
+            found = look(condition)
+            if proxy_tensor.get_proxy_mode() is not None:
+                decided.append((condition.node._expr, found))
+            return found
+
+        return answer
+
+    return replaced(torch.SymBool, "__bool__", by=noting)
 
 
-def _num_samples(example: Example) -> int:
+def samples_to_export(example: Example) -> int:
     """Return a number of samples that is no length: it would be taken for one."""
     return EXPORT_SAMPLES + 4 * (EXPORT_SAMPLES in example.open.values())
 
@@ -201,25 +208,27 @@ def _open_dims(example: Example, *, any_batch: bool) -> list[tuple[int, int]]:
     return [*((i, 0) for i in cut), *example.open]
 
 
-def open_lengths(program: ExportedProgram, example: Example) -> OpenLengths:
-    """Return what lengths a program is right for."""
-    if not example.open:
-        return OpenLengths()
+def _open_lengths(
+    program: ExportedProgram, example: Example, decided: Sequence[Condition]
+) -> OpenLengths:
+    """Return what sizes a program is right for."""
     values = _input_values(program)
-    env = next(values[i] for i, _ in example.open).fake_mode.shape_env
-
-    def symbols(dims: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        # As they were before one was found to be another: that is a condition, too.
-        return {(i, dim): values[i].shape[dim].node._expr for i, dim in dims}
-
     cut = [(i, 0) for i, is_cut in enumerate(example.batched) if is_cut]
-    sizes = {i: values[i].shape[0] for i, _ in cut}
-    samples = symbols(x for x in cut if not is_concrete_int(sizes[x[0]]))
-    return OpenLengths(
-        symbols(example.open),
-        tuple(guard.expr for guard in env.guards),
-        {symbol: int(found.lower) for symbol, found in env.var_to_range.items()},
-        dict.fromkeys(samples.values(), _num_samples(example)),
+    sizes = {(i, dim): values[i].shape[dim] for i, dim in (*cut, *example.open)}
+    # As they were before one was found to be another: that is a condition, too.
+    symbols = {
+        place: size.node._expr
+        for place, size in sizes.items()
+        if not is_concrete_int(size)
+    }
+    if not symbols:
+        return OpenLengths()
+    env = values[next(iter(symbols))[0]].fake_mode.shape_env
+    return OpenLengths.of(
+        symbols,
+        [*((guard.expr, True) for guard in env.guards), *decided],
+        env.var_to_range,
+        example.open,
     )
 
 

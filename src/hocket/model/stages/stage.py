@@ -16,6 +16,7 @@ from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
 from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.stages.parameter_paths import Home
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.local import is_sharded, landed
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.value import SentTensor
@@ -49,6 +50,7 @@ class StageModule(nn.Module):
         random_layers: the layers of the uncut model that draw random numbers in
             training.
         fixed_samples: the only number of samples it runs with; 0 if any will do.
+        right_for: what numbers of samples that is in each mode (`True` for training).
         size_at: which argument has the number of samples, and in which dimension.
         lengths_at: the same for the other sizes that constants are made of.
         rebuild: puts the outputs into the model's own structure, by mode (`True` for
@@ -76,6 +78,7 @@ class StageModule(nn.Module):
         outputs: tuple[SentTensor, ...],
         random_layers: tuple[int, ...],
         fixed_samples: int,
+        right_for: Mapping[bool, OpenLengths],
         size_at: tuple[int, int] | None,
         lengths_at: tuple[tuple[int, int], ...],
         rebuild: Mapping[bool, Callable[[Any], Any]],
@@ -93,6 +96,7 @@ class StageModule(nn.Module):
         self.random_layers = random_layers
         self.layer_seeds = LayerSeeds()
         self.fixed_samples = fixed_samples
+        self._right_for = {mode: x for mode, x in right_for.items() if x.of_samples}
         self.size_at = size_at
         self.lengths_at = lengths_at
         self.fixed_buffers = fixed_buffers
@@ -181,7 +185,7 @@ class StageModule(nn.Module):
             ModelError: a number of samples that the captured model does not run with;
                 or a module misses something.
         """
-        if self.fixed_samples:
+        if self.fixed_samples or self.training in self._right_for:
             self._check_size(values)
         try:
             out = self._mode_runs[self.training](values)
@@ -231,12 +235,18 @@ class StageModule(nn.Module):
     def _check_size(self, values: tuple[Tensor, ...]) -> None:
         if self.size_at is None:
             return
-        size = _num_samples(values, self.size_at)
-        if size != self.fixed_samples:
+        size, fault = _num_samples(values, self.size_at), ""
+        if self.fixed_samples and size != self.fixed_samples:
+            fault = (
+                f"the model runs only with the {self.fixed_samples} it was captured "
+                "with, because its code fixes the number"
+            )
+        elif self.training in self._right_for:
+            fault = self._right_for[self.training].fault_of_samples(size)
+        if fault:
             raise ModelError(
-                f"stage {self.index} got {size} samples, but the model runs only with "
-                f"the {self.fixed_samples} it was captured with, because its code "
-                "fixes the number: leave out smaller batches (drop_last=True)"
+                f"stage {self.index} got {size} samples, but {fault}: leave out "
+                "smaller batches (drop_last=True)"
             )
 
 

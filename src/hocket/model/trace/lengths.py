@@ -1,21 +1,30 @@
-"""For which lengths a graph is right that was captured for any.
+"""For which sizes a graph is right that was captured for any.
 
-What a model's code decides by a length holds for some lengths only:
+What a model's code decides by a size holds for some sizes only:
 
     if tokens.shape[1] > 512: ...        captured with 7: right for 2 to 512
+    if len(tokens) == 1: ...             captured with 13: right for 2 and more
 
-torch.export notes such conditions over the symbols of the dimensions that it left open.
+Such conditions are over the symbols of the dimensions that torch.export left open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import sympy  # type: ignore[import-untyped]
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hocket.model.trace.example import Place
+
+# An expression over sizes, and whether it must hold or must not.
+Condition: TypeAlias = tuple[Any, bool]
+
+_SAMPLES: Final = sympy.Symbol("num_samples", integer=True, positive=True)
+_ANY: Final[dict[Any, Any]] = {_SAMPLES: ValueRanges(1, int_oo)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +32,59 @@ class OpenLengths:
     """The dimensions that a graph leaves open, and what its code takes for granted.
 
     Args:
-        symbols: by place.
-        guards: conditions, all of which must hold.
+        symbols: by place; those of lengths.
+        conditions: what must hold of lengths, and may speak of samples besides.
+        of_samples: what must hold of the number of samples alone.
+        is_right_for_one: whether it is right for one sample whatever `of_samples` says.
         smallest: the smallest size of each symbol.
-        samples: the number of samples that it was exported with, by symbol.
         is_any: whether it is right for all lengths: it calls modules alone.
     """
 
     symbols: Mapping[Place, Any] = field(default_factory=dict)
-    guards: tuple[Any, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    of_samples: tuple[Condition, ...] = ()
+    is_right_for_one: bool = False
     smallest: Mapping[Any, int] = field(default_factory=dict)
-    samples: Mapping[Any, int] = field(default_factory=dict)
     is_any: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        symbols: Mapping[Place, Any],
+        conditions: Iterable[Condition],
+        ranges: Mapping[Any, Any],
+        lengths: Collection[Place],
+    ) -> OpenLengths:
+        """Return the conditions that some sizes do not fulfil.
+
+        Args:
+            symbols: by place; of those that are not among `lengths`, samples.
+            conditions: all that were asked.
+            ranges: the sizes that each symbol may have, by these conditions.
+            lengths: the places that are no samples.
+        """
+        same = {x: _SAMPLES for place, x in symbols.items() if place not in lengths}
+        every = dict.fromkeys((x.xreplace(same), was) for x, was in conditions)
+        smallest = {symbol: int(found.lower) for symbol, found in ranges.items()}
+        sizes = {x: ValueRanges(least, int_oo) for x, least in smallest.items()} | _ANY
+        open_ones = [x for x in every if _answer(x[0], sizes) is None]
+        return cls(
+            {place: x for place, x in symbols.items() if place in lengths},
+            tuple(x for x in open_ones if x[0].free_symbols != {_SAMPLES}),
+            tuple(x for x in open_ones if x[0].free_symbols == {_SAMPLES}),
+            smallest=smallest,
+        )
+
+    def fault_of_samples(self, num_samples: int) -> str:
+        """Return why it is not right for a number of samples; nothing if it is."""
+        if num_samples == 1 and self.is_right_for_one:
+            return ""
+        for condition, was in self.of_samples:
+            exact = condition.xreplace({_SAMPLES: sympy.Integer(num_samples)})
+            if _answer(exact) is not was:
+                shown = condition if was else sympy.Not(condition)
+                return f"the model's code decides by the number of samples ({shown})"
+        return ""
 
     def fault(
         self, sizes: Mapping[Place, int], own: Mapping[Place, int], names: Sequence[str]
@@ -48,25 +98,31 @@ class OpenLengths:
         """
         if self.is_any:
             return ""
-        values = dict(self.samples)
+        exact: dict[Any, Any] = {}
         for place, size in sizes.items():
             symbol = self.symbols.get(place)
             if size < self.smallest.get(symbol, own[place]) or (
                 symbol is None and size != own[place]
             ):
                 return f"it is not captured for {_shown(place, names)} = {size}"
-            values[symbol] = size
-        exact = {symbol: sympy.Integer(size) for symbol, size in values.items()}
-        for guard in self.guards:
-            if guard.xreplace(exact) != sympy.true:
-                return f"its code decides by lengths: {self._text(guard, names)}"
+            exact[symbol] = sympy.Integer(size)
+        for condition, was in self.conditions:
+            if _answer(condition.xreplace(exact)) is not was:
+                shown = condition if was else sympy.Not(condition)
+                return f"its code decides by lengths: {self._text(shown, names)}"
         return ""
 
-    def _text(self, guard: Any, names: Sequence[str]) -> str:
-        text = str(guard)
+    def _text(self, condition: Any, names: Sequence[str]) -> str:
+        text = str(condition)
         for place, symbol in self.symbols.items():
             text = text.replace(str(symbol), _shown(place, names))
         return text
+
+
+def _answer(condition: Any, ranges: dict[Any, Any] = _ANY) -> bool | None:
+    """Return whether a condition holds for all sizes; None if for some only."""
+    found = bound_sympy(condition, ranges)
+    return bool(found.lower) if found.is_singleton() else None
 
 
 def _shown(place: Place, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ the data cannot run so; then real tensors are used, and changes are undone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -113,6 +113,66 @@ def observe(trace: Trace, example: Example, *, real: bool = False) -> Observatio
     state = {name: fake.from_tensor(x) for name, x in trace.state.tensors.items()}
     with fake:
         return _TraceRun(trace, example, state, real=False).all()
+
+
+def computes_as(model: nn.Module, trace: Trace, example: Example) -> bool:
+    """Whether a model calls the operators that its trace does, on the same values.
+
+    Both run on fake tensors, in the mode that the model is in. Values are equal if
+    equal calls made their memory, and they lie alike in it: a view of all is no change.
+    """
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    example = example.mapped(fake.from_tensor)
+    state = {name: fake.from_tensor(x) for name, x in trace.state.tensors.items()}
+    given = [*state.values(), *tensors_in(example.leaves)]
+    named: dict[str, Tensor] = {
+        name: state[first] for first, each in trace.state.names.items() for name in each
+    }
+    args, kwargs = example.call()
+    run = _TraceRun(trace, example, state, real=False)
+    try:
+        with fake, torch.enable_grad(), _WorkWatch(given) as own:
+            out = torch.func.functional_call(model, named, args, kwargs)
+        with fake, _WorkWatch(given) as traced:
+            run.all()
+    except Exception:  # one that this number of samples raises
+        return False
+    found = fx.node.map_arg(trace.output.args[0], run.values.__getitem__)
+    made = (own.name(x) for x in (*tensors_in(out), *given))
+    return [*made] == [traced.name(x) for x in (*tensors_in(found), *given)]
+
+
+class _WorkWatch(TorchDispatchMode):
+    """Names each tensor by the calls that made it.
+
+    Args:
+        given: tensors that have names of their own.
+    """
+
+    def __init__(self, given: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made = {storage_of(x): i for i, x in enumerate(given)}
+        self.kept: list[Any] = []  # or memory would be used again
+
+    def name(self, tensor: Tensor) -> Hashable:
+        """Return how a tensor was made, and how it lies in its memory."""
+        made = self.made.get(storage_of(tensor), id(tensor))
+        place = tensor.shape, tensor.stride(), tensor.storage_offset()
+        return made, *place, tensor.dtype
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = pytree.tree_map_only(Tensor, self.name, (args, kwargs))
+        call = str((func, given))
+        out = func(*args, **(kwargs or {}))
+        inputs, outputs = tensors_in((args, kwargs)), tensors_in(out)
+        known = set() if func._schema.is_mutable else set(map(storage_of, inputs))
+        for i, x in enumerate(outputs):
+            if storage_of(x) not in known:
+                self.made[storage_of(x)] = hash((call, i))
+        self.kept += [out, inputs]
+        return out
 
 
 class _TraceRun:
