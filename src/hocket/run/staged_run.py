@@ -43,7 +43,12 @@ from hocket.run.data.batch import apart, on_device
 from hocket.run.data.loader import check_iterable, check_same_length
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
-from hocket.run.data.step_batch import NetBatches, make_net_batches, with_changes
+from hocket.run.data.step_batch import (
+    NetBatches,
+    first_of,
+    make_net_batches,
+    with_changes,
+)
 from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
@@ -195,7 +200,10 @@ class StagedRun(WorkerRun):
         for nets in found:
             refuse_input_gradients(program, reads, nets, names)
         for nets in found:
-            self._follow_lengths(next(iter(nets.values())).step.lengths)
+            self._follow_lengths(first_of(nets).step.lengths)
+            for net in self._followed:
+                parts = nets[program.net_of(net.stages[0]).name].everywhere
+                net.check_samples({part.num_samples for part in parts}, self._step)
         self.filling.begin(len(batches))
         self._step += 1
         self._beside_s = perf_counter() - begin_s - self._transition_s

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 import hocket
 from tests.conformance.cases.inputs import Mixes, Tokens
-from tests.conformance.script import Script, batches, case, refused
+from tests.conformance.script import (
+    Script,
+    Verdict,
+    batches,
+    case,
+    chain,
+    refused,
+    unsuited,
+)
 
 _FREEZES = refused("only the number of samples may change")
 
@@ -141,3 +149,94 @@ class Decides(Tokens):
 def decides_by_length() -> Script:
     """A graph has one of both."""
     return Script(Decides(), [*_texts()], cut="head")
+
+
+class Small(nn.Module):
+    """Computes something else for few samples."""
+
+    most = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.a(x))
+        return self.b(y * 2 if x.shape[0] <= self.most else y)
+
+
+class One(Small):
+    """Asks whether there is one sample, as code does that repeats what it has."""
+
+    most = 1
+
+
+class Repeats(Small):
+    """Does for one sample what it does for all: a view of all is no change."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        row = self.a.bias[None]
+        if x.shape[0] != row.shape[0]:
+            row = row.expand(x.shape[0], -1)
+        return self.b(torch.tanh(self.a(x) + row))
+
+
+class Most(Small):
+    """Computes something else for more samples than there ever are."""
+
+    most = 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.a(x))
+        return self.b(y * 2 if x.shape[0] > 8 else y)
+
+
+def _sizes(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+    return [(x[:n], y[:n]) for n, (x, y) in zip(sizes, batches(), strict=True)]
+
+
+def _by_samples(text: str) -> dict[str, Verdict]:
+    return {"own-1 own-2 teacher freeze wpipe 2bw": refused(text)}
+
+
+@case(
+    "a forward that does something else with few samples, of which the last batch has",
+    _by_samples("decides by the number (num_samples > 2)"),
+)
+def few_samples() -> Script:
+    """Microbatches of 4, 4, 3 and 2."""
+    return Script(Small(), _sizes(8, 8, 6, 4), cut="b")
+
+
+@case(
+    "a forward that does something else with one sample, and a microbatch of one",
+    _by_samples("decides by the number (num_samples > 1)"),
+)
+def one_sample() -> Script:
+    """torch.export takes for granted that there are more."""
+    return Script(One(), _sizes(8, 8, 6, 2), cut="b")
+
+
+@case(
+    "a forward that repeats a row unless there is one sample, and a microbatch of one"
+)
+def repeated_row() -> Script:
+    """The operators are the same ones."""
+    return Script(Repeats(), _sizes(8, 8, 6, 2), cut="b")
+
+
+@case("a forward that does something else with more samples than any microbatch has")
+def many_samples() -> Script:
+    """More than 8, and it is exported with 13 at first."""
+    return Script(Most(), _sizes(8, 8, 6, 4), cut="b")
+
+
+@case(
+    "a BatchNorm of vectors that gets one sample",
+    {"seq-1 seq-2": unsuited("torch raises an error"), **_by_samples("Ne(num_sa")},
+)
+def one_value() -> Script:
+    """torch refuses that, and so does the plain loop."""
+    net = chain(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
+    return Script(net, _sizes(8, 8, 6, 2))

@@ -37,7 +37,7 @@ from hocket.model.capture.submodules import (
     trace_submodules,
 )
 from hocket.model.guards.reached import reached_by, used_by_forward
-from hocket.model.trace.example import Example
+from hocket.model.trace.example import Example, Place
 from hocket.model.trace.local import is_sharded
 from hocket.model.trace.observe import (
     Observation,
@@ -58,7 +58,7 @@ def capture(
     capture: Literal["auto", "sequential", "export", "submodules"] = "auto",
     cut: Sequence[str] = (),
     both: bool = True,
-    lengths: Mapping[tuple[int, int], int] | None = None,
+    lengths: Mapping[Place, int] | None = None,
 ) -> Captured:
     """Capture a model's graph in both modes, and where it can be cut.
 
@@ -378,25 +378,24 @@ def _export_both(
                 lost = frozenset(name.rpartition(".")[0] for name in names)
                 raise _StoppedInModuleError(lost or running, error) from error
         traces.append(to_trace(found, state, as_is, example))
-        traces[-1] = _checked_samples(model, traces[-1], example)
+        _check_samples(model, traces[-1], example)
         is_same = not (read or closed) and all(map(_has_plain_mode, model.modules()))
         if is_same or not both:
             return traces[0], traces[0]
     return traces[0], traces[1]
 
 
-def _checked_samples(model: nn.Module, trace: Trace, example: Example) -> Trace:
-    """Return a trace that is right for the example's number of samples.
+def _check_samples(model: nn.Module, trace: Trace, example: Example) -> None:
+    """Refuse a trace that is not right for the example's number of samples.
 
     A decision for one sample often changes nothing: `if len(x) > 1: y = y.expand(...)`.
     """
-    sizes, one = trace.open, example.resized(1)
-    if sizes.fault_of_samples(1) and computes_as(model, trace, one):
-        sizes = replace(sizes, is_right_for_one=True)
-    if fault := sizes.fault_of_samples(example.num_samples):
-        why = CaptureError(f"{fault}: it runs with the example's number only")
-        raise _DecidesBySamplesError(frozenset(), why)
-    return replace(trace, open=sizes)
+    fault_of = trace.open.fault_of_samples
+    with preserve_attributes(model):
+        if fault_of(1) and computes_as(model, trace, example.resized(1)):
+            trace.open.known.add(1)
+    if fault := fault_of(example.num_samples):
+        raise _DecidesBySamplesError(frozenset(), CaptureError(fault))
 
 
 def _refuse_unknown_lengths(example: Example, closed: Collection[str]) -> None:

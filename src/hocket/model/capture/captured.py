@@ -33,6 +33,7 @@ from hocket.model.trace.layers import (
     used_state,
     with_unused,
 )
+from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.local import local
 from hocket.model.trace.observe import Observation, TensorInfo
 from hocket.model.trace.per_sample import PerSample
@@ -89,6 +90,13 @@ class Captured:
     def any_batch(self) -> bool:
         """Whether stages run with other numbers of samples than the example's."""
         return not self.fixed_batch
+
+    @property
+    def right_for(self) -> dict[bool, OpenLengths]:
+        """What sizes its stages are right for, by mode (`True` for training)."""
+        only = self.example.num_samples if self.fixed_batch else 0
+        flows = {True: self.training, False: self.evaluation}
+        return {x: replace(flow.trace.open, only=only) for x, flow in flows.items()}
 
     @property
     def is_current(self) -> bool:

@@ -274,8 +274,7 @@ def _stage(
         sent=_values_along(captured, found.sent[index]),
         outputs=tuple(captured.values[node] for node in after),
         random_layers=(*draws.values(), *drawing),
-        fixed_samples=captured.example.num_samples if captured.fixed_batch else 0,
-        right_for={x: flow.trace.open for x, flow in _flows(captured).items()},
+        right_for=captured.right_for,
         size_at=size_at,
         lengths_at=tuple((len(inputs) + leaves.index(i), dim) for i, dim in lengths),
         rebuild=_rebuild(captured) if is_last else {},
@@ -316,12 +315,9 @@ def _rebuild(captured: Captured) -> dict[bool, Callable[[Any], Any]]:
     A detector returns losses in training and boxes in evaluation; an Inception network
     a tuple in training and a tensor in evaluation.
     """
-    specs = {mode: flow.trace.out_spec for mode, flow in _flows(captured).items()}
+    flows = {True: captured.training, False: captured.evaluation}
+    specs = {mode: flow.trace.out_spec for mode, flow in flows.items()}
     return {mode: _unflatten(x) for mode, x in specs.items() if not x.is_leaf()}
-
-
-def _flows(captured: Captured) -> dict[bool, TraceFlow]:
-    return {True: captured.training, False: captured.evaluation}
 
 
 def _unflatten(spec: TreeSpec) -> Callable[[Any], Any]:

@@ -49,7 +49,6 @@ class StageModule(nn.Module):
         outputs: all values that it sends, each once.
         random_layers: the layers of the uncut model that draw random numbers in
             training.
-        fixed_samples: the only number of samples it runs with; 0 if any will do.
         right_for: what numbers of samples that is in each mode (`True` for training).
         size_at: which argument has the number of samples, and in which dimension.
         lengths_at: the same for the other sizes that constants are made of.
@@ -77,7 +76,6 @@ class StageModule(nn.Module):
         sent: Mapping[int, tuple[SentTensor, ...]],
         outputs: tuple[SentTensor, ...],
         random_layers: tuple[int, ...],
-        fixed_samples: int,
         right_for: Mapping[bool, OpenLengths],
         size_at: tuple[int, int] | None,
         lengths_at: tuple[tuple[int, int], ...],
@@ -95,8 +93,7 @@ class StageModule(nn.Module):
         self.outputs = outputs
         self.random_layers = random_layers
         self.layer_seeds = LayerSeeds()
-        self.fixed_samples = fixed_samples
-        self._right_for = {mode: x for mode, x in right_for.items() if x.of_samples}
+        self._right_for = right_for
         self.size_at = size_at
         self.lengths_at = lengths_at
         self.fixed_buffers = fixed_buffers
@@ -185,7 +182,7 @@ class StageModule(nn.Module):
             ModelError: a number of samples that the captured model does not run with;
                 or a module misses something.
         """
-        if self.fixed_samples or self.training in self._right_for:
+        if self._right_for[self.training].has_faults:
             self._check_size(values)
         try:
             out = self._mode_runs[self.training](values)
@@ -202,6 +199,11 @@ class StageModule(nn.Module):
         """Return the code's outputs in the model's own structure in this mode."""
         rebuild = self._rebuild.get(self.training)
         return out if rebuild is None else rebuild(out)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it runs with the example's number of samples only."""
+        return self._right_for[True].only > 0
 
     def train(self, mode: bool = True) -> Self:
         """Set train or eval mode; no effect if unchanged.
@@ -235,19 +237,9 @@ class StageModule(nn.Module):
     def _check_size(self, values: tuple[Tensor, ...]) -> None:
         if self.size_at is None:
             return
-        size, fault = _num_samples(values, self.size_at), ""
-        if self.fixed_samples and size != self.fixed_samples:
-            fault = (
-                f"the model runs only with the {self.fixed_samples} it was captured "
-                "with, because its code fixes the number"
-            )
-        elif self.training in self._right_for:
-            fault = self._right_for[self.training].fault_of_samples(size)
-        if fault:
-            raise ModelError(
-                f"stage {self.index} got {size} samples, but {fault}: leave out "
-                "smaller batches (drop_last=True)"
-            )
+        size = _num_samples(values, self.size_at)
+        if fault := self._right_for[self.training].fault_of_samples(size):
+            raise ModelError(f"stage {self.index} got {size} samples, but {fault}")
 
 
 def _num_samples(values: Sequence[Any], size_at: tuple[int, int]) -> int:

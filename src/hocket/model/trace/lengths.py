@@ -35,15 +35,17 @@ class OpenLengths:
         symbols: by place; those of lengths.
         conditions: what must hold of lengths, and may speak of samples besides.
         of_samples: what must hold of the number of samples alone.
-        is_right_for_one: whether it is right for one sample whatever `of_samples` says.
+        only: the only number of samples that it is right for; 0 if others are, too.
         smallest: the smallest size of each symbol.
+        known: numbers of samples that it is right for.
         is_any: whether it is right for all lengths: it calls modules alone.
     """
 
     symbols: Mapping[Place, Any] = field(default_factory=dict)
     conditions: tuple[Condition, ...] = ()
     of_samples: tuple[Condition, ...] = ()
-    is_right_for_one: bool = False
+    only: int = 0
+    known: set[int] = field(default_factory=set)
     smallest: Mapping[Any, int] = field(default_factory=dict)
     is_any: bool = False
 
@@ -75,15 +77,27 @@ class OpenLengths:
             smallest=smallest,
         )
 
+    @property
+    def has_faults(self) -> bool:
+        """Whether there are numbers of samples that it is not right for."""
+        return self.only > 0 or len(self.of_samples) > 0
+
     def fault_of_samples(self, num_samples: int) -> str:
         """Return why it is not right for a number of samples; nothing if it is."""
-        if num_samples == 1 and self.is_right_for_one:
+        way_out = "leave out smaller batches (drop_last=True)"
+        if self.only and num_samples != self.only:
+            only = f"only with the {self.only} it was captured with"
+            return (
+                f"the model runs {only}, because its code fixes the number: {way_out}"
+            )
+        if num_samples in self.known:
             return ""
         for condition, was in self.of_samples:
             exact = condition.xreplace({_SAMPLES: sympy.Integer(num_samples)})
             if _answer(exact) is not was:
                 shown = condition if was else sympy.Not(condition)
-                return f"the model's code decides by the number of samples ({shown})"
+                return f"the model's code decides by the number ({shown}): {way_out}"
+        self.known.add(num_samples)
         return ""
 
     def fault(

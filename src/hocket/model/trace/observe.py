@@ -120,6 +120,7 @@ def computes_as(model: nn.Module, trace: Trace, example: Example) -> bool:
 
     Both run on fake tensors, in the mode that the model is in. Values are equal if
     equal calls made their memory, and they lie alike in it: a view of all is no change.
+    The caller restores what the model's forward sets.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     example = example.mapped(fake.from_tensor)

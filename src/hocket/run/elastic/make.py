@@ -320,7 +320,7 @@ def sample_dimension(value: SentTensor, *, is_fixed: bool) -> int | None:
 
 def _by_sample(values: Sequence[Tensor], piece: StageModule) -> list[Tensor]:
     """Return a piece's outputs that have a dimension of samples, moved to the front."""
-    is_fixed = piece.fixed_samples > 0
+    is_fixed = piece.is_fixed
     found = []
     for x, value in zip(values, piece.outputs, strict=True):
         place = sample_dimension(value, is_fixed=is_fixed)

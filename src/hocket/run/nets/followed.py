@@ -19,26 +19,24 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from itertools import chain
-from typing import Any, Final
-from weakref import ref
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import HocketError, ModelError
-from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured, with_module, with_starts
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
-from hocket.model.stages.outline import aliased, copied, on_meta, on_tensors
+from hocket.model.stages.outline import on_tensors
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
 from hocket.model.trace.example import Example, Lengths
-from hocket.model.trace.state import State, home_of
 from hocket.run.nets.lengths import KnownLengths
+from hocket.run.nets.live_model import LiveModel
 from hocket.run.stage.compiled.function import is_compiled
 from hocket.run.stage.runner import StageRunner
 
@@ -58,6 +56,7 @@ class FollowedNet:
 
     Attributes:
         digest: a digest of all changes so far; equal on all workers.
+        stages: the numbers of its stages in the program.
     """
 
     def __init__(
@@ -72,15 +71,11 @@ class FollowedNet:
         self.digest = 0
         self._trains = trains
         self._noted: Noted = {}  # and not followed yet
-        self._model = ref(captured.model)
-        modules = captured.model.named_modules()
-        self._evaluated = [path for path, x in modules if path and not x.training]
-        # If not, as teachers are, its training was captured with all parts in training.
-        self._was_training = captured.model.training
+        self._live = LiveModel(captured.model)
         self._guards = Guards(captured.model)
         self._boundaries = boundaries
         self._flows = flows
-        self._stages = numbers
+        self.stages = numbers
         self._numbers: set[str] = set()  # attributes that stages read as tensors
         self._lengths = KnownLengths()
         self._captured = on_tensors(captured, {}, live=nn.Module())
@@ -92,7 +87,7 @@ class FollowedNet:
         """
         self._guards.changes()
         self._boundaries, self._flows = boundaries, flows
-        self._stages = range(self._stages[0], self._stages[0] + len(boundaries) + 1)
+        self.stages = range(self.stages[0], self.stages[0] + len(boundaries) + 1)
 
     def forget(self, runners: Mapping[int, StageRunner]) -> None:
         """Note what forwards have changed, as modules that run as they are may do.
@@ -108,7 +103,7 @@ class FollowedNet:
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Put the user's own model into evaluation mode, for losses that read it."""
-        return self._lengths.evaluating(self._model())
+        return self._live.evaluating()
 
     def runs_with(self, lengths: Lengths) -> bool:
         """Whether the stages are right for a batch of these lengths."""
@@ -130,15 +125,28 @@ class FollowedNet:
         Raises:
             ModelError: the model cannot take them; says why. Nothing has changed.
         """
-        found = self._lengths.follow(
-            self._captured,
-            lengths,
-            step,
-            partial(self._capture, self._numbers),
-            partial(self._captured_with, self._numbers),
-        )
+        with self._live.training():
+            found = self._lengths.follow(
+                self._captured,
+                lengths,
+                step,
+                partial(self._capture, self._numbers),
+                partial(self._captured_with, self._numbers),
+            )
         self._captured = found or self._captured
         return found is not None
+
+    def check_samples(self, sizes: Collection[int], step: int) -> None:
+        """Refuse numbers of samples that the stages are not right for in training.
+
+        Raises:
+            ModelError: a microbatch has such a number. Nothing has changed.
+        """
+        right_for = self._captured.right_for[self._trains]
+        for size in sizes if right_for.has_faults else ():
+            if fault := right_for.fault_of_samples(size):
+                where = f"at step {step} a microbatch has num_samples={size}"
+                raise ModelError(f"{where}, but {fault}")
 
     def note(self, cannot: str, step: int, runners: Mapping[int, StageRunner]) -> None:
         """Note what the loop has changed since this was last called.
@@ -224,7 +232,7 @@ class FollowedNet:
             self._replace(change, step, runners)
         if change.kind in ("parameter", "buffer") or self._set_number(change, runners):
             return True
-        captured, model = self._captured, self._model()
+        captured, model = self._captured, self._live.model
         owners = self._readers(change)
         if owners and owners <= captured.as_is.keys():
             return True
@@ -262,7 +270,7 @@ class FollowedNet:
         Raises:
             ModelError: layers freeze by a policy; or nothing would be trained.
         """
-        model = self._model()
+        model = self._live.model
         if may_freeze:
             raise _refused(change, step, "layers freeze by the policy of `freeze=`")
         if model is not None and not any(x.requires_grad for x in model.parameters()):
@@ -274,7 +282,7 @@ class FollowedNet:
         Raises:
             ModelError: the change puts such a module into training mode.
         """
-        model = self._model()
+        model = self._live.model
         if model is None or not change.is_mode or change.now == "False":
             return
         part = dict(model.named_modules()).get(change.name.rpartition(".")[0])
@@ -291,7 +299,7 @@ class FollowedNet:
         """Give the stages a number that they read as a tensor; whether it is one."""
         if change.name not in self._numbers:
             return False
-        value = _number(self._model(), change.name)
+        value = self._live.number(change.name)
         if value is None:
             return False
         for runner in self._own(runners).values():
@@ -306,16 +314,14 @@ class FollowedNet:
         Numbers that have changed become tensors, where that captures the same calls:
         the next change of one costs no capture.
         """
-        model = self._model()
-        assert model is not None
         as_is = self._captured.as_is
         names = {
             x.name
             for x in changes
-            if _number(model, x.name) is not None
+            if self._live.number(x.name) is not None
             and x.name.rpartition(".")[0] not in as_is
         }
-        self._numbers = {x for x in self._numbers if _number(model, x) is not None}
+        self._numbers = {x for x in self._numbers if self._live.number(x) is not None}
         for numbers in dict.fromkeys((frozenset(self._numbers | names), frozenset())):
             try:
                 found = self._captured_with(numbers)
@@ -345,30 +351,8 @@ class FollowedNet:
         return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
 
     def _capture(self, numbers: Collection[str], example: Example) -> Captured:
-        model = self._model()
-        if model is None:
-            raise ModelError("it is gone: keep the model in a variable")
-        tensors = State.of(model).tensors.values()
-        # Operators choose other kernels on `meta`, whose outputs have other strides.
-        home = None if any(x.is_meta for x in tensors) else home_of(model)
-        placed = on_meta
-        if home is not None:
-            placed = aliased
-            example = example.mapped(lambda x: torch.zeros_like(x, device=home))
-        copy = copied(model, {id(x): placed(x) for x in tensors})
-        for name in numbers:
-            path, _, attribute = name.rpartition(".")
-            part = copy.get_submodule(path)
-            value = torch.tensor(getattr(part, attribute), dtype=torch.float64)
-            delattr(part, attribute)
-            value = value.to("meta" if home is None else home)
-            part.register_buffer(attribute, value, persistent=False)
-        for name, parameter in copy.named_parameters():
-            parameter.requires_grad_(name in self._captured.trained)  # so are messages
-        if not copy.training and self._was_training:
-            _evaluate_root(copy, self._evaluated)
-        args, kwargs = example.call(marked=True)
-        return capture(copy, args, kwargs, lengths=self._lengths.open)
+        trained, lengths = self._captured.trained, self._lengths.open
+        return self._live.captured(numbers, example, trained, lengths)
 
     def _replace(
         self, change: ModelChange, step: int, runners: Mapping[int, StageRunner]
@@ -383,7 +367,7 @@ class FollowedNet:
                 )
                 raise _refused(change, step, why)
             return
-        model, below = self._model(), self._captured.state.below(change.name)
+        model, below = self._live.model, self._captured.state.below(change.name)
         modules = {} if model is None else dict(model.named_modules())
         has_weights = any(
             True for x in (modules.get(change.name),) if x for _ in x.parameters()
@@ -419,7 +403,7 @@ class FollowedNet:
 
     def _own(self, runners: Mapping[int, StageRunner]) -> dict[int, StageRunner]:
         """Return the net's stages among this worker's, by their number in the net."""
-        return {i: runners[x] for i, x in enumerate(self._stages) if x in runners}
+        return {i: runners[x] for i, x in enumerate(self.stages) if x in runners}
 
     def cut_again(
         self, runners: Mapping[int, StageRunner], *, is_known: bool = False
@@ -435,7 +419,7 @@ class FollowedNet:
         tensors: dict[str, Tensor] = {}
         for runner in own.values():
             for name in self._numbers:
-                value = _number(self._model(), name)
+                value = self._live.number(name)
                 tensors[name] = torch.tensor(
                     value, dtype=torch.float64, device=runner.device
                 )
@@ -447,32 +431,11 @@ class FollowedNet:
             tensors |= {
                 first_name[name]: x for name, x in every if name not in self._numbers
             }
-        captured = on_tensors(self._captured, tensors, live=self._model())
+        captured = on_tensors(self._captured, tensors, live=self._live.model)
         captured = replace(captured, trained=frozenset(captured.state.trained))
         stages = cut(captured, self._boundaries, self._flows, own.keys())
         for stage in stages:
             own[stage.index].adopt(stage, is_checked=is_known)
-
-
-def _evaluate_root(model: nn.Module, evaluated: Sequence[str]) -> None:
-    """Let the root's own code see evaluation mode in a capture of its training.
-
-    Its parts are captured in training mode, but for those that were evaluated, as at
-    first: where their modes have changed, they run as they are.
-    """
-    forward = model.forward
-
-    @wraps(forward)
-    def evaluating(*args: Any, **kwargs: Any) -> Any:
-        mode, model.training = model.training, False
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            model.training = mode
-
-    model.train().forward = evaluating
-    for path in evaluated:
-        model.get_submodule(path).training = False
 
 
 def _innermost(path: str, called: Collection[str]) -> str:
@@ -480,14 +443,6 @@ def _innermost(path: str, called: Collection[str]) -> str:
     while path and path not in called:
         path = path.rpartition(".")[0]
     return path
-
-
-def _number(model: nn.Module | None, name: str) -> float | None:
-    """Return a module's attribute by its full name, if it is a float."""
-    path, _, attribute = name.rpartition(".")
-    part = None if model is None else dict(model.named_modules()).get(path)
-    value = vars(part).get(attribute) if part is not None else None
-    return value if isinstance(value, float) else None
 
 
 def _refused(change: ModelChange, step: int, why: str) -> ModelError:

@@ -7,16 +7,12 @@ a batch of 6: runs at once
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Final
-
-from torch import nn
 
 from hocket.errors import HocketError, ModelError
 from hocket.model.capture.captured import Captured
 from hocket.model.trace.example import Example, Lengths, Place
-from hocket.model.trace.observe import in_mode
 
 log = logging.getLogger(__name__)
 
@@ -34,29 +30,6 @@ class KnownLengths:
         self.open: dict[Place, int] = {}
         self._known: set[Lengths] = set()
         self._num_captures = 0
-        self._modes: list[tuple[nn.Module, bool]] = []  # while it evaluates
-
-    @contextmanager
-    def evaluating(self, model: nn.Module | None) -> Iterator[None]:
-        """Put a model into evaluation mode while the block runs."""
-        modules = [] if model is None else model.modules()
-        self._modes = [(module, module.training) for module in modules]
-        try:
-            with nullcontext() if model is None else in_mode(model, training=False):
-                yield
-        finally:
-            self._modes.clear()
-
-    @contextmanager
-    def _training(self) -> Iterator[None]:
-        """Give it the modes that its user has set, also within `evaluating`."""
-        for module, mode in self._modes:
-            module.training = mode
-        try:
-            yield
-        finally:
-            for module, _ in self._modes:
-                module.training = False
 
     def forget(self) -> None:
         """Note that the model was captured again."""
@@ -97,14 +70,13 @@ class KnownLengths:
         """
         before = dict(self.open)
         try:
-            with self._training():
-                if captured.training.trace.open.is_any:
-                    try_with(captured.example.at(lengths))
-                    self._known.add(lengths)
-                    return None
-                self._open_for(captured, lengths)
-                log.info("capturing the model for lengths of %s, and others", lengths)
-                found = capture_again()
+            if captured.training.trace.open.is_any:
+                try_with(captured.example.at(lengths))
+                self._known.add(lengths)
+                return None
+            self._open_for(captured, lengths)
+            log.info("capturing the model for lengths of %s, and others", lengths)
+            found = capture_again()
             if fault := _fault(found, lengths):
                 raise ModelError(fault)
         except (HocketError, TypeError, RuntimeError) as error:

@@ -79,7 +79,7 @@ class FrozenPart:
             module.outputs,
             microbatch.num_samples,
             self.kept_as,
-            is_fixed=module.fixed_samples > 0,
+            is_fixed=module.is_fixed,
         )
         if not self.rows:
             _refuse_dependent(begun, microbatch, outputs, rows)
