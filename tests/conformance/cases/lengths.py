@@ -234,7 +234,10 @@ def many_samples() -> Script:
 
 @case(
     "a BatchNorm of vectors that gets one sample",
-    {"seq-1 seq-2": unsuited("torch raises an error"), **_by_samples("Ne(num_sa")},
+    {
+        "seq-1 seq-2": unsuited("torch raises an error"),
+        **_by_samples("by the number (num_samples != 1)"),
+    },
 )
 def one_value() -> Script:
     """torch refuses that, and so does the plain loop."""

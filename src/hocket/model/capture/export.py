@@ -124,8 +124,8 @@ def export(
     Args:
         model: the module, in training or evaluation mode.
         example: what it is called with.
-        num_samples: of the batch to export with, whose number is left open; 0 fixes
-            the example's.
+        num_samples: how many to export with, where any number is to do; 0 fixes the
+            example's.
         as_is: the modules whose calls become one operator each.
 
     Raises:

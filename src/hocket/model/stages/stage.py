@@ -239,7 +239,10 @@ class StageModule(nn.Module):
             return
         size = _num_samples(values, self.size_at)
         if fault := self._right_for[self.training].fault_of_samples(size):
-            raise ModelError(f"stage {self.index} got {size} samples, but {fault}")
+            raise ModelError(
+                f"stage {self.index} got num_samples={size}, which the model cannot "
+                f"take: {fault}"
+            )
 
 
 def _num_samples(values: Sequence[Any], size_at: tuple[int, int]) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import sympy  # type: ignore[import-untyped]
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from hocket.model.trace.example import Place
@@ -87,16 +88,14 @@ class OpenLengths:
         way_out = "leave out smaller batches (drop_last=True)"
         if self.only and num_samples != self.only:
             only = f"only with the {self.only} it was captured with"
-            return (
-                f"the model runs {only}, because its code fixes the number: {way_out}"
-            )
+            return f"it runs {only}, because its code fixes the number: {way_out}"
         if num_samples in self.known:
             return ""
         for condition, was in self.of_samples:
             exact = condition.xreplace({_SAMPLES: sympy.Integer(num_samples)})
             if _answer(exact) is not was:
-                shown = condition if was else sympy.Not(condition)
-                return f"the model's code decides by the number ({shown}): {way_out}"
+                text = _text(condition, was)
+                return f"its code decides by the number ({text}): {way_out}"
         self.known.add(num_samples)
         return ""
 
@@ -122,21 +121,21 @@ class OpenLengths:
             exact[symbol] = sympy.Integer(size)
         for condition, was in self.conditions:
             if _answer(condition.xreplace(exact)) is not was:
-                shown = condition if was else sympy.Not(condition)
-                return f"its code decides by lengths: {self._text(shown, names)}"
+                text = _text(condition, was)
+                for place, symbol in self.symbols.items():
+                    text = text.replace(str(symbol), _shown(place, names))
+                return f"its code decides by lengths: {text}"
         return ""
-
-    def _text(self, condition: Any, names: Sequence[str]) -> str:
-        text = str(condition)
-        for place, symbol in self.symbols.items():
-            text = text.replace(str(symbol), _shown(place, names))
-        return text
 
 
 def _answer(condition: Any, ranges: dict[Any, Any] = _ANY) -> bool | None:
     """Return whether a condition holds for all sizes; None if for some only."""
     found = bound_sympy(condition, ranges)
     return bool(found.lower) if found.is_singleton() else None
+
+
+def _text(condition: Any, was: bool) -> str:
+    return str(PythonPrinter().doprint(condition if was else sympy.Not(condition)))
 
 
 def _shown(place: Place, names: Sequence[str]) -> str:

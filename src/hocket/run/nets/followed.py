@@ -145,8 +145,8 @@ class FollowedNet:
         right_for = self._captured.right_for[self._trains]
         for size in sizes if right_for.has_faults else ():
             if fault := right_for.fault_of_samples(size):
-                where = f"at step {step} a microbatch has num_samples={size}"
-                raise ModelError(f"{where}, but {fault}")
+                where = f"at step {step} the model cannot take a microbatch of {size}"
+                raise ModelError(f"{where}: {fault}")
 
     def note(self, cannot: str, step: int, runners: Mapping[int, StageRunner]) -> None:
         """Note what the loop has changed since this was last called.
