@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.errors import ConfigError, DataError
-from hocket.teacher.losses.checks import widened
+from hocket.teacher.losses.distillation import widened
 
 _ROWS_AT_ONCE = 1024  # that are compared with all others
 

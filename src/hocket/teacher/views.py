@@ -211,11 +211,6 @@ class TwoViewLoader(SampleLoader):
         DataError: there are no samples, or not one full batch.
     """
 
-    def __init__(
-        self, samples: TwoViewSamples, batch_size: int, **options: Any
-    ) -> None:
-        super().__init__(samples, batch_size, **options)
-
     def parts(self, reads: ReadSpec | None) -> Iterator[Any]:
         """Yield batches from the position to the end of the pass, advancing it."""
         draws = (

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hocket.errors import ConfigError, ModelError
-from hocket.teacher.losses.checks import (
+from hocket.teacher.losses.distillation import (
     require_positive,
     require_tensor,
     teacher_of,
