@@ -47,7 +47,7 @@ def __getattr__(name: str) -> object:
 
 def _drawing(drawn: object) -> str:
     """Return the HTML that notebooks show; `draw` loads when they ask for it."""
-    html: str = import_module("hocket.draw.notebook").html_of(drawn)
+    html: str = import_module("hocket.draw.html.page").html_of(drawn)
     return html
 
 

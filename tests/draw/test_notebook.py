@@ -10,7 +10,7 @@ import pytest
 import hocket
 from hocket.core.schedule import Schedule
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.notebook import html_card
+from hocket.draw.html.page import html_card
 from tests.draw.test_svg import NAMESPACE, ops_of
 from tests.draw.timelines import REAL, measured, simulated
 

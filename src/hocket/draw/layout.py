@@ -226,12 +226,9 @@ def lane_shapes(
             fill = AreaFill(span.op.kind, tones[span.op.stage])
             number = span.op.stage if names_stages else span.op.microbatch
             text = "" if number is None else str(number)
-            begin_s, end_s = (
-                span.start_s - timeline.begin_s,
-                span.end_s - timeline.begin_s,
-            )
-            place = axis.x(begin_s), axis.x(end_s)
-            yield from _op(span, text, fill, place, y, height)
+            ends_s = span.start_s - timeline.begin_s, span.end_s - timeline.begin_s
+            left, right = map(axis.x, ends_s)
+            yield from _op(span, text, fill, (left, right), y, height)
 
 
 def _names_stages(program: Program) -> bool:

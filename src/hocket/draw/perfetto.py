@@ -25,12 +25,8 @@ _Event = dict[str, Any]
 
 def to_perfetto(timeline: Timeline) -> str:
     """Write a timeline as trace JSON; times count from the timeline's begin."""
-    events = [
-        *_names(timeline),
-        *_slices(timeline),
-        *_arrows(timeline),
-        *_counters(timeline),
-    ]
+    kinds = _names, _slices, _arrows, _counters
+    events = [event for events_of in kinds for event in events_of(timeline)]
     document = {
         "displayTimeUnit": "ms",
         "otherData": {"origin": timeline.origin.value},

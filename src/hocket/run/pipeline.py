@@ -92,7 +92,7 @@ class Pipeline(StagedRun):
         return f"<hocket.Pipeline {name} {layout}, step {self._step}>"
 
     def _repr_html_(self) -> str:
-        from hocket.draw.notebook import html_card
+        from hocket.draw.html.page import html_card
 
         return html_card(self.predicted, title="predicted", text=str(self))
 

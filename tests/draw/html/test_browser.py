@@ -11,7 +11,7 @@ import pytest
 
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Chart, Facts, Line, Table, to_html
-from hocket.draw.notebook import html_card
+from hocket.draw.html.page import html_card
 from tests.draw.chromium import Page, find, running
 from tests.draw.timelines import REAL, measured, simulated
 

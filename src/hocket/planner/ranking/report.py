@@ -10,8 +10,7 @@ from typing import Any, Final
 from hocket.core.formats.costs_json import to_json
 from hocket.draw import html
 from hocket.draw.html import Facts, Figure, Table
-from hocket.draw.html.page import template
-from hocket.draw.notebook import html_card
+from hocket.draw.html.page import html_card, template
 from hocket.draw.quantity import byte_size, byte_unit, percent, short, ticks
 from hocket.errors import PlanError
 from hocket.planner.candidate import Outcome

@@ -51,7 +51,7 @@ class Plan:
         return f"<hocket.Plan {name} with {self.predicted!r}>"
 
     def _repr_html_(self) -> str:
-        from hocket.draw.notebook import html_card
+        from hocket.draw.html.page import html_card
 
         return html_card(self.predicted, title="predicted", text=str(self))
 
