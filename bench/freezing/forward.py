@@ -24,9 +24,9 @@ from bench.freezing.training import ready, use_one_thread
 from bench.measure import alternate, environment, spread, write_result
 from hocket.cli.shared.output import aligned
 from hocket.freeze.cache.next_use import NextUse
-from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import Key
 from hocket.freeze.cache.store import Store
+from hocket.freeze.settings import Cache
 from hocket.model.trace.value import SentTensor
 from hocket.run.cluster.world import World, join_world
 from hocket.run.elastic.cache.output_rows import OutputRows

@@ -44,7 +44,7 @@ from hocket.errors import SchemaError as SchemaError
 from hocket.errors import ShapeError as ShapeError
 from hocket.errors import WaitError as WaitError
 from hocket.errors import WorkerError as WorkerError
-from hocket.freeze.cache.settings import Cache as Cache
+from hocket.freeze.settings import Cache as Cache
 from hocket.model.trace.per_sample import PerSample as PerSample
 from hocket.model.trace.per_sample import Shared as Shared
 from hocket.model.weights.fresh import FreshWeights as FreshWeights

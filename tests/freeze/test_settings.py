@@ -18,7 +18,7 @@ from hocket.freeze import (
     Percentile,
     Plasticity,
 )
-from hocket.freeze.cache.settings import Cache
+from hocket.freeze.settings import Cache
 
 
 @pytest.mark.parametrize(

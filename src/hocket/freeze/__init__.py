@@ -2,9 +2,8 @@
 
 Imports `errors` and `planner`, and no torch. Begin with `policy.py`: what a policy is,
 how it is asked, and those that measure nothing; `measuring.py` has those that measure.
-`shapes.py` chooses stages and replicas,
-`forecast.py` predicts how long the rest of a run takes, and `settings.py` checks what
-the user says.
+`shapes.py` chooses stages and replicas, `forecast.py` predicts how long the rest of a
+run takes, and `settings.py` has the cache's settings, and checks what the user says.
 """
 
 from __future__ import annotations

@@ -48,13 +48,8 @@ class ArgminGradient(Interval):
     patience: int = 2
 
     def __post_init__(self) -> None:
-        refuse(
-            [
-                *self.interval_faults(),
-                *share_fault("alpha", self.alpha),
-                *patience_fault(self.patience),
-            ]
-        )
+        faults = [*self.interval_faults(), *share_fault("alpha", self.alpha)]
+        refuse([*faults, *patience_fault(self.patience)])
 
     def begin(self) -> Proposals:
         """Return no proposals."""

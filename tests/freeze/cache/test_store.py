@@ -10,9 +10,9 @@ import pytest
 from hocket.errors import ConfigError
 from hocket.freeze.cache import payoff
 from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
-from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import Content, Key
 from hocket.freeze.cache.store import Store
+from hocket.freeze.settings import Cache
 from tests.freeze.cache.test_disk import (
     NEW,
     NUM_SAMPLES,

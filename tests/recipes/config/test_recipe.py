@@ -13,7 +13,7 @@ from typing import Final, get_args
 from pydantic import BaseModel
 
 import hocket
-from hocket.freeze.cache.settings import Cache
+from hocket.freeze.settings import Cache
 from hocket.recipes.config.recipe import Recipe
 from hocket.recipes.models.make import Blocks
 from hocket.recipes.training.train import POLICIES

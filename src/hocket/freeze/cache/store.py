@@ -20,8 +20,8 @@ from typing import Final
 from hocket.background import BackgroundCalls
 from hocket.freeze.cache.disk import Disk
 from hocket.freeze.cache.next_use import Furthest, NextUse
-from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import Content, Key
+from hocket.freeze.settings import Cache
 
 _MOST_WAITING_BYTES: Final = 64 << 20  # on their way to the disk
 

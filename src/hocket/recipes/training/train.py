@@ -22,7 +22,7 @@ from rich.console import Console
 from hocket.core.layout import WorkerLayout
 from hocket.errors import ConfigError
 from hocket.freeze import Alpha, ArgminGradient, Listed, Percentile, Plasticity
-from hocket.freeze.cache.settings import Cache
+from hocket.freeze.settings import Cache
 from hocket.model.profile.profile import path_of
 from hocket.options import ScheduleOptions, UpdateOptions
 from hocket.planner.rank import PlanConfig, Progress, Search
@@ -249,11 +249,7 @@ def _save_to_go_on(loop: Loop, console: Console) -> None:
 
 
 def make_pipeline(
-    task: Task,
-    run_dir: Path,
-    *,
-    profile_dir: Path | None,
-    world: World | None = None,
+    task: Task, run_dir: Path, *, profile_dir: Path | None, world: World | None = None
 ) -> Pipeline:
     """The recipe's pipeline, over the workers that there are.
 

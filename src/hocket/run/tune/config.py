@@ -17,9 +17,8 @@ from typing import Any, Final, get_args
 from torch import nn
 
 from hocket.errors import ConfigError
-from hocket.freeze.cache.settings import Cache
 from hocket.freeze.policy import Policy
-from hocket.freeze.settings import text_of, type_faults
+from hocket.freeze.settings import Cache, text_of, type_faults
 from hocket.freeze.shapes import Balance
 from hocket.model.trace.state import (
     State,

@@ -25,8 +25,8 @@ from torch import Tensor
 from hocket.errors import ModelError
 from hocket.freeze.cache.disk import claim_folder, slot_size
 from hocket.freeze.cache.payoff import CacheCosts, CacheMode, Payoff
-from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import file_bytes
+from hocket.freeze.settings import Cache
 from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
 from hocket.run.data.batch import Microbatch

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from hocket.freeze.cache.disk import slot_size
-from hocket.freeze.cache.settings import Cache
 from hocket.freeze.cache.shard import Content, Key, file_bytes
 from hocket.freeze.cache.store import Store
+from hocket.freeze.settings import Cache
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, cut
 from hocket.model.stages.outline import on_tensors

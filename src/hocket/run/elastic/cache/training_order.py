@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import DataError
 from hocket.freeze.cache.next_use import NextUse
-from hocket.freeze.cache.settings import Cache
+from hocket.freeze.settings import Cache
 from hocket.model.trace.per_sample import tensors_in
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sample_loader import SampleLoader
