@@ -68,9 +68,10 @@ class Placement:
             return (1,) * len(self.devices)
         p = self.schedule.program.num_devices
         many = (p, 2 * p, 4 * p, 1)
-        few = _first_of(many, self.name, p, self.stages_per_device, 1).program
+        sizes = {"num_devices": p, "stages_per_device": self.stages_per_device}
+        few = _first_of(many, self.name, num_steps=1, **sizes).program
         num_steps = _FULL_STEPS + -(-p // few.num_microbatches_of(0))
-        full = _first_of(many, self.name, p, self.stages_per_device, num_steps)
+        full = _first_of(many, self.name, num_steps=num_steps, **sizes)
         return check(full).num_versions
 
 
@@ -111,7 +112,8 @@ def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placeme
             model.
     """
     p = num_devices
-    schedule = _first_of((1, p, 2 * p, 4 * p), name, p, stages_per_device, 1)
+    sizes = {"num_devices": p, "stages_per_device": stages_per_device}
+    schedule = _first_of((1, p, 2 * p, 4 * p), name, num_steps=1, **sizes)
     program = schedule.program
     if not all(stage.trainable for stage in program.stages):
         raise ShapeError(f"{name} does not train all of its stages")
@@ -120,23 +122,11 @@ def placement_of(name: str, num_devices: int, stages_per_device: int) -> Placeme
     return Placement(schedule, name, stages_per_device)
 
 
-def _first_of(
-    choices: Sequence[int],
-    name: str,
-    num_devices: int,
-    stages_per_device: int,
-    num_steps: int,
-) -> Schedule:
+def _first_of(choices: Sequence[int], name: str, **sizes: int) -> Schedule:
     """Return a schedule with the first number of microbatches that it takes."""
     for num_microbatches in choices:
         try:
-            return make_schedule(
-                name,
-                num_devices=num_devices,
-                num_microbatches=num_microbatches,
-                stages_per_device=stages_per_device,
-                num_steps=num_steps,
-            )
+            return make_schedule(name, num_microbatches=num_microbatches, **sizes)
         except ShapeError as error:
             refused = error
     raise refused

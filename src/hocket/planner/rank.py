@@ -47,11 +47,7 @@ WORK: Final = "work"
 _BUBBLE: Final = "bubble"
 _BUSY: Final = 0.05  # of a step: who is idle for less is limited by the work alone
 _REDUCTION: Final = "reduction"
-_WORDS: Final = {
-    Cause.FILL: _BUBBLE,
-    Cause.OTHER: _BUBBLE,
-    Cause.REDUCTION: _REDUCTION,
-}
+_WORDS: Final = {Cause.FILL: _BUBBLE, Cause.OTHER: _BUBBLE, Cause.REDUCTION: _REDUCTION}
 
 STAGES_PER_DEVICE: Final = (1, 2, 3, 4, 6, 8)
 MOST_OPS: Final = 60_000  # of one candidate; longer orders are left out, and counted
@@ -393,8 +389,7 @@ def _plain(num_devices: int) -> Iterator[tuple[str, int, int]]:
     """Yield plain data parallelism with its replicas and shards; and one device."""
     yield ONE_DEVICE, 1, 1
     if num_devices > 1:
-        for name in (DDP, ZERO_1, REVERSE_FIRST_K):
-            yield name, num_devices, 1
+        yield from ((name, num_devices, 1) for name in (DDP, ZERO_1, REVERSE_FIRST_K))
         yield FSDP, 1, num_devices
         for num_shards in _divisors(num_devices)[1:-1]:
             yield HSDP, num_devices // num_shards, num_shards

@@ -96,7 +96,22 @@ def ask(
     if paths.longest_s > question.most or min(question.room_bytes or (0,)) < 0:
         return ()
     model = _Model(question, paths)
-    return model.solve(time_limit_s, num_threads, on_order, on_bound)
+    cp, ops = model.cp, model.starts[: question.num_ops]
+
+    class _OnSolution(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
+        def on_solution_callback(self) -> None:
+            on_order(tuple(self.value(start) for start in ops))
+
+    solver = cp.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+    solver.parameters.num_workers = num_threads
+    solver.parameters.random_seed = 0
+    solver.best_bound_callback = lambda bound: on_bound(bound * model.unit_bytes)
+    status = solver.solve(model.model, _OnSolution())
+    if status not in (cp.OPTIMAL, cp.FEASIBLE):
+        return ()
+    on_bound(solver.best_objective_bound * model.unit_bytes)
+    return tuple(solver.value(start) for start in ops)
 
 
 class _Model:
@@ -123,31 +138,6 @@ class _Model:
             self.model.minimize(makespan)
         for start, time in zip(self.starts, question.hint, strict=False):
             self.model.add_hint(start, time)
-
-    def solve(
-        self,
-        time_limit_s: float,
-        num_threads: int,
-        on_order: Callable[[tuple[int, ...]], object],
-        on_bound: Callable[[float], None],
-    ) -> tuple[int, ...]:
-        """Run CP-SAT."""
-        cp, ops = self.cp, self.starts[: self.question.num_ops]
-
-        class _OnSolution(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
-            def on_solution_callback(self) -> None:
-                on_order(tuple(self.value(start) for start in ops))
-
-        solver = cp.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
-        solver.parameters.num_workers = num_threads
-        solver.parameters.random_seed = 0
-        solver.best_bound_callback = lambda bound: on_bound(bound * self.unit_bytes)
-        status = solver.solve(self.model, _OnSolution())
-        if status not in (cp.OPTIMAL, cp.FEASIBLE):
-            return ()
-        on_bound(solver.best_objective_bound * self.unit_bytes)
-        return tuple(solver.value(start) for start in ops)
 
     def _take_turns(self) -> None:
         """Let each resource run one task at a time."""

@@ -153,12 +153,7 @@ class _Search:
     def run(self, time_limit_s: float, num_threads: int) -> SearchResult:
         """Try known orders first, then the solver."""
         until_s = self.begin_s + time_limit_s
-        for schedule in known_orders(
-            self.problem,
-            self.costs,
-            memory_bytes=self.memory_bytes,
-            split_backward=self.split_backward,
-        ):
+        for schedule in self._known_orders():
             self._keep_if_best(schedule)
             if self._is_proved_best() or perf_counter() >= until_s:
                 break
@@ -168,6 +163,23 @@ class _Search:
             raise self._refusal()
         elapsed_s = perf_counter() - self.begin_s
         return SearchResult(self.best, self.best_s, self.bound_s, elapsed_s)
+
+    def _known_orders(self) -> Iterator[Schedule]:
+        """Yield one microbatch after another, every published order, and delayed W."""
+        costs, memory_bytes = self.costs, self.memory_bytes
+        yield one_by_one(self.problem)
+        given = {"costs": costs, "memory_bytes": memory_bytes}
+        published = [*_published(self.problem.program, given, self.split_backward)]
+        if not self.split_backward:
+            yield from published
+            return
+        yield from map(_split, published)
+        for order in published:
+            with suppress(PlanError):  # it may not fit, however soon W come
+                delayed = delay_weight_gradients(
+                    order, costs, memory_bytes=memory_bytes
+                )
+                yield _split(delayed)
 
     def _is_proved_best(self) -> bool:
         return self.best_s <= self.bound_s * (1 + SAME)
@@ -229,11 +241,7 @@ class _Search:
             self.report(SearchProgress(elapsed_s, self.best_s, self.bound_s))
 
     def _question(
-        self,
-        limit: int | None,
-        *,
-        counts_queues: bool = False,
-        seeks_memory: bool = False,
+        self, limit: int | None, *, counts_queues: bool, seeks_memory: bool = False
     ) -> SolverQuery:
         problem, count = self.problem, self._count
         always = always_bytes(problem.program, self.costs.of(problem.program))
@@ -369,34 +377,6 @@ def starts_of(problem: Problem, schedule: Schedule, costs: Costs) -> list[float]
         for row, time_s in zip(rows, sorted(start_s[r] for r in rows), strict=True):
             start_s[row] = time_s
     return start_s
-
-
-def known_orders(
-    problem: Problem,
-    costs: Costs,
-    *,
-    memory_bytes: int | None,
-    split_backward: bool,
-) -> Iterator[Schedule]:
-    """Yield one microbatch after another, every published order, and delayed W.
-
-    Args:
-        problem: the program's ops.
-        costs: the costs, for orders that depend on them.
-        memory_bytes: the memory of each device, for orders that depend on it.
-        split_backward: whether the backwards are to be split, or whole.
-    """
-    yield one_by_one(problem)
-    given = {"costs": costs, "memory_bytes": memory_bytes}
-    published = [*_published(problem.program, given, split_backward)]
-    if not split_backward:
-        yield from published
-        return
-    yield from map(_split, published)
-    for schedule in published:
-        with suppress(PlanError):  # it may not fit, however soon W come
-            delayed = delay_weight_gradients(schedule, costs, memory_bytes=memory_bytes)
-            yield _split(delayed)
 
 
 def one_by_one(problem: Problem) -> Schedule:
