@@ -179,11 +179,8 @@ def _write_part(job: SaveJob, share: WorkerShare) -> str:
             if sources:
                 more = job.wants_more
                 files.append(write_tensors(path, section, sources, wants_more=more))
-        updates, random = share.updates, share.random
-        extra = share.extra
-        part = WorkerPart(
-            share.rank, share.replica, tuple(files), updates, random, extra
-        )
+        own = share.updates, share.random, share.extra
+        part = WorkerPart(share.rank, share.replica, tuple(files), *own)
         content = to_json(part)
         write_file(temporary / part.name, content)
     except OSError as error:

@@ -136,7 +136,10 @@ def make_restore_plan(
     num_old = num_wanted(plan, outline, run.step)
     locations = dict(newest.locations)
     locations |= _replica_places(opened, layout)
-    locations |= _delay_places(opened, names, num_old, executor)
+    moved = {name for runner in executor.runners.values() for name in moved_in(runner)}
+    own = {name: num for name, num in num_old.items() if name in moved}
+    old = old_places(opened, names, own)
+    locations |= {(Section.OLD, name): place for name, place in old.items()}
     locations |= _watched_places(opened, names, executor)
     watched = opened.locations(Section.WATCHED)
     used = {
@@ -153,9 +156,7 @@ def make_restore_plan(
 
 
 def restore_stages(
-    plan_to_restore: RestorePlan,
-    tensors: Mapping[Key, Tensor],
-    executor: Executor,
+    plan_to_restore: RestorePlan, tensors: Mapping[Key, Tensor], executor: Executor
 ) -> None:
     """Restore what an executor has, old versions of weights among it."""
     restore(plan_to_restore, tensors, LiveState.of(executor))
@@ -278,19 +279,6 @@ def _replica_places(
         if part.replica == layout.pipeline
         for name, location in opened.locations_in(file).items()
     }
-
-
-def _delay_places(
-    opened: OpenedCheckpoint,
-    names: Mapping[str, str],
-    num_old: Mapping[str, int],
-    executor: Executor,
-) -> dict[Key, TensorLocation]:
-    """Return the locations of old weights."""
-    moved = {name for runner in executor.runners.values() for name in moved_in(runner)}
-    own = {name: num for name, num in num_old.items() if name in moved}
-    old = old_places(opened, names, own)
-    return {(Section.OLD, name): place for name, place in old.items()}
 
 
 def _watched_places(

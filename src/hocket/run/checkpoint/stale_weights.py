@@ -120,10 +120,9 @@ def put_old(
     for name, parameter in moved.items():
         stored = stored_names(tensors, names[name], num)
         values = [tensors[x] for x in stored] or [parameter.detach()] * num
+        own = name.removeprefix(runner.saved_prefix or "")
         for weights, value in zip(old, values, strict=True):
-            weights[name.removeprefix(runner.saved_prefix or "")] = like(
-                parameter, value
-            )
+            weights[own] = like(parameter, value)
     runner.versions.set_old(old)
 
 
