@@ -196,10 +196,10 @@ def cut_into_regions(step: StepGraph) -> Regions:
     weights: list[list[str]] = [[] for _ in range(units.num_units)]
     for name in step.gradients:
         weights[units.owner[name]].append(name)
+    linked = _linked_units(step, units, places)
+    flows = {(min(pair), max(pair)) for pair in linked if pair[0] != pair[1]}
     program = Program(
-        (Net("model", 1),),
-        (Stage("model", 0),) * units.num_units,
-        tuple(sorted(set(_flows(step, units, places)))),
+        (Net("model", 1),), (Stage("model", 0),) * units.num_units, tuple(sorted(flows))
     )
     by_place = {place: tuple(own) for place, own in nodes.items()}
     regions = Regions(step, program, by_place, tuple(map(tuple, weights)))
@@ -312,15 +312,6 @@ def _first_needed(users: list[RegionKey], read: set[int]) -> RegionKey:
     ):
         return place
     return RegionKey(Kind.BACKWARD_INPUT, max(x.unit for x in users))
-
-
-def _flows(
-    step: StepGraph, units: Units, places: RegionOfNode
-) -> Iterator[tuple[int, int]]:
-    """Yield a flow for each pair of units of which one needs something of the other."""
-    for one, other in _linked_units(step, units, places):
-        if one != other:
-            yield min(one, other), max(one, other)
 
 
 def _linked_units(
