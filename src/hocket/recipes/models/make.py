@@ -263,12 +263,7 @@ class Projected(nn.Module):
         super().__init__()
         num_features = _remove_head(model)
         self.model = model
-        self.projector = _mlp(
-            num_features,
-            heads.head_width,
-            heads.output_width,
-            heads.num_projector_layers,
-        )
+        self.projector = _mlp(num_features, heads.num_projector_layers, heads)
 
     def forward(self, image_BCSS: Tensor) -> Tensor:
         """Project images."""
@@ -289,10 +284,7 @@ class Predicting(Projected):
 
     def __init__(self, model: nn.Module, heads: TwoViewSettings) -> None:
         super().__init__(model, heads)
-        width = heads.output_width
-        self.predictor = _mlp(
-            width, heads.head_width, width, heads.num_predictor_layers
-        )
+        self.predictor = _mlp(heads.output_width, heads.num_predictor_layers, heads)
 
     def forward(self, image_BCSS: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         """Predict the teacher's projections of the other views."""
@@ -314,13 +306,14 @@ def _remove_head(model: nn.Module) -> int:
     )
 
 
-def _mlp(num_inputs: int, width: int, num_outputs: int, num_layers: int) -> nn.Module:
+def _mlp(num_inputs: int, num_layers: int, heads: TwoViewSettings) -> nn.Module:
     """Linear layers, with batch normalization and ReLU between them."""
-    widths = [num_inputs, *[width] * (num_layers - 1), num_outputs]
+    inside = [heads.head_width] * (num_layers - 1)
+    widths = [num_inputs, *inside, heads.output_width]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after, bias=False), nn.BatchNorm1d(after)]
         layers.append(nn.ReLU())
     del layers[-2:]  # behind the last one
-    layers[-1] = nn.Linear(widths[-2], num_outputs)
+    layers[-1] = nn.Linear(widths[-2], widths[-1])
     return nn.Sequential(*layers)
