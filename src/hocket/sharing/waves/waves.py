@@ -383,18 +383,10 @@ class Waves(WorkerRun):
         while len(self._under_way) > keeps:
             step = self._under_way.popleft()
             with self._reported():
-                result = self._result(step)
+                self._player.finish(step)
+                wave = step.number % NUM_WAVES if self.sync == "wave" else 0
+                result = result_of(step, wave)
             yield result
-
-    def _result(self, step: WaveStep) -> WaveResult:
-        """Wait for a step, and return what it came to.
-
-        Raises:
-            NonFiniteError: a loss or a gradient is not finite.
-        """
-        self._player.finish(step)
-        wave = step.number % NUM_WAVES if self.sync == "wave" else 0
-        return result_of(step, wave)
 
     def _begun(self, batch: Any) -> WaveStep:
         """Cut the batch of the next step, and count it."""
