@@ -22,13 +22,7 @@ from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
-from hocket.core.costs import (
-    Costs,
-    Link,
-    StageCost,
-    with_bandwidth,
-    with_slow_device,
-)
+from hocket.core.costs import Costs, Link, StageCost, with_bandwidth, with_slow_device
 from hocket.core.formats.costs_json import from_json
 from hocket.core.formats.documents import read_text
 from hocket.core.formats.given import read_schedule
@@ -106,8 +100,7 @@ class WhatIf:
     link: Annotated[
         list[str] | None,
         option(
-            "A-B:SPEED",
-            "What if this link had another bandwidth? Such as 0-1:10Gb/s.",
+            "A-B:SPEED", "What if this link had another bandwidth? Such as 0-1:10Gb/s."
         ),
     ] = None
     jitter: Annotated[

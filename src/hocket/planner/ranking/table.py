@@ -83,9 +83,7 @@ def columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
 
 
 def fitting(
-    columns: Sequence[Column],
-    outcomes: Sequence[Outcome],
-    width: int,
+    columns: Sequence[Column], outcomes: Sequence[Outcome], width: int
 ) -> tuple[Column, ...]:
     """Return the columns that fit beside the name, in their order.
 

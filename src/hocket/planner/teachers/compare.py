@@ -139,9 +139,7 @@ def _takes(pipeline: TeacherPipeline) -> str:
 
 
 def compare(
-    job: TeacherJob,
-    cluster: Cluster,
-    schedules: tuple[str, ...] = ("1f1b", "gpipe"),
+    job: TeacherJob, cluster: Cluster, schedules: tuple[str, ...] = ("1f1b", "gpipe")
 ) -> Comparison:
     """Predict pipelines and data parallelism, and return the fastest that fit.
 

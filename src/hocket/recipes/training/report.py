@@ -38,10 +38,7 @@ _NO_METRICS: Final = {"kind", *(x.name for x in fields(EvaluationRecord))}
 
 
 def write_report(
-    run_dir: Path,
-    plan: Plan,
-    measured: Timeline | None,
-    summary: SummaryRecord,
+    run_dir: Path, plan: Plan, measured: Timeline | None, summary: SummaryRecord
 ) -> Path:
     """Write one HTML page into the run's folder, with its timeline and costs.
 

@@ -170,10 +170,7 @@ def check_updates(
     if scheduler is not None and new.scheduler is not None:
         saved = _decoded(new.scheduler, get_tensor, "the learning-rate schedule")
         check_kind(
-            "the learning-rate schedule",
-            saved,
-            scheduler.state_dict(),
-            is_strict=False,
+            "the learning-rate schedule", saved, scheduler.state_dict(), is_strict=False
         )
         trial = copy.deepcopy(scheduler, {id(optimizer): optimizer})
         try:

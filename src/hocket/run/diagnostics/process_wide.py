@@ -56,9 +56,7 @@ def signal_wakeup(descriptor: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unraisable_hook(
-    see: Callable[[BaseException | None], bool],
-) -> Iterator[None]:
+def unraisable_hook(see: Callable[[BaseException | None], bool]) -> Iterator[None]:
     """See the exceptions that Python ignores, as in a weak reference's callback.
 
     Args:

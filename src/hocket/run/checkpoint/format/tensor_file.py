@@ -20,11 +20,7 @@ from torch import Tensor
 
 from hocket.errors import CheckpointError
 from hocket.run.checkpoint.format.durable import new_file, write_all
-from hocket.run.checkpoint.format.manifest import (
-    Section,
-    TensorFile,
-    TensorRecord,
-)
+from hocket.run.checkpoint.format.manifest import Section, TensorFile, TensorRecord
 from hocket.run.checkpoint.format.opened import name_of
 
 SLICE_BYTES: Final = 4 * 2**20  # hashed, and written while the cache still has it

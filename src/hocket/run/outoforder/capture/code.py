@@ -151,9 +151,7 @@ def _constant(module: fx.GraphModule, node: fx.Node) -> Tensor:
 
 
 def _update(
-    update: UpdateGraph,
-    gradients: Sequence[fx.Node],
-    parameters: Mapping[str, fx.Node],
+    update: UpdateGraph, gradients: Sequence[fx.Node], parameters: Mapping[str, fx.Node]
 ) -> RegionCode:
     names = (
         *(parameters[name].name for name in update.names),

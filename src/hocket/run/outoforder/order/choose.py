@@ -384,10 +384,7 @@ def _candidate(
 
 
 def _searched(
-    trial: _Trial,
-    measured: MeasuredProgram,
-    tried: Sequence[_Tried],
-    most_bytes: float,
+    trial: _Trial, measured: MeasuredProgram, tried: Sequence[_Tried], most_bytes: float
 ) -> list[_Tried]:
     """Move blocks of W between the lanes, as long as the step becomes faster."""
     best, random = min(tried, key=_rank), Random(_SEED)

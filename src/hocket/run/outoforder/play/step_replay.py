@@ -221,10 +221,7 @@ class StepPlayer:
         return self.play_part(StepValues(given, {}), None, around)
 
     def play_part(
-        self,
-        new: StepValues | None,
-        old: StepValues | None,
-        around: AroundOp = call_op,
+        self, new: StepValues | None, old: StepValues | None, around: AroundOp = call_op
     ) -> dict[str, Tensor]:
         """Play a step's ops, and those carried over from the step before.
 
