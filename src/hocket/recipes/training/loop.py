@@ -308,6 +308,7 @@ class Loop(RecipeRun):
         num_kept = 0 if is_due or not self._overlaps else 1
         while len(self._unreported) > num_kept:
             result = self._unreported.popleft()
+            is_gone = result.gradient_status.value.unknown  # the gradients are not kept
             self.report_step(
                 result.step,
                 num_samples=result.num_samples,
@@ -315,7 +316,7 @@ class Loop(RecipeRun):
                 loss=result.loss,
                 losses=result.losses,
                 bubble_fraction=result.bubble_fraction,
-                grad_norm=_grad_norm(result),
+                grad_norm=nan if is_gone else result.grad_norm,
                 peak_bytes=result.peak_bytes,
                 is_skipped=result.skipped,
             )
@@ -362,11 +363,6 @@ class Loop(RecipeRun):
             return None
         by_length = sorted(self.timelines, key=lambda timeline: timeline.step_s)
         return by_length[len(by_length) // 2]
-
-
-def _grad_norm(result: StepResult) -> float:
-    """Return the norm of a step's gradients; NaN where they are not kept."""
-    return nan if result.gradient_status.value.unknown else result.grad_norm
 
 
 def predicted_beside(plan: Plan, measured: Timeline | None) -> Timeline:

@@ -103,7 +103,12 @@ def collect(
             **_named(executor, held, parameters=True),
             **_named(executor, held, parameters=False),
         },
-        Section.AVERAGED: _averages(executor, held),
+        Section.AVERAGED: {
+            name: x.detach()
+            for updater in executor.updaters.values()
+            for name, x in (updater.ema or {}).items()
+            if name in held
+        },
         Section.OPTIMIZER: kept,
         Section.OLD: old_weights(executor.runners.values(), held),
         Section.WATCHED: {name: x for name, x in watched.items() if name in held},
@@ -180,15 +185,6 @@ def _wholes(
         found = whole(tensor)
         if keeps:
             yield name, found.cpu() if is_sharded(tensor) else found
-
-
-def _averages(executor: Executor, held: frozenset[str]) -> dict[str, Tensor]:
-    return {
-        name: x.detach()
-        for updater in executor.updaters.values()
-        for name, x in (updater.ema or {}).items()
-        if name in held
-    }
 
 
 def updates_of(
