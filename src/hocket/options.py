@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -122,8 +123,12 @@ def faults_of(options: object) -> Iterator[str]:
     for kind in (UpdateOptions, ScheduleOptions):
         if isinstance(options, kind):
             for name in kind.__annotations__:
-                yield from value_faults(name, getattr(options, name))
+                value, default = getattr(options, name), getattr(kind, name)
+                if value is None and default is not None:
+                    yield f"{name} is None: leave it out, and it is {default!r}"
+                yield from value_faults(name, value)
     if isinstance(options, ScheduleOptions):
+        yield from _form_faults(options)
         yield from _delay_faults(options)
 
 
@@ -249,10 +254,21 @@ def value_faults(name: str, value: object) -> Iterator[str]:
     """
     if name in _LIMITS and value is not None:
         is_valid, sentence = _LIMITS[name]
-        if not is_valid(value):
+        kind, what = (Integral, "whole number") if name in _WHOLE else (Real, "number")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            yield f"{name} is {value!r}: it must be a {what}"
+        elif not is_valid(value):
             yield f"{name} is {value}: {sentence}"
     if name in _CHOICES and value not in _CHOICES[name]:
         yield f"{name} is {value!r}: it may be {', '.join(_CHOICES[name])}"
+
+
+def _form_faults(options: ScheduleOptions) -> Iterator[str]:
+    schedule, cut = options.schedule, options.cut
+    if not isinstance(schedule, str | Path | Schedule):
+        yield f"schedule is {schedule!r}: give a name, a hocket.Schedule, or a path"
+    if isinstance(cut, str) or not (cut is None or isinstance(cut, Sequence)):
+        yield f"cut is {cut!r}: give a list of names, such as ['encoder', 'head']"
 
 
 def _is_positive(value: float) -> bool:
@@ -286,6 +302,7 @@ _LIMITS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "memory_bytes": _AT_LEAST_1,
     "timeout_s": (_is_positive, "it must be above 0"),
 }
+_WHOLE: Final = _LIMITS.keys() - {"clip_norm", "ema_decay", "memory_bytes", "timeout_s"}
 
 
 def _delay_faults(options: ScheduleOptions) -> Iterator[str]:

@@ -62,6 +62,27 @@ def test_what_is_not_sharded_is_refused_in_one_sentence() -> None:
     assert small_config(num_shards=2).num_parts == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("num_microbatches", "8", "'8': it must be a whole number"),
+        ("num_replicas", 1.5, "1.5: it must be a whole number"),
+        ("accumulate", True, "True: it must be a whole number"),
+        ("num_shards", None, "None: leave it out, and it is 1"),
+        ("memory_bytes", "8GiB", "'8GiB': it must be a number"),
+        ("clip_norm", "1", "'1': it must be a number"),
+        ("seed", "a", "'a': it must be a whole number"),
+        ("schedule", 5, "5: give a name, a hocket.Schedule, or a path"),
+        ("cut", "head", "'head': give a list of names"),
+        ("cut", 2, "2: give a list of names"),
+    ],
+)
+def test_options_of_another_type_are_named(name: str, value: Any, said: str) -> None:
+    """Rather than compared, which would fail with an error of Python's."""
+    with pytest.raises(ConfigError, match=f"^{name} is {re.escape(said)}"):
+        small_config(**{name: value})
+
+
 def test_pipeline_takes_the_fields_of_its_config() -> None:
     """Editors and `help` show the arguments by name, with types and defaults."""
     config = signature(hocket.PipelineConfig).parameters

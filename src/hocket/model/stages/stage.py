@@ -182,8 +182,7 @@ class StageModule(nn.Module):
             ModelError: a number of samples that the captured model does not run with;
                 or a module misses something.
         """
-        if self._right_for[self.training].has_faults:
-            self._check_size(values)
+        self._check_size(values)
         try:
             out = self._mode_runs[self.training](values)
             if self._is_parallel:

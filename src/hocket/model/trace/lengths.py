@@ -78,11 +78,6 @@ class OpenLengths:
             smallest=smallest,
         )
 
-    @property
-    def has_faults(self) -> bool:
-        """Whether there are numbers of samples that it is not right for."""
-        return self.only > 0 or len(self.of_samples) > 0
-
     def fault_of_samples(self, num_samples: int) -> str:
         """Return why it is not right for a number of samples; nothing if it is."""
         way_out = "leave out smaller batches (drop_last=True)"

@@ -143,7 +143,7 @@ class FollowedNet:
             ModelError: a microbatch has such a number. Nothing has changed.
         """
         right_for = self._captured.right_for[self._trains]
-        for size in sizes if right_for.has_faults else ():
+        for size in sizes:
             if fault := right_for.fault_of_samples(size):
                 where = f"at step {step} the model cannot take a microbatch of {size}"
                 raise ModelError(f"{where}: {fault}")

@@ -148,6 +148,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         TrainingConfig.__post_init__(self)
         fault = model_fault(self.model, parallel=True)
         faults = [x for x in (fault, loss_fault(self.loss)) if x]
+        if not isinstance(self.seed, int):
+            faults.append(f"seed is {self.seed!r}: it must be a whole number")
         if not faults:
             faults += teacher_faults(self.teachers, self.model, self.loss)
         if self.teachers and self.max_delay:

@@ -77,10 +77,10 @@ class ProfileConfig:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes, in samples, of the microbatches to measure, ascending."""
-        if self.captured.fixed_batch:
-            return (self.captured.example.num_samples,)
         largest = max(1, self.batch_size // self.num_devices)
-        return tuple(sorted({max(1, largest // _SMALLER), largest}))
+        fault = self.captured.right_for[True].fault_of_samples
+        right = [x for x in {max(1, largest // _SMALLER), largest} if not fault(x)]
+        return tuple(sorted(right or [self.captured.example.num_samples]))
 
     def microbatch(self, num_samples: int) -> Microbatch:
         """Return a microbatch of any size, with repeated rows of the example."""
