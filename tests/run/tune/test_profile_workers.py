@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.core.costs import Link
 from hocket.errors import PlanError
+from hocket.model.capture.capture import capture
 from hocket.planner.rank import Search
 from hocket.run.cluster.world import World
 from hocket.run.tune.planning import plan
+from hocket.run.tune.trial_runs import ProfileConfig
+from hocket.run.weights.settings import TrainingConfig
 from tests.run.support.forked import answers_of
 from tests.run.support.joined import join, said
 from tests.run.support.short_measurements import measure_shortly
@@ -116,3 +120,16 @@ def test_a_precision_that_a_cpu_has_not_is_refused() -> None:
     (batch,) = batches("perceptron", 1, 8, 8)
     with pytest.raises(PlanError, match="measure with float32, bfloat16 or float16"):
         plan(make_model("perceptron"), batch, num_devices=2, precision="tf32")
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+def test_measures_sizes_that_the_model_is_right_for(norm: type[nn.Module]) -> None:
+    """A BatchNorm refuses a microbatch of one vector."""
+
+    example = torch.ones(8, 6)
+    net = nn.Sequential(nn.Linear(6, 4), norm(4))
+    captured = capture(net, (example,), capture="export")
+    settings = TrainingConfig(optimizer=torch.optim.SGD)
+    link = Link()
+    config = ProfileConfig(captured, None, None, settings, {}, 8, 2, (1,), link)
+    assert config.sizes == ((4,) if norm is nn.BatchNorm1d else (1, 4))
