@@ -125,7 +125,6 @@ def test_a_precision_that_a_cpu_has_not_is_refused() -> None:
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
 def test_measures_sizes_that_the_model_is_right_for(norm: type[nn.Module]) -> None:
     """A BatchNorm refuses a microbatch of one vector."""
-
     example = torch.ones(8, 6)
     net = nn.Sequential(nn.Linear(6, 4), norm(4))
     captured = capture(net, (example,), capture="export")
