@@ -172,7 +172,7 @@ def launch(
     args: Sequence[Json] = (),
     *,
     num_workers: int,
-    run_dir: Path | str = ".",
+    run_dir: Path | str | None = None,
     timeout_s: float = 60.0,
     max_restarts: int = 0,
 ) -> list[Any]:
@@ -188,7 +188,8 @@ def launch(
             at its top is pickled by cloudpickle (`pip install 'hocket[notebook]'`).
         args: the function's arguments: JSON values only.
         num_workers: processes; unless OMP_NUM_THREADS is set, they share the cores.
-        run_dir: the run's folder; after a failure, the workers' reports are in it.
+        run_dir: the run's folder; after a failure, the workers' reports are in it. A
+            folder among temporary files, which the error names, when not given.
         timeout_s: how long a worker waits for another.
         max_restarts: how often all workers are started again after a failure; not after
             one that would come again: data, a model or a plan that is not valid, a
@@ -217,10 +218,9 @@ def launch(
             sys_path=[str(Path(path).absolute()) for path in sys.path],
             argv=sys.argv,
         )
-        run_dir = Path(run_dir)
-        attempts = _Attempts(
-            new_job_dir(run_dir), num_workers, max_restarts, timeout_s, descriptors
-        )
+        folder = new_job_dir(None if run_dir is None else Path(run_dir))
+        run_dir = folder if run_dir is None else Path(run_dir)
+        attempts = _Attempts(folder, num_workers, max_restarts, timeout_s, descriptors)
         (run_dir / "failure.json").unlink(missing_ok=True)
         write_json(attempts.folder / "job.json", job)
         return _results(attempts, run_dir)

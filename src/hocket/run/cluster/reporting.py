@@ -77,17 +77,18 @@ def open_flight_recorder(
     if world.world_size == 1 and run_dir is None:
         yield FlightRecorder()
         return
-    with report_failures(world, Path("." if run_dir is None else run_dir)) as recorder:
+    with report_failures(world, None if run_dir is None else Path(run_dir)) as recorder:
         yield recorder
 
 
 @contextlib.contextmanager
-def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
+def report_failures(world: World, run_dir: Path | None) -> Iterator[FlightRecorder]:
     """Record the worker's ops, and report its end if it fails.
 
     Args:
         world: this worker's place in the job.
-        run_dir: the run's folder; reports go to `workers/` in it.
+        run_dir: the run's folder; reports go to `workers/` in it. None for a folder
+            among temporary files, which the error names.
 
     Raises:
         BaseException: the block raised it; it carries the last ops as a note.
@@ -108,7 +109,7 @@ def report_failures(world: World, run_dir: Path) -> Iterator[FlightRecorder]:
         _remove(files)
 
 
-def _opened(world: World, run_dir: Path) -> tuple[WorkerFiles, FlightRecorder]:
+def _opened(world: World, run_dir: Path | None) -> tuple[WorkerFiles, FlightRecorder]:
     """Return this worker's files, with a recorder that keeps their folder."""
     job = job_dir(run_dir, world.token)
     for is_last in (False, False, False, True):

@@ -12,6 +12,8 @@ What is where:
             first-failure           made by the first rank of this host that failed
             rank-0.faults.txt       its stacks at a crash below Python
             rank-0.result.json      what it returned
+
+A run without a folder has this user's own one among temporary files.
 """
 
 from __future__ import annotations
@@ -72,24 +74,40 @@ class WorkerFiles:
         return self.folder / f"rank-{self.rank}.result.json"
 
 
-def new_job_dir(run_dir: Path) -> Path:
+def _jobs_dir(run_dir: Path | None) -> Path:
+    """Return the folder of jobs' folders; absolute.
+
+    Raises:
+        RunError: it is this user's by name, and another user has made it.
+    """
+    if run_dir is None:
+        run_dir = Path(tempfile.gettempdir(), f"hocket-{os.getuid()}")
+        run_dir.mkdir(mode=0o700, exist_ok=True)
+        if run_dir.lstat().st_uid != os.getuid():
+            raise RunError(
+                f"{run_dir} is another user's: set TMPDIR to your own folder"
+            )
+    return run_dir.absolute() / "workers"
+
+
+def new_job_dir(run_dir: Path | None) -> Path:
     """Make the folder of a job that starts now."""
-    parent = run_dir / "workers"
+    parent = _jobs_dir(run_dir)
     parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="job-", dir=parent.absolute()))
+    return Path(tempfile.mkdtemp(prefix="job-", dir=parent))
 
 
-def job_dir(run_dir: Path, token: str) -> Path:
+def job_dir(run_dir: Path | None, token: str) -> Path:
     """Return the folder of the job that this process is a worker of; absolute.
 
     Args:
-        run_dir: the run's folder.
+        run_dir: the run's folder, if it has one.
         token: distinguishes jobs of one name: torchrun calls each "none".
     """
     if env.JOB_DIR.is_set:
         return Path(env.JOB_DIR.text())
     name = re.sub(r"[^\w.-]", "_", env.RUN_ID.text()).lstrip(".") or "job"
-    return run_dir.absolute() / "workers" / f"{name}-{token}"
+    return _jobs_dir(run_dir) / f"{name}-{token}"
 
 
 def attempt_dir(job: Path, attempt: int) -> Path:
