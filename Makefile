@@ -25,7 +25,7 @@ DOCS_SET_UP := $(VENV)/.set-up-docs
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test quick check lint format types sizes docs golden \
-	bench test-long clean
+	bench test-long release clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' \
@@ -89,6 +89,9 @@ sizes: setup ## no long file, no full folder; count the lines of code
 
 docs: $(DOCS_SET_UP) ## build docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going --quiet --builder html docs docs/_build/html
+
+release: setup ## build wheel and source archive; try them in empty environments
+	scripts/check_release.sh 2.13.0 2.14.1
 
 golden: setup ## write tests/golden anew; then read `git diff tests/golden`
 	$(BIN)/pytest -m golden --write-golden

@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import venv
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 from zipfile import ZipFile
 
 import pytest
+
+import hocket
 
 ROOT: Final = Path(__file__).parent.parent
 SOURCE: Final = ROOT / "src"
@@ -67,14 +68,30 @@ def ended(
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from the working tree with what pip would install for it."""
+    """The wheel, built from the source archive of the working tree."""
     folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist"]
+    run([*build, "--directory", str(folder)], ROOT)
+    (archive,) = folder.glob(f"hocket-{hocket.__version__}.tar.gz")
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"]
-    if find_spec("hatchling") is not None:  # `make setup` installs it
-        pip += ["--no-build-isolation", "--no-index"]
-    run([*pip, "--wheel-dir", str(folder), str(ROOT)], folder)
-    (path,) = folder.glob("*.whl")
+    pip += ["--no-build-isolation", "--no-index"]
+    run([*pip, "--wheel-dir", str(folder), str(archive)], folder)
+    (path,) = folder.glob(f"hocket-{hocket.__version__}-*.whl")
     return path
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("CITATION.cff", "\nversion: {}\n"),
+        ("CHANGELOG.md", "\n## [{}] - "),
+        ("docs/install.md", "dist/hocket-{}-py3-none-any.whl"),
+    ],
+)
+def test_pages_name_the_version_of_the_package(path: str, text: str) -> None:
+    """`src/hocket/version.py` has it; the build reads it there."""
+    expected = text.format(hocket.__version__)
+    assert expected in (ROOT / path).read_text(encoding="utf-8")
 
 
 def test_all_data_are_below_the_package() -> None:
