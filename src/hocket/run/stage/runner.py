@@ -212,24 +212,23 @@ class StageRunner:
             ModelError: the loss is no scalar, or does not depend on any weight;
                 it is no mean over samples, or the stage cannot have old weights.
         """
-        given, now = (microbatch, received, weight), (step, index)
+        given, now = ForwardInputs(microbatch, tuple(received), weight), (step, index)
         if self.kept is not None:
             return self.kept.outputs(microbatch, lambda: self._sent(given, now))
-        run = self._run if self._replayer is None else self._run_to_replay
-        if self._is_plain and self.versions is None:
-            saved, sent = run(*given, now, splits=splits)
-        else:
-            if not self._is_checked:
-                self._check_stale_weights(received, microbatch)
-            with self._around_forward(step, index):
-                saved, sent = run(*given, now, splits=splits)
+        if not self._is_checked:
+            self._check_stale_weights(received, microbatch)
+        with self._around_forward(step, index):
+            saved: SavedForward | Replay
+            if self._replayer is None:
+                saved, sent = self._run(*given, now, splits=splits)
+            else:  # the second run splits
+                saved = self._replayer.keep(given)
+                _, sent = self._run(*given, now)
         if self._has_backward:
             self.live[now] = saved
         return sent
 
-    def _sent(
-        self, given: tuple[Microbatch, Sequence[Tensor], float], now: tuple[int, int]
-    ) -> tuple[Tensor, ...]:
+    def _sent(self, given: ForwardInputs, now: tuple[int, int]) -> tuple[Tensor, ...]:
         """Run a forward that keeps nothing; return its outputs."""
         with self._around_forward(*now):
             return self._run(*given, now)[1]
@@ -362,21 +361,6 @@ class StageRunner:
             self._splitter = self._make_splitter(self.module)
             self._split_module = self._computes(self._splitter.module)
         return self._splitter
-
-    def _run_to_replay(
-        self,
-        microbatch: Microbatch,
-        received: Sequence[Tensor],
-        weight: float,
-        now: tuple[int, int],
-        *,
-        splits: bool,  # the second run does
-    ) -> tuple[Replay, tuple[Tensor, ...]]:
-        """Run the forward; return what it runs from once more, and its outputs."""
-        assert self._replayer is not None
-        inputs = ForwardInputs(microbatch, tuple(received), weight)
-        replay = self._replayer.keep(inputs)
-        return replay, self._run(*inputs, now)[1]
 
     def _run(
         self,
