@@ -248,9 +248,7 @@ class StageRunner:
         """
         if not self._has_backward:
             return ()
-        live = self.live.pop((step, index))
-        if isinstance(live, Replay):
-            live = self._run_again(live, step, index, splits=False)
+        live = self._saved(step, index, splits=False)
         if live.starts:
             run_backward(live.starts, live.given(grads))
         return live.found(map(_grad_of, live.leaves))
@@ -271,9 +269,7 @@ class StageRunner:
         """
         if not self._has_backward:
             return (), _NOTHING_LEFT
-        live = self.live.pop((step, index))
-        if isinstance(live, Replay):
-            live = self._run_again(live, step, index, splits=True)
+        live = self._saved(step, index, splits=True)
         splitter = self._made_splitter()
         found, left = splitter.input_gradients(
             live.starts, live.given(grads), live.leaves
@@ -325,14 +321,14 @@ class StageRunner:
             inputs[i] = inputs[i].detach().requires_grad_()
         return inputs
 
-    def _run_again(
-        self, replay: Replay, step: int, index: int, *, splits: bool
-    ) -> SavedForward:
-        """Run a forward once more; return what it saves."""
+    def _saved(self, step: int, index: int, *, splits: bool) -> SavedForward:
+        """Take what a forward has saved; run it once more if that is its inputs."""
+        live = self.live.pop((step, index))
+        if isinstance(live, SavedForward):
+            return live
         assert self._replayer is not None
-        replayed = self._replayer.restored(replay)
-        with replayed, self._around_forward(step, index):
-            return self._run(*replay.inputs, splits=splits)[0]
+        with self._replayer.restored(live), self._around_forward(step, index):
+            return self._run(*live.inputs, splits=splits)[0]
 
     def _around_forward(self, step: int, index: int) -> AbstractContextManager[object]:
         """Put the step's weights in place, and seed the layers that draw."""
