@@ -12,7 +12,7 @@ replicas, repeats no sample and skips none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any, Final, TypeVar
 
 import torch
@@ -55,6 +55,7 @@ class BatchRows:
     rows: Tensor
 
 
+@dataclass(eq=False)
 class ResumableSampler:
     """Batches of rows for a DataLoader (`batch_sampler=`), resumable at any batch.
 
@@ -79,24 +80,29 @@ class ResumableSampler:
         DataError: there are no samples, no full batch, or a number is out of range.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        num_batches: int | None = None,
-    ) -> None:
-        self.num_samples = num_samples
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.num_batches = num_batches
-        self._check()
+    num_samples: int
+    batch_size: int
+    _: KW_ONLY
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+    num_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        """Begin at the first batch."""
         self._current = SamplerPosition()
+        if self.num_samples < 1:
+            raise DataError("the data set is empty: there is no sample to draw")
+        if self.batch_size < 1:
+            raise DataError(f"a batch of {self.batch_size} samples: give at least 1")
+        if not 0 <= self.seed < _SEEDS:
+            raise DataError(f"seed {self.seed} is not from 0 to {_SEEDS - 1}")
+        if not self.batches_per_epoch:
+            raise DataError(
+                f"{self.num_samples} samples do not fill one batch of "
+                f"{self.batch_size}, and drop_last leaves out the rest: use a smaller "
+                "batch size, or drop_last=False"
+            )
 
     @property
     def current(self) -> SamplerPosition:
@@ -212,20 +218,6 @@ class ResumableSampler:
         if self._batches_in(self.num_samples - current.position):
             return current
         return SamplerPosition(current.epoch + 1, 0, current.num_batches)
-
-    def _check(self) -> None:
-        if self.num_samples < 1:
-            raise DataError("the data set is empty: there is no sample to draw")
-        if self.batch_size < 1:
-            raise DataError(f"a batch of {self.batch_size} samples: give at least 1")
-        if not 0 <= self.seed < _SEEDS:
-            raise DataError(f"seed {self.seed} is not from 0 to {_SEEDS - 1}")
-        if not self.batches_per_epoch:
-            raise DataError(
-                f"{self.num_samples} samples do not fill one batch of "
-                f"{self.batch_size}, and drop_last leaves out the rest: use a smaller "
-                "batch size, or drop_last=False"
-            )
 
 
 def _check_form(state: Mapping[str, Any]) -> None:
