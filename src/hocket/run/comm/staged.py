@@ -227,6 +227,7 @@ class _Pending:
     until_s: float
 
 
+@dataclass(eq=False)
 class _StagedSender(Sender):
     """Copies messages to the host; a thread sends them when they are there.
 
@@ -240,22 +241,15 @@ class _StagedSender(Sender):
         timeout_s: how long a wait may take.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        inner: Sender,
-        copies: Copies,
-        pool: Pool,
-        *,
-        num_buffers: int,
-        timeout_s: float,
-    ) -> None:
-        self._channel = channel
-        self._inner = inner
-        self._copies = copies
-        self._pool = pool
-        self._num_buffers = num_buffers
-        self._timeout_s = timeout_s
+    channel: Channel
+    inner: Sender
+    copies: Copies
+    pool: Pool
+    num_buffers: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        """Begin without a thread: the first message starts it."""
         self._changed = threading.Condition()  # guards all below
         self._waiting: deque[_Pending] = deque()  # the first one may be being sent
         self._sent: list[Buffer] = []
@@ -265,16 +259,16 @@ class _StagedSender(Sender):
 
     def send(self, tag: int, tensors: Sequence[Tensor], schema: Schema) -> None:
         """See `Sender.send`. An error of an earlier message is raised here."""
-        check_tensors(self._channel, tag, tensors, schema)
-        self._wait_until_left(self._num_buffers - 1, self._timeout_s + _LONGER_S)
-        buffer = self._pool.take(schema)
-        event = self._copies.to_host(buffer.views, tensors)
-        until_s = time.monotonic() + self._timeout_s
+        check_tensors(self.channel, tag, tensors, schema)
+        self._wait_until_left(self.num_buffers - 1, self.timeout_s + _LONGER_S)
+        buffer = self.pool.take(schema)
+        event = self.copies.to_host(buffer.views, tensors)
+        until_s = time.monotonic() + self.timeout_s
         with self._changed:
             self._waiting.append(_Pending(tag, buffer, event, until_s))
             self._changed.notify_all()
         if self._thread is None:
-            name = f"hocket sends {self._channel.name}"
+            name = f"hocket sends {self.channel.name}"
             self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._thread.start()
 
@@ -282,7 +276,7 @@ class _StagedSender(Sender):
         """See `Sender.flush`."""
         begin_s = time.monotonic()
         self._wait_until_left(0, timeout_s)
-        self._inner.flush(max(0.001, timeout_s - (time.monotonic() - begin_s)))
+        self.inner.flush(max(0.001, timeout_s - (time.monotonic() - begin_s)))
 
     def close(self) -> None:
         """See `Sender.close`."""
@@ -290,7 +284,7 @@ class _StagedSender(Sender):
             self._is_closed = True
             self._changed.notify_all()
         if self._thread is None:
-            self._inner.close()
+            self.inner.close()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread of a closed sender."""
@@ -312,12 +306,12 @@ class _StagedSender(Sender):
             if self._error is not None:
                 raise self._error
         for buffer in sent:
-            self._pool.release(buffer)
+            self.pool.release(buffer)
         if not in_time:
             raise WaitError(
-                f"{self._channel}: {len(self._waiting)} messages did not leave within "
-                f"{timeout_s:.1f} s: {self._copies.device} did not compute or copy "
-                f"them, or rank {self._channel.to_rank} takes none"
+                f"{self.channel}: {len(self._waiting)} messages did not leave within "
+                f"{timeout_s:.1f} s: {self.copies.device} did not compute or copy "
+                f"them, or rank {self.channel.to_rank} takes none"
             )
 
     def _serve(self) -> None:
@@ -325,19 +319,19 @@ class _StagedSender(Sender):
         try:
             while (pending := self._next()) is not None:
                 buffer = pending.buffer
-                self._inner.send(pending.tag, buffer.views, buffer.schema)
+                self.inner.send(pending.tag, buffer.views, buffer.schema)
                 with self._changed:
                     self._sent.append(self._waiting.popleft().buffer)
                     self._changed.notify_all()
         except Exception as error:  # raised where the channel is used next
-            _log.debug("%s: a message was not sent", self._channel, exc_info=True)
+            _log.debug("%s: a message was not sent", self.channel, exc_info=True)
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
         finally:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed)  # close() ends it
-            self._inner.close()
+            self.inner.close()
 
     def _next(self) -> _Pending | None:
         """Wait for the next message and its copy; None if the channel is closed."""
@@ -352,8 +346,8 @@ class _StagedSender(Sender):
                 return None
             if time.monotonic() >= pending.until_s:
                 raise WaitError(
-                    f"{self._channel.message(pending.tag)}: {self._copies.device} did "
-                    f"not compute and copy it within {self._timeout_s:.1f} s: an op is "
+                    f"{self.channel.message(pending.tag)}: {self.copies.device} did "
+                    f"not compute and copy it within {self.timeout_s:.1f} s: an op is "
                     "stuck, or slower than the timeout allows"
                 )
             time.sleep(_PAUSE_S)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Final, Literal, TypeAlias
 
@@ -35,23 +36,19 @@ TransportName: TypeAlias = Literal["auto", "shared-memory", "torch"]
 _NUM_UNCREDITED: Final = 3  # small messages; their slots come on top of what is needed
 
 
+@dataclass(eq=False)
 class MixedTransport(Transport):
     """Uses shared memory between workers that can share it, else torch.distributed.
 
     Args:
         near: the transport to the ranks in `neighbours`.
         far: the transport to all others.
-        rank: this worker's rank.
         neighbours: the ranks that can share memory with this one.
     """
 
-    def __init__(
-        self, near: Transport, far: Transport, rank: int, neighbours: frozenset[int]
-    ) -> None:
-        self._near = near
-        self._far = far
-        self._rank = rank
-        self._neighbours = neighbours
+    near: Transport
+    far: Transport
+    neighbours: frozenset[int]
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
@@ -63,16 +60,16 @@ class MixedTransport(Transport):
 
     def trim(self) -> None:
         """See `Transport.trim`."""
-        self._near.trim()
-        self._far.trim()
+        self.near.trim()
+        self.far.trim()
 
     def close(self) -> None:
         """See `Transport.close`."""
-        self._near.close()
-        self._far.close()
+        self.near.close()
+        self.far.close()
 
     def _towards(self, rank: int) -> Transport:
-        return self._near if rank in self._neighbours else self._far
+        return self.near if rank in self.neighbours else self.far
 
 
 def make_transport(
@@ -125,7 +122,7 @@ def make_transport(
         on_wait=on_wait,
         group=_own_group(world, neighbours, timeout_s),
     )
-    mixed = MixedTransport(near, far, world.rank, neighbours)
+    mixed = MixedTransport(near, far, neighbours)
     host: Transport = mixed
     if copies is not None:
         host = StagedTransport(

@@ -206,6 +206,8 @@ class OrderedReceiver(Receiver):
         links: what all ends share.
     """
 
+    may_post: Final = True  # a receive always may
+
     def __init__(self, channel: Channel, headers: Receiver, links: _Links) -> None:
         self.peer = channel.from_rank
         self._channel = channel
@@ -265,11 +267,6 @@ class OrderedReceiver(Receiver):
         """See `Receiver.close`."""
         self._expected.clear()
         self._posted.clear()
-
-    @property
-    def may_post(self) -> bool:
-        """Whether the next message may be posted: a receive always may."""
-        return True
 
     @property
     def may_transfer(self) -> bool:

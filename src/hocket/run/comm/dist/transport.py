@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -313,6 +313,7 @@ class TorchReceiver(Receiver):
         return int(wait_for_value(self._store, wire.channel, key, what, wire.timeout_s))
 
 
+@dataclass(eq=False)
 class TorchTransport(Transport):
     """Carries messages over the job's process group.
 
@@ -326,37 +327,32 @@ class TorchTransport(Transport):
             job's.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        timeout_s: float,
-        num_buffers: int = NUM_BUFFERS,
-        on_wait: OnWait = ignore_wait,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self._store = store
-        self._group = group
-        self._timeout_s = timeout_s
-        self._on_wait = on_wait
-        self._own_groups: list[dist.ProcessGroup] = [] if group is None else [group]
-        self._num_buffers = num_buffers
+    store: Store
+    _: KW_ONLY
+    timeout_s: float
+    num_buffers: int = NUM_BUFFERS
+    on_wait: OnWait = ignore_wait
+    group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        """Begin without channels."""
+        self._own_groups = [] if self.group is None else [self.group]
         self._ends: list[Sender | Receiver] = []
         self._sent: list[Pool] = []  # by sender: threads of their own may use them
         self._received = Pool(torch.device("cpu"))
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`."""
-        number = self._store.add("num channels", 1) - 1
+        number = self.store.add("num channels", 1) - 1
         if number >= _MAX_CHANNELS:
             raise RunError(
                 f"{channel}: a job can have {_MAX_CHANNELS} channels, no more"
             )
-        self._store.set(_number_key(channel), str(number))
+        self.store.set(_number_key(channel), str(number))
         wire = self._wire(channel, channel.to_rank)
         pool = Pool(torch.device("cpu"))
         self._sent.append(pool)
-        sender = TorchSender(number, wire, pool, num_buffers=self._num_buffers)
+        sender = TorchSender(number, wire, pool, num_buffers=self.num_buffers)
         self._ends.append(sender)
         return sender
 
@@ -364,7 +360,7 @@ class TorchTransport(Transport):
         """See `Transport.receiver`."""
         wire = self._wire(channel, channel.from_rank)
         receiver = TorchReceiver(
-            self._store, wire, self._received, num_buffers=self._num_buffers
+            self.store, wire, self._received, num_buffers=self.num_buffers
         )
         self._ends.append(receiver)
         return receiver
@@ -385,7 +381,7 @@ class TorchTransport(Transport):
                 dist.destroy_process_group(self._own_groups.pop())
 
     def _wire(self, channel: Channel, peer: int) -> _Wire:
-        return _Wire(self._group, self._timeout_s, self._on_wait, channel, peer)
+        return _Wire(self.group, self.timeout_s, self.on_wait, channel, peer)
 
 
 def _number_key(channel: Channel) -> str:

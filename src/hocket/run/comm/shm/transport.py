@@ -21,6 +21,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -58,6 +59,7 @@ from hocket.run.comm.transport import (
 from hocket.run.diagnostics.flight_recorder import OnWait
 
 
+@dataclass(eq=False)
 class SharedMemoryTransport(Transport):
     """Carries messages of CPU tensors between processes of one host and one user.
 
@@ -71,27 +73,22 @@ class SharedMemoryTransport(Transport):
         on_wait: called before each wait.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        timeout_s: float,
-        num_buffers: int = NUM_BUFFERS,
-        num_uncredited: int = 0,
-        on_wait: OnWait = ignore_wait,
-    ) -> None:
-        self._store = store
-        self._timeout_s = timeout_s
-        self._num_buffers = num_buffers
-        self._num_uncredited = num_uncredited
-        self._on_wait = on_wait
+    store: Store
+    _: KW_ONLY
+    timeout_s: float
+    num_buffers: int = NUM_BUFFERS
+    num_uncredited: int = 0
+    on_wait: OnWait = ignore_wait
+
+    def __post_init__(self) -> None:
+        """Begin without channels."""
         self._ends: list[Sender | Receiver] = []
         self._pool = Pool(torch.device("cpu"))
 
     def sender(self, channel: Channel) -> Sender:
         """See `Transport.sender`; connects at the first message."""
         sender = SharedMemorySender(
-            channel, self._store, timeout_s=self._timeout_s, on_wait=self._on_wait
+            channel, self.store, timeout_s=self.timeout_s, on_wait=self.on_wait
         )
         self._ends.append(sender)
         return sender
@@ -100,12 +97,12 @@ class SharedMemoryTransport(Transport):
         """See `Transport.receiver`; starts to listen."""
         receiver = _SharedMemoryReceiver(
             channel,
-            self._store,
-            timeout_s=self._timeout_s,
-            num_buffers=self._num_buffers,
-            num_uncredited=self._num_uncredited,
+            self.store,
+            timeout_s=self.timeout_s,
+            num_buffers=self.num_buffers,
+            num_uncredited=self.num_uncredited,
             pool=self._pool,
-            on_wait=self._on_wait,
+            on_wait=self.on_wait,
         )
         self._ends.append(receiver)
         return receiver
