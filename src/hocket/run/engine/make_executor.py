@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import nn
 
+from hocket.core.dataflow import Fact
 from hocket.core.program import Program
 from hocket.core.schedule import Schedule
 from hocket.errors import ModelError
@@ -18,6 +19,7 @@ from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.play_plan import PlayPlan
 from hocket.run.engine.lanes.player import OnError
 from hocket.run.engine.lanes.point_to_point import PointToPoint
+from hocket.run.engine.lanes.ports import OP_G
 from hocket.run.engine.lanes.stage_table import StageTable
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.make_runners import make_runners
@@ -396,18 +398,19 @@ def add_batch_losses(
         if stage in program.gathered_stages:
             group = groups.reduces(stage)
             assert group is not None, "several replicas"
-            own, output = table.maker.own_output(stage), table.maker.gathered(stage)
+            own = table.maker.made(Fact.OUTPUT, stage, OP_G)
+            output = table.maker.gathered(stage)
             table.stages[stage].gather = Gather(net.name, own, output, group)
         if stage in program.loss_stages and net.loss is not None:
             gathers = program.gathers(stage)
-            find = table.maker.gathered_of if gathers else table.maker.output_of
+            fact = Fact.GATHERED if gathers else Fact.OUTPUT
             forms = (net.output, *net.others.get(stage, ()))
             inputs = []
             for source, form in zip(program.loss_inputs(stage), forms, strict=True):
                 facts = program.stages[source]
                 assert form is not None
                 trained = program.stages[stage].trainable and facts.trainable
-                way = find(source, stage)
+                way = table.maker.made(fact, source, stage)
                 inputs.append(LossInput(facts.net, form, way, trained))
             table.stages[stage].loss = BatchLoss(
                 runner,

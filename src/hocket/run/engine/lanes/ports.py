@@ -32,7 +32,7 @@ from hocket.run.engine.lanes.outputs import Output, Way
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Places, Wiring
 
-_OP_G: Final = -1  # in the place of a stage that reads outputs
+OP_G: Final = -1  # in the place of a stage that reads outputs
 # Values between stages of one device, by fact, stage that makes and stage that reads.
 Near: TypeAlias = dict[tuple[Fact, int, int], dict[Key, Values]]
 
@@ -62,10 +62,6 @@ class InputMaker:
         self._near: Near = {}
         self._far: dict[tuple[Fact, int], FarInput] = {}
 
-    def output_of(self, source: int, stage: int) -> Input:
-        """Return where a stage finds the outputs of another one."""
-        return self._input(Fact.OUTPUT, source, stage)
-
     def input_of(self, source: int, stage: int) -> Input:
         """Return where a stage's forward finds the outputs of another one."""
         program = self.program
@@ -75,7 +71,7 @@ class InputMaker:
             for rule in need_rules(Kind.FORWARD, stage, program)
             if rule.stage == source and rule.fact in {Fact.OUTPUT, Fact.GATHERED}
         )
-        found = self._input(rule.fact, source, stage)
+        found = self.made(rule.fact, source, stage)
         if rule.fact is Fact.GATHERED:  # one per step, which all microbatches read
             rule = replace(rule, num_readers=program.num_microbatches_of(stage))
         if not takes_all and rule.num_read == rule.num_readers == 1:
@@ -88,21 +84,9 @@ class InputMaker:
             joins_once=self.lanes is None,
         )
 
-    def gathered_of(self, source: int, stage: int) -> Input:
-        """Return where a stage's loss finds gathered outputs."""
-        return self._input(Fact.GATHERED, source, stage)
-
-    def gradient_of(self, target: int, stage: int) -> Input:
-        """Return where a stage finds the gradients that another one made."""
-        return self._input(Fact.INPUT_GRAD, target, stage)
-
     def loss_gradient(self, stage: int) -> dict[Key, Values]:
         """Return where the loss over a whole batch leaves gradients for a stage."""
         return self._near.setdefault((Fact.LOSS_GRAD, stage, stage), {})
-
-    def own_output(self, stage: int) -> Input:
-        """Return where op G finds a stage's outputs."""
-        return self._input(Fact.OUTPUT, stage, _OP_G)
 
     def output(self, stage: int, *, copies: bool) -> Output:
         """Return where a stage's outputs go."""
@@ -111,7 +95,7 @@ class InputMaker:
         if stage in program.loss_stages and not program.gathers(stage):
             readers.append(stage)
         if stage in program.gathered_stages:
-            readers.append(_OP_G)
+            readers.append(OP_G)
         return self._output(Fact.OUTPUT, stage, readers, copies=copies)
 
     def gathered(self, stage: int) -> Output:
@@ -137,13 +121,14 @@ class InputMaker:
         ]
 
     def _places(self, fact: Fact, maker: int, readers: Sequence[int]) -> Places | None:
-        if fact is Fact.GATHERED or readers[0] in (maker, _OP_G):
+        if fact is Fact.GATHERED or readers[0] in (maker, OP_G):
             return None
         if fact is Fact.INPUT_GRAD:
             return self.wiring.returned(maker, readers)
         return self.wiring.sent(maker, readers)
 
-    def _input(self, fact: Fact, maker: int, reader: int) -> Input:
+    def made(self, fact: Fact, maker: int, reader: int) -> Input:
+        """Return where a stage, or op G (`OP_G`), finds what another stage made."""
         program, net = self.program, self.program.stages[maker].net
         if program.stages[maker].device == self.device:
             near = self._near.setdefault((fact, maker, reader), {})
@@ -178,7 +163,7 @@ class InputMaker:
     ) -> Output:
         by_device: dict[int, list[int]] = {}
         for reader in readers:
-            own = self.device if reader == _OP_G else None
+            own = self.device if reader == OP_G else None
             device = self.program.stages[reader].device if own is None else own
             by_device.setdefault(device, []).append(reader)
         far = [

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hocket.core.dataflow import Fact
 from hocket.core.program import Program
 from hocket.model.stages.splitter import Remainder
 from hocket.run.device.device import Device, DeviceLane
@@ -76,7 +77,7 @@ class StageOps:
         self._outputs = maker.output(number, copies=not keeps)
         self._targets = program.gradient_targets[number]
         self._gradient_inputs = [
-            maker.gradient_of(one, number) for one in self._targets
+            maker.made(Fact.INPUT_GRAD, one, number) for one in self._targets
         ]
         if keeps and number in program.loss_stages:
             near = maker.loss_gradient(number)
