@@ -160,7 +160,7 @@ def test_buffers_are_read_as_they_were_behind_the_steps_forwards() -> None:
     own, followed = torch.zeros(1), torch.ones(1)
     buffers = pairs(mean=(own, followed))
     follower = Follower(hocket.Momentum(0.5, buffers="copied"), Pairs(), buffers)
-    assert follower.buffer_stages == {1}
+    assert follower.buffers.stages == {1}
     follower.after_forwards_of(1, 0)
     followed.fill_(2.0)  # a forward of step 1
     follower.update(0)

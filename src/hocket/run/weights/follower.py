@@ -87,11 +87,6 @@ class Follower:
         self._kept: dict[int, dict[str, Tensor]] = {}  # by step
         self._skipped: set[int] = set()  # the steps without an update
 
-    @property
-    def buffer_stages(self) -> frozenset[int]:
-        """The stages whose forwards change followed buffers."""
-        return self.buffers.stages
-
     def update(self, step: int) -> None:
         """Update weights and buffers, once the followed weights are updated.
 

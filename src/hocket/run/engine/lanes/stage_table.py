@@ -87,7 +87,7 @@ class StageTable(OpTable):
         """Make the ways in and out of each stage."""
         # The followers that read the buffers of a stage, by its number.
         self._buffer_readers = {
-            stage: [x for x in self.followers.values() if stage in x.buffer_stages]
+            stage: [x for x in self.followers.values() if stage in x.buffers.stages]
             for stage in self.runners
         }
         numbers = self.plan.schedule.lanes_of(self.device)
