@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from hocket.core.schedule import Schedule
 from hocket.errors import DataError
@@ -32,13 +32,6 @@ from hocket.run.engine.lanes.play_plan import Portion
 from hocket.run.engine.sync.step_result import StepResult, StepSeconds
 
 _MOST_OPS: Final = 200_000  # whose times are kept: some megabytes
-
-
-class Guard(Protocol):
-    """Makes a context in which ops are played: errors are reported, and so on."""
-
-    def __call__(self) -> AbstractContextManager[None]:
-        """Return it, for one portion, or several in a row."""
 
 
 @dataclass(slots=True)
@@ -87,7 +80,7 @@ class Driver:
 
     executor: Executor
     recorder: FlightRecorder
-    guard: Guard
+    guard: Callable[[], AbstractContextManager[None]]
     played: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -208,11 +201,11 @@ class Driver:
         """Play all that can be played whether or not more batches come."""
         if not self._plan.overlaps:
             while self._waiting:
-                self._last = self._new_segment()
+                self._last = _Segment(self._num_begun)
                 self._play(self._last, Portion.STEP, num_begun=1, num_ended=1)
             return
         if self._open is None and len(self._waiting) == self._plan.num_steps:
-            self._open = self._new_segment()
+            self._open = _Segment(self._num_begun)
             self._play(
                 self._open,
                 Portion.PROLOGUE,
@@ -229,13 +222,10 @@ class Driver:
             num_left = len(self._works)
             self._play(self._last, Portion.EPILOGUE, num_begun=0, num_ended=num_left)
         elif self._waiting:
-            self._last = self._new_segment()
+            self._last = _Segment(self._num_begun)
             while self._waiting:
                 self._play(self._last, Portion.STEP, num_begun=1, num_ended=1)
                 self._last.offset += 1
-
-    def _new_segment(self) -> _Segment:
-        return _Segment(self._num_begun)
 
     def _play(
         self, segment: _Segment, portion: Portion, *, num_begun: int, num_ended: int
