@@ -380,7 +380,7 @@ class Freezing:
         begin_s = perf_counter()
         self.num_frozen = num_frozen
         played = self._reshaper.reshape(now, chosen, self._edges[num_frozen], step)
-        self._choice.add_transition(moved, perf_counter() - begin_s)
+        self._choice.transition_costs.add(moved, perf_counter() - begin_s)
         return played
 
     def _present(

@@ -35,7 +35,7 @@ from hocket.run.diagnostics.job_folder import Json
 from hocket.run.elastic.cache.cached_prefix import CachedPrefix
 from hocket.run.elastic.cache.training_order import TrainingOrder
 from hocket.run.elastic.freezing import Freezing
-from hocket.run.elastic.measures import GradientMeasure, LayerMeasure, NoMeasure
+from hocket.run.elastic.measures import GradientMeasure, LayerMeasure
 from hocket.run.elastic.reshape import Reshaper, SameSettings
 from hocket.run.elastic.shape_choice import FreezingOptions
 from hocket.run.engine.executor import Executor, PlayedLayout
@@ -102,7 +102,7 @@ def make_freezing(
     )
     world = context.world
     layers = modules[: len(edges)]
-    measure: LayerMeasure = NoMeasure()
+    measure = LayerMeasure()
     match config.freeze.measures:
         case Measures.NOTHING:
             pass

@@ -6,7 +6,7 @@ Activations are measured in `make.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -16,8 +16,11 @@ from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.weights.updater import GradientSums
 
 
-class LayerMeasure(Protocol):
-    """Measures layers from one decision to the next, on all workers together."""
+class LayerMeasure:
+    """Measures layers from one decision to the next, on all workers together.
+
+    This one measures nothing: for policies that look at nothing but the step.
+    """
 
     def start(self, played: PlayedLayout) -> None:
         """Begin again: a decision was made, or the layout has changed."""
@@ -29,30 +32,14 @@ class LayerMeasure(Protocol):
             played: what the workers play.
             batch: the batch of the next step.
         """
-
-    def tensors(self, executor: Executor) -> Mapping[str, Tensor]:
-        """Return what a checkpoint must hold of this worker's weights, by name."""
-
-    def restore(self, played: PlayedLayout, tensors: Mapping[str, Tensor]) -> None:
-        """Go on with the tensors of a checkpoint."""
-
-
-class NoMeasure(LayerMeasure):
-    """For policies that look at nothing but the step."""
-
-    def start(self, played: PlayedLayout) -> None:
-        """Do nothing."""
-
-    def take(self, played: PlayedLayout, batch: Any) -> tuple[float, ...]:
-        """Return no numbers."""
         return ()
 
     def tensors(self, executor: Executor) -> Mapping[str, Tensor]:
-        """Return nothing."""
+        """Return what a checkpoint must hold of this worker's weights, by name."""
         return {}
 
     def restore(self, played: PlayedLayout, tensors: Mapping[str, Tensor]) -> None:
-        """Do nothing."""
+        """Go on with the tensors of a checkpoint."""
 
 
 class GradientMeasure(LayerMeasure):

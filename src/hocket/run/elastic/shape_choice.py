@@ -167,7 +167,7 @@ class ShapeChoice:
         self._reshaper = reshaper
         self._first_shape = shape_of(first)
         self._num_workers = num_workers
-        self._costs = TransitionCosts(first.plan.costs.link)
+        self.transition_costs = TransitionCosts(first.plan.costs.link)
         refuse_shapes(options.shapes or {}, num_workers, reshaper.job.num_parts)
 
     def with_most_frozen(
@@ -232,10 +232,6 @@ class ShapeChoice:
             self._num_workers,
         )
 
-    def add_transition(self, num_bytes: int, seconds: float) -> None:
-        """Add a transition that was measured."""
-        self._costs.add(num_bytes, seconds)
-
     def transition_s(
         self, num_frozen: int, option: Prediction, present: Present, **unknown: float
     ) -> float:
@@ -250,7 +246,7 @@ class ShapeChoice:
         if num_frozen == present.num_frozen and option.shape == present.shape:
             return 0.0
         moved = self.moved_bytes(num_frozen, option, present)
-        return self._costs.seconds(moved, **unknown)
+        return self.transition_costs.seconds(moved, **unknown)
 
     def possible(self, num_frozen: int, present: Present) -> list[Prediction]:
         """Return the predictions of all shapes, whether they may be taken or not."""
