@@ -118,20 +118,14 @@ class _Filling:
         if batch is not None and self._fill is not None:
             try:
                 inputs = batch.result(self._timeout_s)
-            except TimeoutError as error:
-                if batch.done():  # raised by the data set itself
-                    raise DataError(
-                        f"samples {rows.start} to {rows.stop - 1} of fill could not "
-                        f"be read: {type(error).__name__}: {error}"
+            except Exception as error:  # a TimeoutError may be the data set's own
+                what = f"samples {rows.start} to {rows.stop - 1} of fill"
+                if not batch.done():
+                    raise WaitError(
+                        f"{what} did not come within {self._timeout_s:g} s"
                     ) from error
-                raise WaitError(
-                    f"samples {rows.start} to {rows.stop - 1} of fill did not come "
-                    f"within {self._timeout_s:g} s"
-                ) from error
-            except Exception as error:
                 raise DataError(
-                    f"samples {rows.start} to {rows.stop - 1} of fill could not be "
-                    f"read: {type(error).__name__}: {error}"
+                    f"{what} could not be read: {type(error).__name__}: {error}"
                 ) from error
             args, kwargs = call_arguments(whole(on_device(inputs, self._device)))
             with torch.no_grad():
