@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +37,7 @@ _detached: Final = Tensor.detach
 _version: Final = attrgetter("_version")
 
 
+@dataclass(eq=False, slots=True)
 class DeferredCall:
     """The operands of a call's weight gradient, and the hook that receives dy.
 
@@ -54,37 +56,22 @@ class DeferredCall:
         recorded: the list to which the backward appends this call and dy.
     """
 
-    __slots__ = (
-        "bias",
-        "formula",
-        "inputs",
-        "more",
-        "name",
-        "recorded",
-        "versions",
-        "wants_grad",
-        "weight",
-    )
+    name: str
+    inputs: tuple[Tensor, ...]
+    weight: Tensor | None
+    bias: Tensor | None
+    formula: Callable[[DeferredCall, Tensor], Pair]
+    more: tuple[Any, ...] = ()
+    versions: tuple[int, ...] = field(init=False)
+    wants_grad: bool = field(init=False)
+    recorded: list[tuple[DeferredCall, Tensor]] = field(init=False)
 
-    def __init__(
-        self,
-        name: str,
-        inputs: tuple[Tensor, ...],
-        weight: Tensor | None,
-        bias: Tensor | None,
-        formula: Callable[[DeferredCall, Tensor], Pair],
-        more: tuple[Any, ...] = (),
-    ) -> None:
+    def __post_init__(self) -> None:
         """Detach the inputs: a layer must not keep the graph before it alive."""
-        self.name = name
-        self.weight = weight
-        self.bias = bias
-        self.formula = formula
-        self.more = more
-        self.wants_grad: bool = inputs[0].requires_grad or inputs[-1].requires_grad
-        self.inputs: tuple[Tensor, ...] = tuple(map(_detached, inputs))
-        self.versions: tuple[int, ...] = tuple(map(_version, self.inputs))
-        self.recorded: list[tuple[DeferredCall, Tensor]] = []
+        self.wants_grad = self.inputs[0].requires_grad or self.inputs[-1].requires_grad
+        self.inputs = tuple(map(_detached, self.inputs))
+        self.versions = tuple(map(_version, self.inputs))
+        self.recorded = []
 
     def __call__(self, grads: tuple[Tensor | None, ...]) -> None:
         """Record the output's gradient.
