@@ -10,12 +10,14 @@ lanes come does not depend on which of them goes first.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _What = TypeVar("_What", bound=Hashable)
 
 
+@dataclass(eq=False)
 class Walk(Generic[_Item, _What]):
     """Lanes that stand at their next item while something is missing for it.
 
@@ -29,24 +31,21 @@ class Walk(Generic[_Item, _What]):
         waiting: the lanes that stand, by what they wait for.
     """
 
-    def __init__(
-        self,
-        lanes: Sequence[Sequence[_Item]],
-        lacks: Callable[[_Item], _What | None],
-    ) -> None:
+    lanes: Sequence[Sequence[_Item]]
+    lacks: Callable[[_Item], _What | None]
+
+    def __post_init__(self) -> None:
         """Let all lanes stand at their begin."""
-        self.position = [0] * len(lanes)
+        self.position = [0] * len(self.lanes)
         self.waiting: dict[_What, list[int]] = {}
-        self._lanes = lanes
-        self._lacks = lacks
-        self._runnable = [*range(len(lanes))][::-1]
+        self._runnable = [*range(len(self.lanes))][::-1]
 
     def __iter__(self) -> Iterator[tuple[int, _Item]]:
         """Yield each item with its lane's number; it is done before the next one."""
-        lacks, position = self._lacks, self.position
+        lacks, position = self.lacks, self.position
         while self._runnable:
             number = self._runnable.pop()
-            lane = self._lanes[number]
+            lane = self.lanes[number]
             for place in range(position[number], len(lane)):
                 missing = lacks(lane[place])
                 if missing is not None:
@@ -63,5 +62,5 @@ class Walk(Generic[_Item, _What]):
     @property
     def heads(self) -> dict[int, _Item]:
         """The item at which each lane stands that has not come to its end."""
-        pairs = zip(self._lanes, self.position, strict=True)
+        pairs = zip(self.lanes, self.position, strict=True)
         return {n: lane[at] for n, (lane, at) in enumerate(pairs) if at < len(lane)}
