@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from enum import Enum
 from math import inf
 from typing import Final, NamedTuple, assert_never
@@ -361,23 +361,20 @@ class _Choice(NamedTuple):
     queue: deque[Op]
 
 
+@dataclass(eq=False)
 class _Walk:
     """One lane that plays all steps, one op at a time.
 
     It begins before step 0, where it plays only the added nets' forwards.
     """
 
-    def __init__(
-        self,
-        given: StepLane,
-        first_step: int,
-        times: ValueTimes,
-        precedence: Precedence,
-    ) -> None:
+    given: StepLane
+    first_step: InitVar[int]
+    times: ValueTimes
+    precedence: Precedence
+
+    def __post_init__(self, first_step: int) -> None:
         """Begin with nothing done."""
-        self.given = given
-        self.times = times
-        self.precedence = precedence
         self.free_s = 0.0
         self.done: list[list[Op]] = []
         self.choice: _Choice | None = None
