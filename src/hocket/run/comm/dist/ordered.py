@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final
 
 import torch
@@ -54,6 +54,7 @@ class _Message:
     work: Posted | None = None
 
 
+@dataclass(eq=False)
 class _Links:
     """What the ends of a transport share: the order, the wires, the waits.
 
@@ -65,22 +66,20 @@ class _Links:
         num_buffers: how many messages of a channel may be on their way.
     """
 
-    def __init__(
-        self,
-        wires: PairWires,
-        device: torch.device,
-        timeout_s: float,
-        on_wait: OnWait,
-        num_buffers: int,
-    ) -> None:
+    wires: PairWires
+    device: InitVar[torch.device]
+    timeout_s: InitVar[float]
+    on_wait: OnWait
+    num_buffers: int
+
+    def __post_init__(self, device: torch.device, timeout_s: float) -> None:
+        """Begin without messages."""
+        wires = self.wires
         self.waits = DeviceWaits(timeout_s, wires.abort, wires.record_event)
         self.sent = Pool(device)
         self.received = Pool(device)
-        self.num_buffers = num_buffers
         self.order: deque[Sequence[Post]] = deque()  # groups; an empty one is a mark
         self.num_unposted = 0  # messages to send that are not posted
-        self._wires = wires
-        self._on_wait = on_wait
 
     def wait(self, channel: Channel, peer: int, message: _Message) -> None:
         """Let the current stream wait for a message; the host goes on.
@@ -89,7 +88,7 @@ class _Links:
             WaitError: an earlier message took too long.
         """
         assert message.work is not None, "it was posted"
-        self._on_wait(channel.name, peer)
+        self.on_wait(channel.name, peer)
         what = f"{channel.message(message.tag)}, with rank {peer}"
         self.waits.wait(message.work, what)
 
@@ -109,7 +108,7 @@ class _Links:
             if not end.may_transfer:
                 post.agree()
         transfers = [end.next_transfer() for end in ends]
-        work = self._wires.post(ends[0].peer, transfers)
+        work = self.wires.post(ends[0].peer, transfers)
         for end in ends:
             end.note_posted(work)
 
