@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Final
 
 import torch
@@ -85,20 +85,19 @@ class _TrialResult:
     again: list[str]
 
 
+@dataclass(eq=False)
 class _StaleWeightTrial:
     """Runs one stage twice forward and backward, on copies of its weights."""
 
-    def __init__(
-        self,
-        module: StageModule,
-        forward: Callable[[], Any],
-        device: torch.device,
-        delay: int,
-    ) -> None:
-        self._module = module
-        self._forward = forward
-        self._device = device
-        self._random = random_state(device)
+    module: StageModule
+    forward: Callable[[], Any]
+    device: torch.device
+    delay: InitVar[int]
+
+    def __post_init__(self, delay: int) -> None:
+        """Note what is there before the two runs."""
+        module = self.module
+        self._random = random_state(self.device)
         self._where = (
             f"stage {module.index} reads weights that are {delay} "
             f"update{'s' if delay > 1 else ''} old"
@@ -119,7 +118,7 @@ class _StaleWeightTrial:
         Raises:
             ModelError: see `check_stale_weights`.
         """
-        notes = AttributeSnapshot(self._module)
+        notes = AttributeSnapshot(self.module)
         with self._untouched():
             leaves = self._copies()
             first = self._backward(self._outputs(leaves), leaves, leaves)
@@ -141,7 +140,7 @@ class _StaleWeightTrial:
         """Run a forward with these weights; restore buffers and random state first."""
         self._restore()
         with self._places.filled(leaves), torch.enable_grad():
-            return tensors_in(self._forward())
+            return tensors_in(self.forward())
 
     def _backward(
         self,
@@ -151,10 +150,10 @@ class _StaleWeightTrial:
         changed: Sequence[str] = (),
     ) -> _TrialResult:
         """Run a backward with other tensors in the weights' places."""
-        set_random_state(self._device, self._random)
+        set_random_state(self.device, self._random)
         starts = [x for x in outputs if x.requires_grad]
         again: list[str] = []
-        names = {part: name for name, part in self._module.named_modules() if name}
+        names = {part: name for name, part in self.module.named_modules() if name}
         calls = register_module_forward_pre_hook(
             lambda part, _: again.append(names[part]) if part in names else None
         )
@@ -213,7 +212,7 @@ class _StaleWeightTrial:
             home.update(buffers)
         for buffer, value in self._buffers:
             overwrite(buffer, value)
-        set_random_state(self._device, self._random)
+        set_random_state(self.device, self._random)
 
     def _wrong(
         self, changed: Sequence[str], again: Sequence[str], wrong: Sequence[str] = ()
