@@ -13,6 +13,7 @@ a plain copy of the weights that train, on the workers of the first replica.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any, assert_never
 
 import torch
@@ -159,6 +160,7 @@ def other_layouts(
     return found
 
 
+@dataclass(eq=False)
 class _ActivationMeasure(LayerMeasure):
     """Measures how far activations moved since the weights were last copied.
 
@@ -176,20 +178,16 @@ class _ActivationMeasure(LayerMeasure):
         ConfigError: a layer's outputs have no dimension of samples.
     """
 
-    def __init__(
-        self,
-        net: NetOnWorker,
-        modules: Sequence[str],
-        edges: Sequence[int],
-        num_parts: int,
-        world: World,
-    ) -> None:
-        for module, edge in zip(modules, edges, strict=True):
-            _refuse_without_samples(net.outline, module, edge)
-        self._net = net
-        self._edges = tuple(edges)
-        self._num_parts = num_parts
-        self._world = world
+    net: NetOnWorker
+    modules: InitVar[Sequence[str]]
+    edges: Sequence[int]
+    num_parts: int
+    world: World
+
+    def __post_init__(self, modules: Sequence[str]) -> None:
+        """Refuse layers whose outputs have no dimension of samples."""
+        for module, edge in zip(modules, self.edges, strict=True):
+            _refuse_without_samples(self.net.outline, module, edge)
         self._reference: dict[str, Tensor] = {}
 
     def start(self, played: PlayedLayout) -> None:
@@ -207,14 +205,14 @@ class _ActivationMeasure(LayerMeasure):
         """Return the distances; 0 for frozen layers."""
         own: dict[str, Json] = {}
         if not played.layout.pipeline:
-            here = on_device(batch, self._world.device)
-            first = split_batch(here, self._num_parts, played.plan.example)[0]
+            here = on_device(batch, self.world.device)
+            first = split_batch(here, self.num_parts, played.plan.example)[0]
             with torch.no_grad():
                 own = self._distances(played, first)
         found: dict[str, float] = {}
-        for part in self._world.gather_json(own, "distances of activations"):
+        for part in self.world.gather_json(own, "distances of activations"):
             found |= part
-        return tuple(found[str(edge)] for edge in self._edges)
+        return tuple(found[str(edge)] for edge in self.edges)
 
     def tensors(self, executor: Executor) -> Mapping[str, Tensor]:
         """Return the copies."""
@@ -231,35 +229,35 @@ class _ActivationMeasure(LayerMeasure):
         stages = plan.schedule.program.stages
         own = [begins[i] for i, x in enumerate(stages) if x.device == layout.device]
         after = [b for i, b in enumerate(begins) if stages[i].device > layout.device]
-        end = min(after, default=self._edges[-1])
+        end = min(after, default=self.edges[-1])
         now: Sequence[Tensor] = ()
         then: Sequence[Tensor] = ()
-        if own[0] >= self._edges[-1]:
+        if own[0] >= self.edges[-1]:
             return {}
         if layout.device:
             source = layout.ranks[layout.device - 1]
-            [came] = receive_bundles(source, self._world)
+            [came] = receive_bundles(source, self.world)
             now, then = (_numbered(came.tensors, kind) for kind in ("now", "then"))
         found: dict[str, Json] = {}
         for begin, last, piece in self._pieces(plan.boundaries):
-            if not own[0] <= begin < min(end, self._edges[-1]):
+            if not own[0] <= begin < min(end, self.edges[-1]):
                 continue
             now, then = self._both(piece, now, then, part)
-            if last in self._edges:
+            if last in self.edges:
                 found[str(last)] = distance(
                     _by_sample(now, piece), _by_sample(then, piece)
                 )
-        if end < self._edges[-1]:
+        if end < self.edges[-1]:
             tensors = {f"now {i}": x for i, x in enumerate(now)}
             tensors |= {f"then {i}": x for i, x in enumerate(then)}
             target = layout.ranks[layout.device + 1]
-            finish(send_bundles([Bundle(tensors)], target, self._world))
+            finish(send_bundles([Bundle(tensors)], target, self.world))
         return found
 
     def _pieces(self, boundaries: Sequence[int]) -> list[tuple[int, int, StageModule]]:
         """Return the net cut at all edges, each piece with its first layer and end."""
-        edges = sorted({*boundaries, *self._edges})
-        whole = on_tensors(self._net.outline, self._net.tensors)
+        edges = sorted({*boundaries, *self.edges})
+        whole = on_tensors(self.net.outline, self.net.tensors)
         ends = (*edges, len(whole.layers))
         return list(zip((0, *edges), ends, cut(whole, edges), strict=True))
 

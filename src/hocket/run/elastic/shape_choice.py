@@ -13,7 +13,7 @@ Listed({2: 6, 4: 0})              also 6 and then 0 frozen layers: an allowed sh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from statistics import mean
 from typing import Any, Final
 
@@ -140,6 +140,7 @@ class Present:
     cache: CacheCosts | None = None
 
 
+@dataclass(eq=False)
 class ShapeChoice:
     """Chooses shapes by the user's mapping, or by the predicted seconds.
 
@@ -154,21 +155,18 @@ class ShapeChoice:
         ConfigError: a shape is not possible.
     """
 
-    def __init__(
-        self,
-        options: FreezingOptions,
-        edges: Sequence[int],
-        reshaper: Reshaper,
-        first: PlayedLayout,
-        num_workers: int,
-    ) -> None:
-        self._options = options
-        self._edges = edges
-        self._reshaper = reshaper
+    options: FreezingOptions
+    edges: Sequence[int]
+    reshaper: Reshaper
+    first: InitVar[PlayedLayout]
+    num_workers: int
+
+    def __post_init__(self, first: PlayedLayout) -> None:
+        """Refuse shapes that are not possible."""
         self._first_shape = shape_of(first)
-        self._num_workers = num_workers
         self.transition_costs = TransitionCosts(first.plan.costs.link)
-        refuse_shapes(options.shapes or {}, num_workers, reshaper.job.num_parts)
+        shapes, num_parts = self.options.shapes or {}, self.reshaper.job.num_parts
+        refuse_shapes(shapes, self.num_workers, num_parts)
 
     def with_most_frozen(
         self, num_frozen: int, present: Present
@@ -211,13 +209,13 @@ class ShapeChoice:
             saved: the checkpoint's; None: it is of a run without freezing.
             present: what is played.
         """
-        num_frozen, job = 0 if saved is None else len(saved.layers), self._reshaper.job
-        if saved is not None and self._options.shapes is None:
+        num_frozen, job = 0 if saved is None else len(saved.layers), self.reshaper.job
+        if saved is not None and self.options.shapes is None:
             shape = PipelineShape(*saved.shape)
-            if shape in shapes_of(self._num_workers, job.num_parts):
+            if shape in shapes_of(self.num_workers, job.num_parts):
                 model = self._model(num_frozen, present)
                 found = predict(model, shape, job.num_parts, job.schedule)
-                most = self._options.memory_bytes
+                most = self.options.memory_bytes
                 if most is None or found.peak_bytes <= most:
                     return found
         return self.shape(num_frozen, present)
@@ -229,7 +227,7 @@ class ShapeChoice:
             model,
             model.layers_on(present.boundaries, present.shape.num_stages),
             model.layers_on(option.boundaries, option.shape.num_stages),
-            self._num_workers,
+            self.num_workers,
         )
 
     def transition_s(
@@ -250,10 +248,10 @@ class ShapeChoice:
 
     def possible(self, num_frozen: int, present: Present) -> list[Prediction]:
         """Return the predictions of all shapes, whether they may be taken or not."""
-        model, job = self._model(num_frozen, present), self._reshaper.job
+        model, job = self._model(num_frozen, present), self.reshaper.job
         if not job.recut:
             return [self._predict(self._first_shape, num_frozen, present)]
-        found = possible(model, self._num_workers, job.num_parts, job.schedule)
+        found = possible(model, self.num_workers, job.num_parts, job.schedule)
         if num_frozen != present.num_frozen:
             return found
         now = self._predict(present.shape, num_frozen, present)
@@ -261,7 +259,7 @@ class ShapeChoice:
 
     def _fitting(self, num_frozen: int, present: Present) -> list[Prediction]:
         """Return the predictions of the shapes that may be taken and fit the memory."""
-        asked, most = self._asked(num_frozen, present), self._options.memory_bytes
+        asked, most = self._asked(num_frozen, present), self.options.memory_bytes
         if most is None:
             return asked
         fits = [x for x in asked if x.peak_bytes <= most]
@@ -271,7 +269,7 @@ class ShapeChoice:
         if num_frozen >= present.num_frozen:
             raise error
         raise ConfigError(
-            f"{type(self._options.policy).__name__} unfreezes layers "
+            f"{type(self.options.policy).__name__} unfreezes layers "
             f"({present.num_frozen} to {num_frozen} frozen), and there is no way back "
             f"to where they fit: {error}, or a policy that keeps them frozen (such as "
             "unfreeze_at=None)"
@@ -279,16 +277,16 @@ class ShapeChoice:
 
     def _asked(self, num_frozen: int, present: Present) -> list[Prediction]:
         """Return the predictions of the shapes that may be taken."""
-        job = self._reshaper.job
-        if self._options.shapes is None and job.balance == "exact":
+        job = self.reshaper.job
+        if self.options.shapes is None and job.balance == "exact":
             return self.possible(num_frozen, present)
         shape = self._first_shape
-        if self._options.shapes is None:
+        if self.options.shapes is None:
             model = self._model(num_frozen, present)
             falls = num_frozen < present.num_frozen
             longest = shape if falls else present.shape
             shape = halved_shape(model, longest, shape, job.num_parts)
-        for least, given in sorted((self._options.shapes or {}).items()):
+        for least, given in sorted((self.options.shapes or {}).items()):
             if least <= num_frozen:
                 shape = PipelineShape(*map(int, given))  # also numpy integers
         return [self._predict(shape, num_frozen, present)]
@@ -297,13 +295,13 @@ class ShapeChoice:
         self, shape: PipelineShape, num_frozen: int, present: Present
     ) -> Prediction:
         """Return the prediction of a shape; of the present layout, as it is cut."""
-        model, job = self._model(num_frozen, present), self._reshaper.job
+        model, job = self._model(num_frozen, present), self.reshaper.job
         if (shape, num_frozen) == (present.shape, present.num_frozen):
             model = replace(model, kept=present.boundaries)
         return predict(model, shape, job.num_parts, job.schedule)
 
     def _model(self, num_frozen: int, present: Present) -> Frozen:
-        model = self._reshaper.costs_of(self._edges[num_frozen])
+        model = self.reshaper.costs_of(self.edges[num_frozen])
         return replace(model, cache=present.cache)
 
 
