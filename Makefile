@@ -36,7 +36,7 @@ help: ## list the targets
 setup: $(SET_UP) ## make .venv with all that is needed; again when pins change
 
 # torch comes first: whatever asks for torch later must find the pinned one in place.
-$(SET_UP): pyproject.toml constraints.txt
+$(SET_UP): pyproject.toml constraints.txt src/hocket/version.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "hocket needs Python >= 3.11; this is $$($(PYTHON) -V)." \
 			"Name another: make setup PYTHON=python3.12" >&2; exit 1; }
