@@ -68,7 +68,7 @@ class OpenLengths:
         """
         same = {x: _SAMPLES for place, x in symbols.items() if place not in lengths}
         every = dict.fromkeys((x.xreplace(same), was) for x, was in conditions)
-        smallest = {symbol: int(found.lower) for symbol, found in ranges.items()}
+        smallest = {x: int(ranges[x].lower) for x in symbols.values() if x in ranges}
         sizes = {x: ValueRanges(least, int_oo) for x, least in smallest.items()} | _ANY
         open_ones = [x for x in every if _answer(x[0], sizes) is None]
         return cls(
