@@ -8,7 +8,7 @@ the data cannot run so; then real tensors are used, and changes are undone.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hocket.model.trace.are_close import are_close
 from hocket.model.trace.example import Example
 from hocket.model.trace.per_sample import tensors_in
 from hocket.model.trace.replaced import replaced
@@ -116,31 +117,48 @@ def observe(trace: Trace, example: Example, *, real: bool = False) -> Observatio
 
 
 def computes_as(model: nn.Module, trace: Trace, example: Example) -> bool:
-    """Whether a model calls the operators that its trace does, on the same values.
+    """Whether a model computes what its trace does, in the mode that it is in.
 
-    Both run on fake tensors, in the mode that the model is in. Values are equal if
-    equal calls made their memory, and they lie alike in it: a view of all is no change.
-    The caller restores what the model's forward sets.
+    Both run on fake tensors. Values are equal if equal calls of operators made their
+    memory, and they lie alike in it: a view of all is no change. Where that is not so,
+    or a module reads data, the outputs for this example are compared. The caller
+    restores what the model's forward sets.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    example = example.mapped(fake.from_tensor)
-    state = {name: fake.from_tensor(x) for name, x in trace.state.tensors.items()}
-    given = [*state.values(), *tensors_in(example.leaves)]
-    named: dict[str, Tensor] = {
-        name: state[first] for first, each in trace.state.names.items() for name in each
-    }
-    args, kwargs = example.call()
-    run = _TraceRun(trace, example, state, real=False)
+    faked = example.mapped(fake.from_tensor)
+    state = trace.state.tensors
+    fakes = {name: fake.from_tensor(x) for name, x in state.items()}
+    known = [*fakes.values(), *tensors_in(faked.leaves)]
+    own, traced = _WorkWatch(known), _WorkWatch(known)
+    with suppress(Exception):  # a module reads data
+        with fake, own:
+            made = [
+                own.name(x) for x in (*_outputs(model, trace, faked, fakes), *known)
+            ]
+        with fake, traced:
+            run = _TraceRun(trace, faked, fakes, real=False)
+            if made == [traced.name(x) for x in (*run.outputs(), *known)]:
+                return True
     try:
-        with fake, torch.enable_grad(), _WorkWatch(given) as own:
-            out = torch.func.functional_call(model, named, args, kwargs)
-        with fake, _WorkWatch(given) as traced:
-            run.all()
-    except Exception:  # one that this number of samples raises
+        with preserve_state(trace.state):
+            expected = _outputs(model, trace, example, state)
+        with preserve_state(trace.state):
+            found = _TraceRun(trace, example, state, real=True).outputs()
+    except Exception:  # the model refuses such a batch, or is on meta
         return False
-    found = fx.node.map_arg(trace.output.args[0], run.values.__getitem__)
-    made = (own.name(x) for x in (*tensors_in(out), *given))
-    return [*made] == [traced.name(x) for x in (*tensors_in(found), *given)]
+    trained = [[x.requires_grad for x in outputs] for outputs in (expected, found)]
+    return trained[0] == trained[1] and are_close(expected, found)
+
+
+def _outputs(
+    model: nn.Module, trace: Trace, example: Example, state: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """Call a model with tensors in place of its own."""
+    names = trace.state.names.items()
+    named = {name: state[first] for first, each in names for name in each}
+    args, kwargs = example.call()
+    with torch.enable_grad():
+        return tensors_in(torch.func.functional_call(model, named, args, kwargs))
 
 
 class _WorkWatch(TorchDispatchMode):
@@ -208,6 +226,12 @@ class _TraceRun:
             if node not in facts
         }
         return Observation(facts, memory)
+
+    def outputs(self) -> list[Tensor]:
+        """Run all, and return the tensors that the model returns."""
+        self.all()
+        value_of = self.values.__getitem__
+        return tensors_in(fx.node.map_arg(self.trace.output.args[0], value_of))
 
     def _attribute(self, target: str) -> Any:
         if target in self.state:
