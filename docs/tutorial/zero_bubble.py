@@ -22,7 +22,7 @@ config = hocket.PipelineConfig(
 for name in ("1f1b", "zb-h1"):
     again = replace(config, model=make_model(), schedule=name)
     with hocket.Pipeline.from_config(again) as pipeline:
-        for result in pipeline.train(islice(batches(), 20)):
+        for result in pipeline.train(islice(batches(), 28)):
             last = result
         measured = pipeline.measured()
         if pipeline.is_main:

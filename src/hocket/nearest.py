@@ -12,7 +12,7 @@ _LEAST_ALIKE: Final = 0.3  # of names that are shown, not guessed; difflib's rat
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Suggest the name that was most likely meant; if none is near, list the names.
+    """Suggest what was most likely meant; if no name is near, list the names.
 
     Args:
         word: what was written, and is not among the names.
@@ -22,8 +22,12 @@ def nearest(word: str, names: Iterable[str]) -> str:
     "did you mean 'gpipe'?"
     >>> nearest("fast", ["1f1b", "gpipe"])
     "there are '1f1b', 'gpipe'"
+    >>> nearest("v100", ["p100", "v100-16g", "v100-32g"])
+    "did you mean 'v100-16g' or 'v100-32g'?"
     """
     known = list(names)
+    if begun := [x for x in known if word and x.startswith(word.lower())]:
+        return f"did you mean {' or '.join(map(repr, begun[:_NUM_NEAREST]))}?"
     if close := get_close_matches(word.lower(), known, n=1):
         return f"did you mean {close[0]!r}?"
     if len(known) <= _MOST_SHOWN:

@@ -77,7 +77,7 @@ def constructor_takes_fields_of(
             _refuse(type(self).__name__, args, kwargs, known, advice)
             init(self, config(*args, **kwargs))
 
-        construct.__doc__ = init.__doc__
+        construct.__doc__ = config.__doc__  # which `help` shows
         own = Parameter("self", Parameter.POSITIONAL_ONLY)
         _set_signature(construct, Signature([own, *known.values()]))
         return construct

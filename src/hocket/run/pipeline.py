@@ -42,7 +42,8 @@ class Pipeline(StagedRun):
 
     Args:
         config: not an argument of its own: the fields of `hocket.PipelineConfig` are
-            the arguments, `Pipeline(model, loss, optimizer=..., example=..., ...)`.
+            the arguments, `Pipeline(model, loss, optimizer=..., example=..., ...)`;
+            `__init__` describes each.
 
     Attributes:
         filling: how far `fill` has come, and its simulated timeline.
@@ -56,6 +57,7 @@ class Pipeline(StagedRun):
         FitError: a device has too little memory even if all its stages recompute, or
             for any order that is made for it; names the smallest that works.
         ConfigError: a setting that makes no sense.
+        PlanError: no schedule has the given name.
 
     Warns:
         RepeatingBubbleWarning: "v-min" or "v-half" waits in every microbatch, with the

@@ -75,7 +75,8 @@ class ModelChange:
 
     def __str__(self) -> str:
         """Return one line."""
-        return f"{self.name} was {self.before} and is {self.now}"
+        now = f"another {self.now}" if self.now == self.before else self.now
+        return f"{self.name} was {self.before} and is {now}"
 
 
 Noted: TypeAlias = dict[tuple[str, str], ModelChange]  # by name and kind

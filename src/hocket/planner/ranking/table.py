@@ -18,7 +18,7 @@ from hocket.draw.quantity import (
     short,
 )
 from hocket.draw.text import to_text as timeline_text
-from hocket.planner.candidate import DATA_PARALLEL, REVERSE_FIRST_K, Outcome
+from hocket.planner.candidate import DATA_PARALLEL, ONE_DEVICE, REVERSE_FIRST_K, Outcome
 from hocket.planner.ranking.ranking import NUM_ROWS, RankedOutcomes, Row, joined
 
 if TYPE_CHECKING:
@@ -246,6 +246,12 @@ def advice(ranking: RankedOutcomes) -> Iterator[str]:
             f"{before}{name}: {_brief(rival, ranking)}, {short(share)} times as fast, "
             f"{' in place of '.join(sizes)}"
         )
+        num = ranking.cluster.num_devices
+        if rival.candidate.schedule == ONE_DEVICE and 1 / share < num / 2:
+            yield (
+                f"{num} devices are {short(1 / share)} times as fast as one: take one, "
+                "unless that is worth them"
+            )
     reversed_best = ranking.best_of(REVERSE_FIRST_K)
     if reversed_best is not None and reversed_best not in (best, rival, fastest):
         yield f"reverse first-k: {_brief(reversed_best, ranking)}"
