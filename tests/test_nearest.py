@@ -16,6 +16,12 @@ def test_near_and_far() -> None:
     assert nearest("fast", ["1f1b", "gpipe"]) == "there are '1f1b', 'gpipe'"
 
 
+def test_names_that_begin_so_come_first() -> None:
+    """Others may be nearer by letters."""
+    names = ["p100", "v100-16g", "v100-32g"]
+    assert nearest("V100", names) == "did you mean 'v100-16g' or 'v100-32g'?"
+
+
 @given(word=words, others=st.lists(words, max_size=4), at=st.integers(0, 3))
 def test_one_letter_too_many_is_always_understood(
     word: str, others: list[str], at: int

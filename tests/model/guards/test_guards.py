@@ -135,6 +135,11 @@ BOTH: Final = frozenset({"blocks.0", "blocks.1"})
             {"blocks.1"},
         ),
         (
+            set_attribute("blocks.1", "drop", nn.Dropout(0.1)),
+            "blocks.1.drop was Dropout and is another Dropout",
+            {"blocks.1"},
+        ),
+        (
             lambda net: net.blocks[0].table.add_(1),
             "blocks.0.table (in place) was a Tensor and is a Tensor",
             {"blocks.0"},

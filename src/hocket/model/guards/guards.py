@@ -75,7 +75,8 @@ class ModelChange:
 
     def __str__(self) -> str:
         """Return one line."""
-        now = f"another {self.now}" if self.now == self.before else self.now
+        is_alike = self.kind == "module" and self.now == self.before
+        now = f"another {self.now}" if is_alike else self.now
         return f"{self.name} was {self.before} and is {now}"
 
 
