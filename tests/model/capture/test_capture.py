@@ -172,7 +172,7 @@ def test_a_pinned_batch_size_is_known_and_refused() -> None:
     assert not captured.any_batch
     assert "[6, 2, 2]" in captured.fixed_batch
     assert stage(torch.randn(6, 4)).shape == (6, 4)
-    with pytest.raises(ModelError, match=r"stage 0 got 3 samples, .* only with the 6"):
+    with pytest.raises(ModelError, match=r"got num_samples=3, .* only with the 6"):
         stage(torch.randn(3, 4))
 
 
