@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -67,6 +68,63 @@ def test_those_that_decide_as_the_example_are_right(asks: Callable[[int], Any]) 
 def test_what_makes_a_number_of_a_size_fixes_it(asks: Callable[[int], Any]) -> None:
     """No graph has it then for others."""
     assert right(Net(asks)) == {EXAMPLE}
+
+
+class Ways(nn.Module):
+    """Does for one sample what `way` says; two layers."""
+
+    def __init__(self, way: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.head, self.way = nn.Linear(6, 3), nn.Linear(3, 2), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return self.head(self.way(y) if x.shape[0] == 1 else y)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda y: y.expand(1, -1),  # the same view
+        lambda y: y + 0,
+        lambda y: torch.ones(1, 1) @ y,
+    ],
+)
+def test_one_sample_may_go_another_way_to_the_same(
+    way: Callable[[Tensor], Tensor],
+) -> None:
+    """By its operators, or by its outputs and gradients."""
+    assert right(Ways(way)) == set(range(1, MOST))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        Tensor.detach,  # the same outputs, and no gradient for the first layer
+        lambda y: y.detach() / 2 + y / 2,
+        lambda y: y * 1.01,
+        lambda y: y[:, [1, 0, 2]],
+    ],
+)
+def test_one_sample_that_leads_elsewhere_is_refused(
+    way: Callable[[Tensor], Tensor],
+) -> None:
+    """In its outputs, or in its gradients alone."""
+    model = Ways(way)
+    called: list[object] = []
+    model.layer.register_full_backward_hook(lambda *seen: called.append(seen))
+    assert right(model) == set(range(2, MOST))
+    assert not called
+    assert all(x.grad is None for x in model.parameters())
+
+
+def test_pythons_generator_goes_on_as_it_was() -> None:
+    """What the model draws while it is looked at is drawn again."""
+    model = Ways(lambda y: y * random.random())
+    random.seed(3)
+    expected = random.Random(3).random()
+    assert right(model) == set(range(2, MOST))
+    assert random.random() == expected
 
 
 class Number(nn.Module):

@@ -20,7 +20,7 @@ from hocket.model.capture.captured import Captured as Captured
 from hocket.model.capture.captured import captured, with_more_layers
 from hocket.model.capture.convert import to_trace
 from hocket.model.capture.export import export, samples_to_export
-from hocket.model.capture.lost_in_graph import LostInGraphError
+from hocket.model.capture.lost_in_graph import LostInGraphError, preserve_numbers
 from hocket.model.capture.sequential import (
     has_hooks,
     hooks_of,
@@ -391,9 +391,13 @@ def _check_samples(model: nn.Module, trace: Trace, example: Example) -> None:
     A decision for one sample often changes nothing: `if len(x) > 1: y = y.expand(...)`.
     """
     fault_of = trace.open.fault_of_samples
-    with preserve_attributes(model):
-        if fault_of(1) and computes_as(model, trace, example.resized(1)):
-            trace.open.known.add(1)
+    if fault_of(1):
+        with preserve_attributes(model), preserve_numbers():
+            for module in model.modules():
+                for hooks in hooks_of(module, forward=False):
+                    hooks.clear()
+            if computes_as(model, trace, example.resized(1)):
+                trace.open.known.add(1)
     if fault := fault_of(example.num_samples):
         raise _DecidesBySamplesError(frozenset(), CaptureError(fault))
 

@@ -121,33 +121,48 @@ def computes_as(model: nn.Module, trace: Trace, example: Example) -> bool:
 
     Both run on fake tensors. Values are equal if equal calls of operators made their
     memory, and they lie alike in it: a view of all is no change. Where that is not so,
-    or a module reads data, the outputs for this example are compared. The caller
-    restores what the model's forward sets.
+    or a module reads data, outputs and gradients for this example are compared. The
+    caller restores what the model's forward sets.
     """
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    faked = example.mapped(fake.from_tensor)
     state = trace.state.tensors
-    fakes = {name: fake.from_tensor(x) for name, x in state.items()}
-    known = [*fakes.values(), *tensors_in(faked.leaves)]
-    own, traced = _WorkWatch(known), _WorkWatch(known)
     with suppress(Exception):  # a module reads data
-        with fake, own:
-            made = [
-                own.name(x) for x in (*_outputs(model, trace, faked, fakes), *known)
-            ]
-        with fake, traced:
-            run = _TraceRun(trace, faked, fakes, real=False)
-            if made == [traced.name(x) for x in (*run.outputs(), *known)]:
-                return True
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        faked = example.mapped(fake.from_tensor)
+        fakes = {name: fake.from_tensor(x) for name, x in state.items()}
+        known = [*fakes.values(), *tensors_in(faked.leaves)]
+        with fake, _WorkWatch(known) as own:
+            outputs = _outputs(model, trace, faked, fakes)
+        with fake, _WorkWatch(known) as traced:
+            found = _TraceRun(trace, faked, fakes, real=False).outputs()
+        made = [own.name(x) for x in (*outputs, *known)]
+        if made == [traced.name(x) for x in (*found, *known)]:
+            return True
     try:
         with preserve_state(trace.state):
-            expected = _outputs(model, trace, example, state)
+            outputs = _with_gradients(_outputs(model, trace, example, state), state)
         with preserve_state(trace.state):
             found = _TraceRun(trace, example, state, real=True).outputs()
+            found = _with_gradients(found, state)
     except Exception:  # the model refuses such a batch, or is on meta
         return False
-    trained = [[x.requires_grad for x in outputs] for outputs in (expected, found)]
-    return trained[0] == trained[1] and are_close(expected, found)
+    return are_close(outputs, found)
+
+
+def _with_gradients(
+    outputs: Sequence[Tensor], state: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """Return outputs, and a gradient of them for each parameter; empty without one."""
+    weights = [x for x in state.values() if x.requires_grad]
+    # Of a plain sum, that of a softmax or of a norm would be zero.
+    sums = [
+        (x * torch.arange(x.numel(), device=x.device).cos().view(x.shape)).sum()
+        for x in outputs
+        if x.requires_grad and x.is_floating_point()
+    ]
+    grads: Sequence[Tensor | None] = ()
+    if sums:
+        grads = torch.autograd.grad(sums, weights, allow_unused=True)
+    return [*outputs, *(torch.empty(0) if x is None else x for x in grads)]
 
 
 def _outputs(
@@ -174,10 +189,10 @@ class _WorkWatch(TorchDispatchMode):
         self.kept: list[Any] = []  # or memory would be used again
 
     def name(self, tensor: Tensor) -> Hashable:
-        """Return how a tensor was made, and how it lies in its memory."""
+        """Return how a tensor was made, how it lies in memory, and if it is trained."""
         made = self.made.get(storage_of(tensor), id(tensor))
         place = tensor.shape, tensor.stride(), tensor.storage_offset()
-        return made, *place, tensor.dtype
+        return made, *place, tensor.dtype, tensor.requires_grad
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
