@@ -267,7 +267,8 @@ def _form_faults(options: ScheduleOptions) -> Iterator[str]:
     schedule, cut = options.schedule, options.cut
     if not isinstance(schedule, str | Path | Schedule):
         yield f"schedule is {schedule!r}: give a name, a hocket.Schedule, or a path"
-    if isinstance(cut, str) or not (cut is None or isinstance(cut, Sequence)):
+    is_list = isinstance(cut, Sequence) and not isinstance(cut, str)
+    if cut is not None and not (is_list and all(isinstance(x, str) for x in cut)):
         yield f"cut is {cut!r}: give a list of names, such as ['encoder', 'head']"
 
 

@@ -425,6 +425,19 @@ def test_what_fits_no_device_whole_and_has_fast_links_is_sharded() -> None:
     assert short(ranking.best_pipeline.samples_per_s) in line
 
 
+@pytest.mark.parametrize(("bytes_per_s", "is_worth_it"), [(1e7, False), (1e9, True)])
+def test_devices_that_bring_little_are_named(
+    bytes_per_s: float, is_worth_it: bool
+) -> None:
+    """Four that are less than twice as fast as one: is that what they cost?"""
+    job = work(8, weight_bytes=64 * MIB)
+    ranking = rank(job, cluster(4, bytes_per_s=bytes_per_s), 8, EVERYTHING)
+    lines = [x for x in advice(ranking) if x.startswith("4 devices are 1.186 times")]
+    assert ranking.best is not None
+    assert ranking.best.candidate.num_devices > 1 or is_worth_it
+    assert (lines == []) == is_worth_it
+
+
 @pytest.mark.parametrize("shares_cores", [False, True])
 @pytest.mark.parametrize("bytes_per_s", [1e7, 1e9, 1e11])
 @pytest.mark.parametrize("memory_bytes", [10**12, 10**8])

@@ -75,6 +75,8 @@ def test_what_is_not_sharded_is_refused_in_one_sentence() -> None:
         ("schedule", 5, "5: give a name, a hocket.Schedule, or a path"),
         ("cut", "head", "'head': give a list of names"),
         ("cut", 2, "2: give a list of names"),
+        ("cut", ["2", 3], "['2', 3]: give a list of names"),
+        ("transport", "shm", "'shm': it may be auto, shared-memory, torch"),
     ],
 )
 def test_options_of_another_type_are_named(name: str, value: Any, said: str) -> None:

@@ -218,12 +218,13 @@ def launch(
             sys_path=[str(Path(path).absolute()) for path in sys.path],
             argv=sys.argv,
         )
-        folder = new_job_dir(None if run_dir is None else Path(run_dir))
-        run_dir = folder if run_dir is None else Path(run_dir)
+        given = None if run_dir is None else Path(run_dir)
+        folder = new_job_dir(given)
+        where = given or folder
         attempts = _Attempts(folder, num_workers, max_restarts, timeout_s, descriptors)
-        (run_dir / "failure.json").unlink(missing_ok=True)
-        write_json(attempts.folder / "job.json", job)
-        return _results(attempts, run_dir)
+        (where / "failure.json").unlink(missing_ok=True)
+        write_json(folder / "job.json", job)
+        return _results(attempts, where)
 
 
 def _results(attempts: _Attempts, run_dir: Path) -> list[Any]:

@@ -150,6 +150,10 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         faults = [x for x in (fault, loss_fault(self.loss)) if x]
         if not isinstance(self.seed, int):
             faults.append(f"seed is {self.seed!r}: it must be a whole number")
+        if self.transport not in (names := get_args(TransportName)):
+            faults.append(
+                f"transport is {self.transport!r}: it may be {', '.join(names)}"
+            )
         if not faults:
             faults += teacher_faults(self.teachers, self.model, self.loss)
         if self.teachers and self.max_delay:
