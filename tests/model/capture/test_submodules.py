@@ -168,6 +168,31 @@ def test_another_number_of_samples_must_lead_to_the_same_calls() -> None:
     assert "other calls" in captured.fixed_batch
 
 
+class Alone(nn.Module):
+    """Calls one module less for a single sample."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.first, self.more, self.last = (nn.Linear(4, 4) for _ in range(3))
+        self.number = number
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        out: Tensor = self.last(y if len(x) == self.number else self.more(y))
+        return out
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_sample_is_tried(number: int) -> None:
+    """Where it leads to other calls, it is refused, and others are not."""
+    example = torch.ones(4, 4)
+    captured = capture(Alone(number), (example,), capture="submodules")
+    assert captured.any_batch
+    for sizes in captured.right_for.values():
+        assert bool(sizes.fault_of_samples(1)) == (number == 1)
+        assert not sizes.fault_of_samples(3)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     """Though it ran: its notes, its buffers, random numbers."""
     model = Notes()

@@ -32,6 +32,7 @@ from hocket.model.capture.sequential import (
 from hocket.model.capture.source_line import OTHER_WAY, place_of
 from hocket.model.capture.submodules import (
     check_open,
+    checked_alone,
     closed_modules,
     same_calls,
     trace_submodules,
@@ -213,6 +214,7 @@ def _of_submodules(
     training, evaluation = (trace_submodules(x, closed, example, state) for x in calls)
     with in_mode(model, training=False):
         seen_evaluating = _watch(model, evaluation, example)
+        evaluation = checked_alone(model, evaluation, closed, example)
     fixed = ""
     with in_mode(model, training=True):
         seen = more = _watch(model, training, example)
@@ -228,6 +230,7 @@ def _of_submodules(
         except Exception as error:
             fixed = f"{type(error).__name__}: {error}"
         seen = _with_known_shapes(model, training, example, seen)
+        training = checked_alone(model, training, closed, example)
     seen_all = (seen, more, seen_evaluating)
     return captured(
         model, example, (training, evaluation), seen_all, fixed, between_modules=True

@@ -14,16 +14,20 @@ cut between its submodules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
-from torch import fx
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
-from hocket.model.capture.calls import ModuleCall
+from hocket.model.capture.calls import ModuleCall, watch_calls
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
+from hocket.model.trace.lengths import BUT_ONE
+from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import DATA
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
@@ -200,6 +204,18 @@ class _GraphBuilder:
 def same_calls(a: Trace, b: Trace) -> bool:
     """Return whether two traces call the same submodules with equal arguments."""
     return _text(a) == _text(b)
+
+
+def checked_alone(
+    model: nn.Module, trace: Trace, closed: Mapping[str, str], example: Example
+) -> Trace:
+    """Return a trace that knows whether it is right for one sample: this is tried."""
+    one, state = example.resized(1), trace.state
+    with suppress(Exception), preserve_state(state):  # one may be refused
+        alone = watch_calls(model, one)
+        if same_calls(trace, trace_submodules(alone, closed, one, state)):
+            return trace
+    return replace(trace, open=BUT_ONE)
 
 
 def _text(trace: Trace) -> list[str]:

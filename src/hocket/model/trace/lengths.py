@@ -123,6 +123,10 @@ class OpenLengths:
         return ""
 
 
+# Right for two samples and more.
+BUT_ONE: Final = OpenLengths(of_samples=((sympy.Ne(_SAMPLES, 1), True),))
+
+
 def _answer(condition: Any, ranges: dict[Any, Any] = _ANY) -> bool | None:
     """Return whether a condition holds for all sizes; None if for some only."""
     found = bound_sympy(condition, ranges)
