@@ -22,10 +22,10 @@ from hocket.model.capture.as_is import ModulesAsIs
 from hocket.model.capture.export import export
 from hocket.model.capture.sequential import has_hooks
 from hocket.model.trace.example import Example
-from hocket.model.trace.lengths import OpenLengths
+from hocket.model.trace.sizes import OpenSizes
 from hocket.model.trace.state import State
 
-Exported: TypeAlias = tuple[ExportedProgram, OpenLengths]
+Exported: TypeAlias = tuple[ExportedProgram, OpenSizes]
 
 _FOUND: Final[dict[Hashable, Exported]] = {}
 # Packages and modules whose classes keep all their settings in attributes.

@@ -33,10 +33,10 @@ from hocket.model.trace.layers import (
     used_state,
     with_unused,
 )
-from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.local import local
 from hocket.model.trace.observe import Observation, TensorInfo
 from hocket.model.trace.per_sample import PerSample
+from hocket.model.trace.sizes import OpenSizes
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import Trace
 from hocket.model.trace.value import SentTensor
@@ -92,7 +92,7 @@ class Captured:
         return not self.fixed_batch
 
     @property
-    def right_for(self) -> dict[bool, OpenLengths]:
+    def right_for(self) -> dict[bool, OpenSizes]:
         """What sizes its stages are right for, by mode (`True` for training)."""
         only = self.example.num_samples if self.fixed_batch else 0
         flows = {True: self.training, False: self.evaluation}

@@ -19,7 +19,7 @@ from hocket.model.capture.as_is import PLACES, ModulesAsIs, WatchedCall
 from hocket.model.capture.export import ASSIGNED
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.trace.example import Example
-from hocket.model.trace.lengths import OpenLengths
+from hocket.model.trace.sizes import OpenSizes
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
 
@@ -63,7 +63,7 @@ _INNER: Final = {
 
 
 def to_trace(
-    exported: tuple[ExportedProgram, OpenLengths],
+    exported: tuple[ExportedProgram, OpenSizes],
     state: State,
     as_is: ModulesAsIs,
     example: Example,

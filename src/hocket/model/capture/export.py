@@ -45,10 +45,10 @@ from hocket.model.capture.no_checkpointing import NoCheckpointing
 from hocket.model.capture.source_line import OTHER_WAY, source_line_of
 from hocket.model.guards.reached import reached_by
 from hocket.model.trace.example import Example
-from hocket.model.trace.lengths import Condition, OpenLengths
 from hocket.model.trace.observe import noticed_backwards
 from hocket.model.trace.per_sample import PerSample
 from hocket.model.trace.replaced import replaced
+from hocket.model.trace.sizes import Condition, OpenSizes
 
 # Unlikely to be a number that the model itself compares the batch size with.
 EXPORT_SAMPLES: Final = 13
@@ -118,7 +118,7 @@ def _computed(graph: fx.Graph) -> dict[fx.Node, Any]:
 
 def export(
     model: nn.Module, example: Example, *, num_samples: int, as_is: ModulesAsIs
-) -> tuple[ExportedProgram, OpenLengths]:
+) -> tuple[ExportedProgram, OpenSizes]:
     """Return the model's graph in the mode that it is in, and what it is right for.
 
     Args:
@@ -176,7 +176,7 @@ def export(
             name.rpartition(".")[0]: f"each forward changes {name}" for name in names
         }
     _check_open(program, example, any_batch=any_batch)
-    return program, _open_lengths(program, example, decided)
+    return program, _open_sizes(program, example, decided)
 
 
 def _noted(decided: list[Condition]) -> AbstractContextManager[None]:
@@ -208,9 +208,9 @@ def _open_dims(example: Example, *, any_batch: bool) -> list[tuple[int, int]]:
     return [*((i, 0) for i in cut), *example.open]
 
 
-def _open_lengths(
+def _open_sizes(
     program: ExportedProgram, example: Example, decided: Sequence[Condition]
-) -> OpenLengths:
+) -> OpenSizes:
     """Return what sizes a program is right for."""
     values = _input_values(program)
     cut = [(i, 0) for i, is_cut in enumerate(example.batched) if is_cut]
@@ -222,9 +222,9 @@ def _open_lengths(
         if not is_concrete_int(size)
     }
     if not symbols:
-        return OpenLengths()
+        return OpenSizes()
     env = values[next(iter(symbols))[0]].fake_mode.shape_env
-    return OpenLengths.of(
+    return OpenSizes.of(
         symbols,
         [*((guard.expr, True) for guard in env.guards), *decided],
         env.var_to_range,

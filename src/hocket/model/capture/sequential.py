@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import CaptureError
 from hocket.model.trace.example import Example
-from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.observe import NodeFacts, TensorInfo
 from hocket.model.trace.per_sample import DATA
+from hocket.model.trace.sizes import OpenSizes
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
 
@@ -76,7 +76,7 @@ def trace_sequential(model: nn.Sequential, example: Example, state: State) -> Tr
     trace = Trace(
         graph, state, objects, leaf_of, num_samples, modules, spec, spans=spans
     )
-    return replace(trace, open=OpenLengths(is_any=True))
+    return replace(trace, open=OpenSizes(is_any=True))
 
 
 def _span(path: str, value: Any, out: fx.Node) -> CallSpan:

@@ -26,9 +26,9 @@ from hocket.model.capture.calls import ModuleCall, watch_calls
 from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
-from hocket.model.trace.lengths import BUT_ONE
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import DATA
+from hocket.model.trace.sizes import BUT_ONE
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
 

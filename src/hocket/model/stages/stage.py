@@ -16,9 +16,9 @@ from hocket.errors import ModelError
 from hocket.model.stages.emit import Code
 from hocket.model.stages.layer_seeds import LayerSeeds
 from hocket.model.stages.parameter_paths import Home
-from hocket.model.trace.lengths import OpenLengths
 from hocket.model.trace.local import is_sharded, landed
 from hocket.model.trace.per_sample import tensors_in
+from hocket.model.trace.sizes import OpenSizes
 from hocket.model.trace.value import SentTensor
 
 KEPT_ELSEWHERE: Final = (
@@ -76,7 +76,7 @@ class StageModule(nn.Module):
         sent: Mapping[int, tuple[SentTensor, ...]],
         outputs: tuple[SentTensor, ...],
         random_layers: tuple[int, ...],
-        right_for: Mapping[bool, OpenLengths],
+        right_for: Mapping[bool, OpenSizes],
         size_at: tuple[int, int] | None,
         lengths_at: tuple[tuple[int, int], ...],
         rebuild: Mapping[bool, Callable[[Any], Any]],

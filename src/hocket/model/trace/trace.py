@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from hocket.model.trace.lengths import OpenLengths
+from hocket.model.trace.sizes import OpenSizes
 from hocket.model.trace.state import State
 
 
@@ -84,7 +84,7 @@ class Trace:
     as_is: Mapping[str, str] = field(default_factory=dict)
     drawing: frozenset[str] = frozenset()
     lengths: Mapping[tuple[int, int], fx.Node] = field(default_factory=dict)
-    open: OpenLengths = field(default_factory=OpenLengths)
+    open: OpenSizes = field(default_factory=OpenSizes)
 
     @property
     def sizes(self) -> tuple[fx.Node, ...]:

@@ -29,7 +29,7 @@ _ANY: Final[dict[Any, Any]] = {_SAMPLES: ValueRanges(1, int_oo)}
 
 
 @dataclass(frozen=True, slots=True)
-class OpenLengths:
+class OpenSizes:
     """The dimensions that a graph leaves open, and what its code takes for granted.
 
     Args:
@@ -57,7 +57,7 @@ class OpenLengths:
         conditions: Iterable[Condition],
         ranges: Mapping[Any, Any],
         lengths: Collection[Place],
-    ) -> OpenLengths:
+    ) -> OpenSizes:
         """Return the conditions that some sizes do not fulfil.
 
         Args:
@@ -124,7 +124,7 @@ class OpenLengths:
 
 
 # Right for two samples and more.
-BUT_ONE: Final = OpenLengths(of_samples=((sympy.Ne(_SAMPLES, 1), True),))
+BUT_ONE: Final = OpenSizes(of_samples=((sympy.Ne(_SAMPLES, 1), True),))
 
 
 def _answer(condition: Any, ranges: dict[Any, Any] = _ANY) -> bool | None:
