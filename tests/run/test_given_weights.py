@@ -114,7 +114,8 @@ def from_files(folder: str, schedule: str, options: dict[str, Any]) -> dict[str,
         found["untouched"] = all(
             not net.get_parameter(x).abs().sum() for x in others if "last" not in x
         )
-        found["num_others"] = len(others)
+        # On a busy machine, a cut by measured times may give all weights to one worker.
+        assert len(others) > 3 or not options.get("cut")
         pipeline.gather_into(net)
         whole = net.get_parameter("blocks.3.linear.weight")
         found["whole"] = whole.flatten().tolist()
@@ -135,12 +136,12 @@ def difference(found: dict[str, list[float]], state: dict[str, Tensor]) -> float
     ("schedule", "num_workers", "options"),
     [
         ("gpipe", 1, {}),
-        ("1f1b", 2, {}),
+        ("1f1b", 2, {"cut": ["blocks.3"]}),
         ("zb-v", 2, {"num_microbatches": 4}),
         ("auto", 2, {}),
         ("1f1b", 4, {"num_replicas": 2}),
         ("1f1b", 4, {"num_shards": 2}),
-        ("1f1b", 2, {"compile": True}),
+        ("1f1b", 2, {"compile": True, "cut": ["blocks.3"]}),
     ],
 )
 def test_training_from_files_is_the_plain_loops(
@@ -168,7 +169,6 @@ def test_training_from_files_is_the_plain_loops(
         rest = {k: x for k, x in state.items() if k not in counted}
         assert difference(own, rest) < 1e-12
         assert answer["untouched"]
-        assert bool(answer["num_others"]) == (num_workers > 1)
         assert answer["whole"] == answer["state"]["blocks.3.linear.weight"]
 
 

@@ -117,7 +117,7 @@ def replaced_activation() -> Script:
     "a layer with weights replaced by a new one",
     {
         "own-1 own-2 seq-1 seq-2 teacher freeze wpipe 2bw": refused(
-            "2 was Linear and is Linear"
+            "2 was Linear and is another Linear"
         )
     },
 )
