@@ -168,29 +168,56 @@ def test_another_number_of_samples_must_lead_to_the_same_calls() -> None:
     assert "other calls" in captured.fixed_batch
 
 
-class Alone(nn.Module):
-    """Calls one module less for a single sample."""
+class Skips(Base):
+    """Leaves out a module for one number of samples."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.first, self.more, self.last = (nn.Linear(4, 4) for _ in range(3))
-        self.number = number
+    number = 0
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
-        out: Tensor = self.last(y if len(x) == self.number else self.more(y))
+        out: Tensor = self.last(y if len(x) == self.number else self.sign(y))
         return out
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_one_sample_is_tried(number: int) -> None:
-    """Where it leads to other calls, it is refused, and others are not."""
-    example = torch.ones(4, 4)
-    captured = capture(Alone(number), (example,), capture="submodules")
-    assert captured.any_batch
+class Doubles(Skips):
+    """Changes a tensor in place for one number of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if x.shape[0] == self.number:
+            y.mul_(2)
+        out: Tensor = self.last(y)
+        return out
+
+
+@pytest.mark.parametrize("kind", [Skips, Doubles])
+@pytest.mark.parametrize("number", [0, 1, 3, 5, 6, 9])
+def test_numbers_of_samples_are_tried(kind: type[Skips], number: int) -> None:
+    """Where one leads to something else, it is refused; and what was not tried, too."""
+    model = kind()
+    model.number = number
+    captured = capture(model, (X,), capture="submodules")
+    assert captured.any_batch == (number != 5)
     for sizes in captured.right_for.values():
-        assert bool(sizes.fault_of_samples(1)) == (number == 1)
-        assert not sizes.fault_of_samples(3)
+        refused = {n for n in range(1, 9) if sizes.fault_of_samples(n)}
+        others = {number, 6, 7, 8} if number != 5 else {*range(1, 9)} - {4}
+        assert refused == others & {*range(1, 9)}
+
+
+class Asks(Base):
+    """Asks for sizes that do not follow the number of samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.sign(self.first(x))
+        if x.size(1) == 6 and x.dim() == 2:
+            y = self.last(y)
+        return y
+
+
+def test_other_sizes_do_not_fix_the_number() -> None:
+    """What it was not run with is right as well."""
+    captured = capture(Asks(), (X,), capture="submodules")
+    assert all(not x.fault_of_samples(99) for x in captured.right_for.values())
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -41,6 +41,7 @@ _QUESTIONS: Final = frozenset(
         "size",
     }
 )
+_OF_SIZES: Final = frozenset({"__len__", "numel", "shape", "size"})
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class ModuleCall:
         inner: the calls that it made itself, in order.
         work: the first thing that its own code computed, and where; empty if it
             computes nothing.
+        asked: the sizes that its own code asked for until then, each with the line.
     """
 
     path: str
@@ -65,6 +67,7 @@ class ModuleCall:
     out: Any = None
     inner: list[ModuleCall] = field(default_factory=list)
     work: str = ""
+    asked: dict[Any, str] = field(default_factory=dict)
 
     def all(self) -> Iterator[ModuleCall]:
         """Yield this call and those inside it."""
@@ -115,14 +118,16 @@ class _CallRecorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if (
-            self.stack
-            and not self.stack[-1].work
-            and _name_of_function(func) not in _QUESTIONS
-        ):
-            source_line = source_line_of(traceback.extract_stack()).strip()
-            self.stack[-1].work = f"{resolve_name(func) or func}, {source_line}"
-        return func(*args, **(kwargs or {}))
+        answer = func(*args, **(kwargs or {}))
+        call, name = self.stack[-1] if self.stack else None, _name_of_function(func)
+        if call is None or call.work or name in _QUESTIONS - _OF_SIZES:
+            return answer
+        source_line = source_line_of(traceback.extract_stack()).strip()
+        if name in _OF_SIZES:
+            call.asked.setdefault((call.path, name, answer), source_line)
+        else:
+            call.work = f"{resolve_name(func) or func}, {source_line}"
+        return answer
 
 
 def _name_of_function(function: Any) -> str:

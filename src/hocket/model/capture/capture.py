@@ -32,10 +32,9 @@ from hocket.model.capture.sequential import (
 from hocket.model.capture.source_line import OTHER_WAY, place_of
 from hocket.model.capture.submodules import (
     check_open,
-    checked_alone,
     closed_modules,
-    same_calls,
     trace_submodules,
+    tried,
 )
 from hocket.model.guards.reached import reached_by, used_by_forward
 from hocket.model.trace.example import Example, Place
@@ -202,7 +201,6 @@ def _of_submodules(
     lost: LostInGraphError | None = None,
 ) -> Captured:
     """Run submodules as they are, unless the code between them reads what is lost."""
-    larger = example.resized(example.num_samples + 1)
     calls = []
     for mode in (True, False):
         with in_mode(model, training=mode), preserve_state(state):
@@ -214,23 +212,16 @@ def _of_submodules(
     training, evaluation = (trace_submodules(x, closed, example, state) for x in calls)
     with in_mode(model, training=False):
         seen_evaluating = _watch(model, evaluation, example)
-        evaluation = checked_alone(model, evaluation, closed, example)
-    fixed = ""
+        evaluation, _ = tried(model, calls[1], evaluation, closed, example)
     with in_mode(model, training=True):
         seen = more = _watch(model, training, example)
+        training, fixed = tried(model, calls[0], training, closed, example)
         try:
-            with preserve_state(state):
-                grown = trace_submodules(
-                    watch_calls(model, larger), closed, larger, state
-                )
-            if same_calls(training, grown):
-                more = _watch(model, training, larger)
-            else:
-                fixed = "another number of samples leads to other calls"
+            if not fixed:
+                more = _watch(model, training, example.resized(example.num_samples + 1))
         except Exception as error:
             fixed = f"{type(error).__name__}: {error}"
         seen = _with_known_shapes(model, training, example, seen)
-        training = checked_alone(model, training, closed, example)
     seen_all = (seen, more, seen_evaluating)
     return captured(
         model, example, (training, evaluation), seen_all, fixed, between_modules=True

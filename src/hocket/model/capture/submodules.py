@@ -14,7 +14,6 @@ cut between its submodules.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -28,10 +27,11 @@ from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.per_sample import DATA
-from hocket.model.trace.sizes import BUT_ONE
+from hocket.model.trace.sizes import BUT_ONE, OpenSizes
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
 
+_MOST_TRIED: Final = 32
 _STRANGER: Final = (
     "a tensor that is none of its arguments, parameters and buffers, and that no "
     "submodule returned"
@@ -149,15 +149,8 @@ class _GraphBuilder:
             self.num_samples,
             self.modules,
             spec,
-            spans={call.path: self._span(call) for call in self._opened(root)},
+            spans={call.path: self._span(call) for call in _opened(root, self.closed)},
         )
-
-    def _opened(self, call: ModuleCall) -> Iterator[ModuleCall]:
-        """Yield the calls of modules that are opened, outermost first."""
-        yield call
-        for inner in call.inner:
-            if inner.path not in self.closed:
-                yield from self._opened(inner)
 
     def _span(self, call: ModuleCall) -> CallSpan:
         leaves, spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
@@ -201,21 +194,75 @@ class _GraphBuilder:
         return leaf if isinstance(leaf, PLAIN) else self.calls.object("constant", leaf)
 
 
-def same_calls(a: Trace, b: Trace) -> bool:
+def _opened(call: ModuleCall, closed: Mapping[str, str]) -> Iterator[ModuleCall]:
+    """Yield the calls of modules that are opened, outermost first."""
+    yield call
+    for inner in call.inner:
+        if inner.path not in closed:
+            yield from _opened(inner, closed)
+
+
+def _same_calls(a: Trace, b: Trace) -> bool:
     """Return whether two traces call the same submodules with equal arguments."""
     return _text(a) == _text(b)
 
 
-def checked_alone(
-    model: nn.Module, trace: Trace, closed: Mapping[str, str], example: Example
-) -> Trace:
-    """Return a trace that knows whether it is right for one sample: this is tried."""
-    one, state = example.resized(1), trace.state
-    with suppress(Exception), preserve_state(state):  # one may be refused
-        alone = watch_calls(model, one)
-        if same_calls(trace, trace_submodules(alone, closed, one, state)):
-            return trace
-    return replace(trace, open=BUT_ONE)
+def tried(
+    model: nn.Module,
+    call: ModuleCall,
+    trace: Trace,
+    closed: Mapping[str, str],
+    example: Example,
+) -> tuple[Trace, str]:
+    """Return a trace that knows for which numbers of samples it is right: some are run.
+
+    Args:
+        model: the model, in the trace's mode.
+        call: its call with the example, which the trace is of.
+        trace: what was recorded.
+        closed: the paths of the modules that are not opened.
+        example: the example.
+
+    Returns:
+        The trace; and why it is not right for one sample more than the example has.
+    """
+    own, state, asked = example.num_samples, trace.state, _asked(call, closed)
+    faults: dict[int, str] = {own: ""}
+    follows: dict[Any, str] = {}  # sizes that are others for other numbers
+
+    def run(number: int) -> None:
+        other = example.resized(number)
+        try:
+            with preserve_state(state):
+                found = watch_calls(model, other)
+                is_same = _same_calls(
+                    trace, trace_submodules(found, closed, other, state)
+                )
+        except Exception as error:  # one sample may be refused
+            faults[number] = f"{type(error).__name__}: {error}"
+            return
+        sizes = _asked(found, closed)
+        follows.update((x, (asked | sizes)[x]) for x in asked.keys() ^ sizes.keys())
+        computes = any(x.work for x in _opened(found, closed))
+        is_known = is_same and not computes
+        faults[number] = "" if is_known else "other numbers of samples have other calls"
+
+    for number in (1, own + 1):
+        run(number)
+    if follows:  # then a last batch may be of any number that was run
+        for number in range(2, min(own, _MOST_TRIED)):
+            run(number)
+        known = {n for n, fault in faults.items() if not fault}
+        asks = next(iter(follows.values()))
+        trace = replace(trace, open=OpenSizes(known=known, asks=asks))
+    elif faults[1]:
+        trace = replace(trace, open=BUT_ONE)
+    return trace, faults[own + 1]
+
+
+def _asked(call: ModuleCall, closed: Mapping[str, str]) -> dict[Any, str]:
+    """Return the sizes that opened modules asked for, each with the line of code."""
+    return {k: x for own in _opened(call, closed) for k, x in own.asked.items()}
 
 
 def _text(trace: Trace) -> list[str]:

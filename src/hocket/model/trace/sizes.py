@@ -39,6 +39,7 @@ class OpenSizes:
         only: the only number of samples that it is right for; 0 if others are, too.
         smallest: the smallest size of each symbol.
         known: numbers of samples that it is right for.
+        asks: the line that asks for sizes, if no numbers but the known are right.
         is_any: whether it is right for all lengths: it calls modules alone.
     """
 
@@ -47,6 +48,7 @@ class OpenSizes:
     of_samples: tuple[Condition, ...] = ()
     only: int = 0
     known: set[int] = field(default_factory=set)
+    asks: str = ""
     smallest: Mapping[Any, int] = field(default_factory=dict)
     is_any: bool = False
 
@@ -86,6 +88,12 @@ class OpenSizes:
             return f"it runs {only}, because its code fixes the number: {way_out}"
         if num_samples in self.known:
             return ""
+        if self.asks:
+            known = ", ".join(map(str, sorted(self.known)))
+            return (
+                f"its code asks for sizes ({self.asks}), and ran with {known} alone: "
+                f"put that code into a submodule of its own, or {way_out}"
+            )
         for condition, was in self.of_samples:
             exact = condition.xreplace({_SAMPLES: sympy.Integer(num_samples)})
             if _answer(exact) is not was:
