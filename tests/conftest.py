@@ -31,6 +31,9 @@ hypothesis.settings.load_profile(
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
+# Tests run beside each other, and what depends on kept profiles must not on that.
+os.environ["HOCKET_KEEP_BUSY_PROFILES"] = "1"
+
 # The tests start hundreds of processes: none need compile what another has compiled.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -128,6 +128,12 @@ MALLOC: Final = tuple(
         "GLIBC_TUNABLES",
     )
 )
+KEEP_BUSY: Final = Variable(
+    "HOCKET_KEEP_BUSY_PROFILES",
+    "whether profiles that were measured beside other programs are kept for the next "
+    "start, as others are; 1, or 0 for no",
+    "0",
+)
 DEVICE: Final = Variable(
     "HOCKET_DEVICE",
     "what workers compute on: cpu, or cuda; by default cuda where there is such a "

@@ -72,7 +72,8 @@ def report(result: dict[str, Any]) -> Iterator[str]:
         f"{percent(result['bubble_fraction'])}"
     )
     if result["path"] is None:
-        yield "the profile is not kept: not all code that the loss reaches is known"
+        why = profile.noise or "not all code that the loss reaches is known"
+        yield f"the profile is not kept: {why}"
         return
     verb = "was kept" if result["was_kept"] else "is kept now"
     yield f"the profile {verb} in {result['path']}"

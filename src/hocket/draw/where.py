@@ -70,16 +70,20 @@ def idle_line(idle: Idle) -> str:
     return ", ".join(f"{name} {share}" for name, share, _ in rows) or "none"
 
 
-def advice(where: Where) -> list[str]:
+def advice(where: Where, core_wait_s: float = 0.0) -> list[str]:
     """Return what would shorten a step, the largest saving first; a line each.
 
     A saving is the time that the cause takes on the critical path, or on the mean lane:
     the most that can be gained, since another path may be nearly as long.
+
+    Args:
+        where: where the time went.
+        core_wait_s: how long of it the worker waited for a core that others had.
     """
     timeline = where.idle.timeline
     num_steps = timeline.schedule.program.num_steps
     least_s = _LEAST * timeline.makespan_s
-    found = sorted(_savings(where), reverse=True)
+    found = sorted(_savings(where, core_wait_s), reverse=True)
     return [
         text.format(seconds(saved_s / num_steps))
         for saved_s, text in found
@@ -87,7 +91,7 @@ def advice(where: Where) -> list[str]:
     ]
 
 
-def _savings(where: Where) -> Iterator[tuple[float, str]]:
+def _savings(where: Where, core_wait_s: float) -> Iterator[tuple[float, str]]:
     """Yield what each change may save, and a sentence with a place for it."""
     path_s, timeline = where.path.seconds, where.idle.timeline
     yield from _uneven(timeline)
@@ -110,7 +114,12 @@ def _savings(where: Where) -> Iterator[tuple[float, str]]:
         "schedule with a smaller bubble",
     )
     yield (
-        path_s[PathKind.HOST],
+        core_wait_s,
+        "other programs or threads have this worker's core for {} a step: on an idle "
+        "machine it is shorter",
+    )
+    yield (
+        path_s[PathKind.HOST] - core_wait_s,
         "the host takes {} a step of the critical path: larger microbatches, or "
         "compiled stages",
     )

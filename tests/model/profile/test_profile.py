@@ -44,7 +44,7 @@ def layer(name: str, forward_s: float) -> LayerProfile:
     )
 
 
-PROFILE = Profile((layer("a", 1e-3), layer("b", 0.1 + 0.2)), {"device": "cpu"})
+PROFILE = Profile((layer("a", 1e-3), layer("b", 0.1 + 0.2)), {"device": "cpu"}, 0.05)
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -56,12 +56,37 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("core_wait", "spread_s", "words"),
+    [
+        (0.1, 1.0, ""),
+        (0.11, 0.0, "threads had a worker's core for 11 % of the time in which the l"),
+        (0.3, 9.0, "for 30 %"),
+        (0.0, 220.0, "the layers' times spread by 2200 %"),
+    ],
+)
+def test_a_busy_machine_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, core_wait: float, spread_s: float, words: str
+) -> None:
+    """By what others took of a core, or by times that differ by more than themselves.
+
+    Unless its user wants to keep what is measured there.
+    """
+    of_ten_s = replace(PROFILE.layers[0], forward_s=10.0, forward_spread_s=spread_s)
+    layer = replace(of_ten_s, input_grad_s=0.0, weight_grad_s=0.0)
+    found = Profile((layer,), {}, core_wait)
+    assert found.noise == ""
+    monkeypatch.setenv("HOCKET_KEEP_BUSY_PROFILES", "0")
+    assert words in found.noise
+    assert bool(words) == bool(found.noise)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "cannot be read as JSON"),
         ("[]", "not a profile"),
         ('{"format": 0}', "profile of format 0, this hocket reads"),
-        ('{"format": 5, "layers": [{"name": "a"}]}', "not a profile"),
+        ('{"format": 6, "layers": [{"name": "a"}]}', "not a profile"),
         (json.dumps(PROFILE.to_json() | {"conditions": 3}), "not a profile"),
     ],
 )
@@ -102,6 +127,7 @@ def changed(key: str, value: Any) -> str:
         (changed("activation_bytes", 1.5), "another type"),
         (changed("name", 3), r"layers\[0\].name is 3"),
         (json.dumps(PROFILE.to_json() | {"layers": {}}), "layers is {}"),
+        (json.dumps(PROFILE.to_json() | {"core_wait": -1}), "core_wait is -1, which"),
     ],
 )
 def test_impossible_values_are_refused_where_they_are(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -69,6 +71,45 @@ def start_thrice(folder: str) -> dict[str, Any]:
     are_equal = [len(texts) == 1 for texts in everyone]
     world.close()
     return {"measured": counts, "are_equal": are_equal}
+
+
+def start_beside_another(folder: str) -> dict[str, Any]:
+    """Start on the only core of a program that never waits."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.environ["HOCKET_KEEP_BUSY_PROFILES"] = "0"
+    batch = torch.ones(64, 256), torch.zeros(64, 256)
+    layers = [nn.Linear(256, 256) for _ in range(4)]
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        try:
+            with started(
+                nn.Sequential(*layers),
+                nn.functional.mse_loss,
+                torch.optim.SGD,
+                batch,
+                profile_dir=Path(folder) / "kept",
+            ) as pipeline:
+                profile = pipeline.plan.profile
+        finally:
+            other.kill()
+    return {
+        "core_wait": profile.core_wait,
+        "noise": profile.noise,
+        "kept": [x.name for x in Path(folder).glob("kept/*")],
+    }
+
+
+@pytest.mark.timeout(60)
+def test_what_is_measured_beside_other_programs_is_not_kept(tmp_path: Path) -> None:
+    """It is measured twice and used, and the next start measures again."""
+    (found,) = answers_of(
+        f"{__name__}:start_beside_another",
+        str(tmp_path),
+        num_workers=1,
+        folder=tmp_path / "job",
+    )
+    assert 0.1 < found["core_wait"] < 1
+    assert "had a worker's core" in found["noise"]
+    assert found["kept"] == []
 
 
 MEASURED = {

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count
 from math import inf, sqrt
+from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Final, TypeAlias
@@ -91,6 +92,17 @@ def is_precise(columns: Sequence[Sequence[float]]) -> bool:
         return False
     half_s = sum(_NOTCH / sqrt(len(x)) * quartile_range(x) for x in columns)
     return half_s <= _SHARE * sum(map(median, columns))
+
+
+def core_wait_s() -> float:
+    """Return how long this thread has waited for a core that others had.
+
+    0 where the system does not count it, as Linux does in schedstat.
+    """
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        return 0.0
 
 
 def quartile_range(seconds: Sequence[float]) -> float:

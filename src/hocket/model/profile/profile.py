@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from hocket import cuda
+from hocket import cuda, env
 from hocket.core.costs import Link
 from hocket.core.formats.documents import read_json
 from hocket.errors import ModelError
@@ -25,9 +25,10 @@ from hocket.planner.balance import Balancer
 from hocket.planner.work import HeldBytes, LayerCost
 from hocket.version import __version__
 
-FORMAT = 5
+FORMAT = 6
 _MOST: Final = 2**62  # bytes, or seconds
-
+_MOST_SPREAD: Final = 1.0  # 0.2 to 0.35 where the machine is idle
+_MOST_CORE_WAIT: Final = 0.1
 
 _NOTHING: Final = HeldBytes()
 
@@ -61,6 +62,21 @@ _OWN: Final = tuple(x.name for x in fields(LayerProfile))
 _KEPT: Final = *(x for x in _OWN if x not in ("weights", "split")), *_HELD
 
 
+def noise_of(core_wait: float, what: str) -> str:
+    """Return why what was measured is used, but not kept; empty if it may be.
+
+    Args:
+        core_wait: the part of the time in which a worker waited for a core.
+        what: what was measured.
+    """
+    if core_wait <= _MOST_CORE_WAIT or env.KEEP_BUSY.switch():
+        return ""
+    return (
+        "other programs or threads had a worker's core for "
+        f"{100 * core_wait:.0f} % of the time in which {what} measured"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The profile of all layers of a model, with its conditions.
@@ -70,16 +86,32 @@ class Profile:
         conditions: what the numbers depend on: model, shapes, device, versions.
         slowness: how many times longer than these numbers each rank's device takes;
             empty if all are of one kind. It is not saved: it belongs to a job.
+        core_wait: the part of the time in which a worker waited for a core.
     """
 
     layers: tuple[LayerProfile, ...]
     conditions: dict[str, str]
+    core_wait: float = 0.0
     slowness: tuple[float, ...] = ()
 
     @property
     def layer_s(self) -> tuple[float, ...]:
         """Seconds of each layer, forward and backward."""
         return tuple(layer.total_s for layer in self.layers)
+
+    @property
+    def spread(self) -> float:
+        """The distances between the quartiles of all layers, by their seconds."""
+        spread_s = sum(x.forward_spread_s + x.backward_spread_s for x in self.layers)
+        return spread_s / max(sum(self.layer_s), 1e-9)
+
+    @property
+    def noise(self) -> str:
+        """Why it is used, but not kept: the machine was busy. Empty if it was not."""
+        noise = noise_of(self.core_wait, "the layers were")
+        if noise or self.spread <= _MOST_SPREAD or env.KEEP_BUSY.switch():
+            return noise
+        return f"the layers' times spread by {100 * self.spread:.0f} %"
 
     def balanced(
         self, num_stages: int, link: Link, ranks: Sequence[Sequence[int]] = ()
@@ -105,6 +137,7 @@ class Profile:
         return {
             "format": FORMAT,
             "conditions": self.conditions,
+            "core_wait": self.core_wait,
             "layers": [
                 {
                     name: getattr(layer.held if name in _HELD else layer, name)
@@ -130,6 +163,7 @@ class Profile:
                 f"format {FORMAT}: delete it to have it measured again"
             )
         conditions = read(value, "conditions", dict)
+        core_wait = _measured(path, value, "core_wait", "")
         layers = []
         for i, layer in enumerate(read(value, "layers", list)):
             own = {
@@ -137,7 +171,8 @@ class Profile:
             }
             split = HeldBytes(**{name: own.pop(name) for name in _HELD})
             layers.append(LayerProfile(**own, split=split))
-        return cls(tuple(layers), {str(k): str(v) for k, v in conditions.items()})
+        texts = {str(k): str(v) for k, v in conditions.items()}
+        return cls(tuple(layers), texts, core_wait)
 
     def check_layers(self, names: Sequence[str], path: Path | str) -> None:
         """Check that the profile is of these layers.
@@ -297,4 +332,4 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
     whole_s = [sum(profile.layer_s) for profile in profiles]
     is_mixed = len({profile.conditions.get("device_name") for profile in profiles}) > 1
     slowness = tuple(s / fmean(whole_s) for s in whole_s) if is_mixed else ()
-    return Profile(tuple(layers), first.conditions, slowness)
+    return Profile(tuple(layers), first.conditions, slowness=slowness)

@@ -17,6 +17,7 @@ from hocket.core.timelines.idle import Cause
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.html import Table
 from hocket.draw.where import Where, advice
+from hocket.model.profile.precision import core_wait_s
 from hocket.recipes.objectives import evaluation_loader
 from hocket.recipes.training.records import EpochRecord, SummaryRecord
 from hocket.recipes.training.saving import RecipeRun
@@ -210,6 +211,7 @@ class Loop(RecipeRun):
         self._data_s = 0.0  # waited for batches, of all epochs that have ended
         self._num_steps = 0  # of those
         self._went_on_s = monotonic()  # after the last step, or its evaluation
+        self._begin_s, self._begin_wait_s = monotonic(), core_wait_s()
 
     def run(self) -> SummaryRecord:
         """Train to the last step.
@@ -354,7 +356,9 @@ class Loop(RecipeRun):
         }
         if self._num_steps:
             idle_s[Cause.DATA.value] = self._data_s / self._num_steps
-        return {"idle_s": idle_s, "advice": tuple(advice(where))}
+        wait_s = core_wait_s() - self._begin_wait_s  # of all that was done until now
+        wait_s *= measured.makespan_s / (monotonic() - self._begin_s)
+        return {"idle_s": idle_s, "advice": tuple(advice(where, wait_s))}
 
     @property
     def typical(self) -> Timeline | None:

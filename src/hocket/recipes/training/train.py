@@ -101,7 +101,8 @@ def profile(run_dir: str, is_again: bool) -> dict[str, Any]:
     with make_pipeline(task, Path(run_dir), profile_dir=profile_dir) as pipeline:
         plan = pipeline.plan
         conditions = plan.profile.conditions
-        path = path_of(folder, conditions) if conditions["code"] else None
+        is_kept = bool(conditions["code"]) and not plan.profile.noise
+        path = path_of(folder, conditions) if is_kept else None
         if is_again and pipeline.is_main and path is not None:
             plan.profile.save(path)
         predicted = plan.predicted

@@ -14,9 +14,11 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any, Final
+from time import thread_time
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ from hocket.core.op import Kind
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.held_layers import profile_held
 from hocket.model.profile.measure import profile, restored_model
-from hocket.model.profile.precision import timed_rounds
+from hocket.model.profile.precision import core_wait_s, timed_rounds
 from hocket.model.profile.profile import Profile, mean_profile
 from hocket.model.profile.work import measured_work
 from hocket.planner.stages import MeasuredTrials, Trial
@@ -45,6 +47,8 @@ _NUM_STEPS: Final = 10
 _NUM_WARM: Final = 3  # DDP rebuilds its buckets after the first
 
 _NUM_UPDATES: Final = 3
+
+Found = TypeVar("Found")
 
 
 def profile_workers(
@@ -145,9 +149,28 @@ def measured_together(
     """
     world.barrier("profile")
     with precision.autocast(world.device):
-        own = measure()
+        own, core_wait = watched(measure, world)
     parts = world.gather_json(own.to_json(), "profile measured")
-    return mean_profile([Profile.from_json(part) for part in parts])
+    mean = mean_profile([Profile.from_json(part) for part in parts])
+    return replace(mean, core_wait=core_wait)
+
+
+def watched(measure: Callable[[], Found], world: World) -> tuple[Found, float]:
+    """Measure, and say for what part of the time a core was missing.
+
+    Every worker must call this.
+
+    Returns:
+        What was found; and the largest part, over all workers, in which one waited for
+        a core that others had. 0 if there are too few for hocket's own threads.
+    """
+    begin_s, begin_wait_s = thread_time(), core_wait_s()
+    found = measure()
+    wait_s = core_wait_s() - begin_wait_s
+    part = wait_s / max(wait_s + thread_time() - begin_s, 1e-9)
+    num_threads = len(world.same_host) * torch.get_num_threads()
+    is_enough = num_threads <= len(os.sched_getaffinity(0))
+    return found, max(world.gather_json(part if is_enough else 0.0, "core waits"))
 
 
 def _total(loss: LossFunction, targets: Any, output: Any) -> Tensor:

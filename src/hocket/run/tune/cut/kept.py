@@ -23,9 +23,10 @@ from hocket.core.costs import Costs
 from hocket.core.formats.costs_json import from_json, to_json
 from hocket.errors import HocketError
 from hocket.model.guards.code_text import code_text
-from hocket.model.profile.profile import Profile, key_of, write_whole
+from hocket.model.profile.profile import Profile, key_of, noise_of, write_whole
 from hocket.run.cluster.world import World
 from hocket.run.engine.plan import short_hash
+from hocket.run.tune.profile_workers import watched
 
 log = logging.getLogger(__name__)
 
@@ -110,11 +111,24 @@ def kept_costs(
     if profile.slowness:  # devices of several kinds: not kept
         return measure()
     document = json.dumps(profile.to_json(), sort_keys=True)
-    written = "" if folder is None or world.rank else code_digest(code)
+    is_kept = folder is not None and not world.rank and not profile.noise
+    written = code_digest(code) if is_kept else ""
     conditions = {**depends_on, "profile": short_hash(document), "code": written}
     name = f"costs-{key_of(conditions)}.json"
     path = Path(folder) / name if folder and written else None
-    return kept_or_measured(path, "costs", world, _read_costs, to_json, measure)
+    core_wait = 0.0
+
+    def measured() -> Costs:
+        nonlocal core_wait
+        costs, core_wait = watched(measure, world)
+        return costs
+
+    def steady_text(costs: Costs) -> str:
+        if noise := noise_of(core_wait, "messages and updates were"):
+            raise ValueError(noise)
+        return to_json(costs)
+
+    return kept_or_measured(path, "costs", world, _read_costs, steady_text, measured)
 
 
 def _read_costs(text: str, path: str) -> Costs:

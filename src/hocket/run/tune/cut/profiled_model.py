@@ -335,6 +335,16 @@ def _load_or_measure(
 
     def measured() -> Profile:
         config.report("measuring the model's layers")
-        return replace(measure(), conditions=conditions)
+        found = measure()
+        if world.broadcast_json(bool(found.noise), name="busy"):
+            config.report("measuring the model's layers again, as the machine is busy")
+            found = min(found, measure(), key=lambda x: (x.core_wait, x.spread))
+        return replace(found, conditions=conditions)
 
-    return kept_or_measured(path, "profile", world, read, Profile.text, measured)
+    return kept_or_measured(path, "profile", world, read, _steady_text, measured)
+
+
+def _steady_text(profile: Profile) -> str:
+    if profile.noise:
+        raise ValueError(profile.noise)
+    return profile.text()
