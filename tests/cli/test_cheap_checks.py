@@ -55,6 +55,18 @@ def test_a_folder_or_checkpoint_is_refused_at_once(tmp_path: Path, name: str) ->
     assert sorted(x.name for x in tmp_path.iterdir()) == ["full"]
 
 
+@pytest.mark.parametrize("name", ["digits-vit-1", "digits-vit-2"])
+def test_a_folder_of_shared_jobs_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """Each job has its own; and nothing is written."""
+    (tmp_path / "all" / name).mkdir(parents=True)
+    (tmp_path / "all" / name / "x").write_text("precious")
+    given = ("share", "digits-vit", "digits-vit", "--run-dir", "all")
+    done = called(*given, cwd=tmp_path)
+    assert f"all/{name} is not empty" in done.stderr
+    assert done.returncode not in (0, 9), done.stderr
+    assert [x.name for x in (tmp_path / "all").iterdir()] == [name]
+
+
 @pytest.mark.parametrize("option", ["--hardware", "--links"])
 def test_a_name_of_hardware_is_refused_at_once(tmp_path: Path, option: str) -> None:
     """It lists those that there are."""

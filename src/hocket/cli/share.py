@@ -68,16 +68,21 @@ def share_command(
     """
     if not processes:  # they share no memory, and torch's own allocator is faster
         env.CUDA_ALLOCATOR.set_default("backend:cudaMallocAsync")  # before torch loads
-    from hocket.sharing.picture import share_page
-    from hocket.sharing.running.job import Job
-    from hocket.sharing.running.share import read_request, share
-
     own = list(settings or [])
     if max_steps is not None:
         own.append(f"training.max_steps={max_steps}")
     if resume is not None:
         own.append(f"checkpoint.resume={json.dumps(resume)}")
-    named = _recipes(recipes, own)
+    named, folders = _recipes(recipes, own, run_dir)  # before torch is imported
+    from hocket.recipes.training.shared import refuse_unshared
+    from hocket.recipes.training.task import check_data
+    from hocket.sharing.picture import share_page
+    from hocket.sharing.running.job import Job
+    from hocket.sharing.running.share import read_request, share
+
+    for _, resolved in named:
+        refuse_unshared(resolved.recipe)
+        check_data(resolved.recipe)
     jobs = [
         Job(name, lambda _: ((lambda _: None), ()), weight=weight)
         for (name, _), weight in zip(named, _weights(weights, len(named)), strict=True)
@@ -90,7 +95,7 @@ def share_command(
     }
     read_request(jobs, **asked)  # before folders are taken
     with ExitStack() as stack:
-        report = share(_entered(named, jobs, run_dir, stack), **asked)
+        report = share(_entered(named, jobs, folders, stack), **asked)
     typer.echo(str(report))
     for found in report.jobs:
         if losses := [x for x in found.losses if not isnan(x)]:  # nan: an evaluation
@@ -101,35 +106,37 @@ def share_command(
     report.check()
 
 
-def _recipes(recipes: list[str], settings: list[str]) -> list[tuple[str, Resolved]]:
-    """Return the recipes, each with the name of its job.
+def _recipes(
+    recipes: list[str], settings: list[str], run_dir: Path | None
+) -> tuple[list[tuple[str, Resolved]], list[Path | None]]:
+    """Return the recipes, each with the name of its job; and their folders, if named.
 
     Args:
         recipes: built-in recipes, or files.
         settings: for all of them.
+        run_dir: gets the folders; each goes where its recipe says when not given.
 
     Raises:
-        RecipeError: a recipe is not valid, or cannot be shared.
+        RecipeError: a recipe is not valid, or a folder cannot be used.
     """
-    from hocket.recipes.training.shared import refuse_unshared
-    from hocket.recipes.training.task import check_data
+    from hocket.recipes.training.run_folder import refuse_folder
 
     found = [read_recipe(name, settings) for name in recipes]
-    for resolved in found:
-        refuse_unshared(resolved.recipe)
-        check_data(resolved.recipe)
     stems = [Path(name).stem for name in recipes]
     names = [
         f"{stem}-{stems[: i + 1].count(stem)}" if stems.count(stem) > 1 else stem
         for i, stem in enumerate(stems)
     ]
-    return list(zip(names, found, strict=True))
+    folders = [None if run_dir is None else run_dir / name for name in names]
+    for resolved, own in zip(found, folders, strict=True):
+        refuse_folder(resolved, own)
+    return list(zip(names, found, strict=True)), folders
 
 
 def _entered(
     recipes: list[tuple[str, Resolved]],
     jobs: list[Job],
-    run_dir: Path | None,
+    folders: list[Path | None],
     stack: ExitStack,
 ) -> list[Job]:
     """Return the jobs that train the recipes, each with a folder of its own.
@@ -137,19 +144,16 @@ def _entered(
     Args:
         recipes: the recipes, with the names of their jobs.
         jobs: names, weights and limits.
-        run_dir: gets the folders; each goes where its recipe says when not given.
+        folders: the jobs'; where None, in the folder that the recipe names.
         stack: releases the folders.
 
     Raises:
         RecipeError: a folder cannot be used.
         CheckpointError: another run is at work in a folder.
     """
-    from hocket.recipes.training.run_folder import enter_folder, refuse_folder
+    from hocket.recipes.training.run_folder import enter_folder
     from hocket.recipes.training.shared import recipe_job
 
-    folders = [None if run_dir is None else run_dir / name for name, _ in recipes]
-    for (_, resolved), own in zip(recipes, folders, strict=True):
-        refuse_folder(resolved, own)
     made = []
     for job, (name, resolved), own in zip(jobs, recipes, folders, strict=True):
         folder, lock = enter_folder(resolved, own)
