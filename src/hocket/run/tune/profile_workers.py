@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from time import thread_time
+from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import torch
@@ -164,10 +164,9 @@ def watched(measure: Callable[[], Found], world: World) -> tuple[Found, float]:
         What was found; and the largest part, over all workers, in which one waited for
         a core that others had. 0 if there are too few for hocket's own threads.
     """
-    begin_s, begin_wait_s = thread_time(), core_wait_s()
+    begin_s, begin_wait_s = perf_counter(), core_wait_s()
     found = measure()
-    wait_s = core_wait_s() - begin_wait_s
-    part = wait_s / max(wait_s + thread_time() - begin_s, 1e-9)
+    part = (core_wait_s() - begin_wait_s) / (perf_counter() - begin_s)
     num_threads = len(world.same_host) * torch.get_num_threads()
     is_enough = num_threads <= len(os.sched_getaffinity(0))
     return found, max(world.gather_json(part if is_enough else 0.0, "core waits"))
