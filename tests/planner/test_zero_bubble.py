@@ -64,10 +64,11 @@ def test_too_little_memory_is_reported_with_what_would_do() -> None:
 
 def test_the_assumption_is_named_where_it_counts() -> None:
     """Nothing says how much of what a forward left its weight gradients need."""
-    note = "assumed to hold all that its forward left"
+    note = "activations are held until W is done"
     split = rank(work(8), cluster(4), 8, SEARCH)
     whole = rank(work(8), cluster(4), 8, replace(SEARCH, schedules=("1f1b",)))
     assert note in str(split).replace("\n", " ")
+    assert "Assumed of zb-auto, zb-h1, zb-h2, which split" in str(split)
     assert note not in str(whole).replace("\n", " ")
     (cost,) = stage_costs(layers(2), (), recomputes=False, update_s_per_byte=0.0)
     assert cost.weight_grad_held_bytes == cost.activation_bytes
@@ -83,7 +84,7 @@ def test_what_was_measured_of_halves_is_counted() -> None:
 
     measured = MeasuredCosts("Toy", (1, 1), (known * 4, known * 4), 0.0, "a toy")
     assert measured.layers(3)[0].split == HeldBytes(9 * MIB, 3 * MIB, 6 * MIB, 3 * MIB)
-    assert "assumed to hold" not in str(rank(measured, cluster(4), 8, SEARCH))
+    assert "Assumed of" not in str(rank(measured, cluster(4), 8, SEARCH))
 
 
 def test_only_orders_that_split_hold_more() -> None:

@@ -54,7 +54,7 @@ def test_who_gives_measured_times_is_warned_with_the_numbers() -> None:
             "v-min", num_devices=8, num_microbatches=16, share=share(1.0, 1.3, 0.7)
         )
     text = str(caught[0].message)
-    assert "F 1 s, I 1.3 s and W 0.7 s" in text
+    assert "forward (1 s), input gradient (1.3 s) and weight gradient (0.7 s)" in text
     assert "on 8 devices" in text
     assert "Take v-half, which repeats 0 s" in text
 

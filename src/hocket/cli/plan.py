@@ -44,42 +44,42 @@ def plan_command(
         ),
     ],
     devices: Annotated[
-        int | None, option("N", "All of them.", "--devices", "-d", least=1)
+        int | None, option("N", "How many there are.", "--devices", "-d", least=1)
     ] = None,
     layout: Annotated[
         str | None,
         option(
             "DxRxS",
-            "Only pipelines of so many devices, in so many replicas, of so many shards "
-            "if any: 4x2, 4x2x2.",
+            "Only pipelines of D devices in R replicas, each stage in S shards: 4x2, "
+            "4x2x2. In place of --devices.",
         ),
     ] = None,
     hardware: Annotated[
         str | None,
         option(
             "NAME",
-            "Their kind, such as v100-32g; by default the model is measured here.",
+            "Of the devices, such as v100-32g; else this machine's are measured.",
         ),
     ] = None,
     links: Annotated[
         str | None,
         option(
             "NAME",
-            "Between devices of a node, such as nvlink2 or pcie; by default the "
+            "What joins the devices of a node, such as nvlink2 or pcie; by default the "
             "fastest that they have.",
         ),
     ] = None,
-    nodes: Annotated[int, option("N", "That the devices are in, evenly.", least=1)] = 1,
+    nodes: Annotated[int, option("N", "Machines, of equally many.", least=1)] = 1,
     network: Annotated[
-        str | None, option("NAME", "Between nodes, by default 100gb.")
+        str | None, option("NAME", "What joins the nodes; by default 100gb.")
     ] = None,
     batch_size: Annotated[
         int | None,
-        option("N", "Samples per step; the recipe's else, or 8 a device.", least=1),
+        option("N", "Samples per step; else the recipe's, or 8 a device.", least=1),
     ] = None,
     tokens: Annotated[
         int | None,
-        option("N", "Of a sample, for a config.json; at most 2048 else.", least=1),
+        option("N", "Length of a sample, for a config.json; by default 2048.", least=1),
     ] = None,
     precision: Annotated[
         str | None,
@@ -91,22 +91,17 @@ def plan_command(
     ] = None,
     memory_gib: Annotated[
         float | None,
-        option("X", "Of each device, for the model.", "--memory-gib", least=0.0),
+        option("X", "What the model may use of each.", "--memory-gib", least=0.0),
     ] = None,
     hardware_file: Annotated[
-        Path | None, option("FILE", "TOML: more devices and links, or changed.")
+        Path | None, option("FILE", "TOML of further devices and links.")
     ] = None,
     max_delay: Annotated[
-        int,
-        option(
-            "N",
-            "Allow orders that never flush, with weights up to N updates old.",
-            least=0,
-        ),
+        int, option("N", "Allow orders with weights up to N updates old.", least=0)
     ] = 0,
     settings: SetOption = None,
     allow_outside: OutsideOption = False,
-    rows: Annotated[int, option("N", "Of the table, at most.", least=1)] = 12,
+    rows: Annotated[int, option("N", "The table's rows, at most.", least=1)] = 12,
     exhaustive: Annotated[
         bool,
         typer.Option(
@@ -130,7 +125,11 @@ def plan_command(
 
     Predicts samples per second, bubble, memory and messages of every schedule, number
     of stages and replicas, microbatch count, with and without recomputation; and of
-    plain data parallelism.
+    plain data parallelism. Such as:
+
+    hocket plan digits-vit --devices 4
+
+    hocket plan bert-24 --devices 8 --nodes 2 --hardware a100-80g
     """
     from hocket.planner.published.catalogue import NETWORKS, plan_network
     from hocket.planner.rank import PlanConfig, Search

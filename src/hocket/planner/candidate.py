@@ -19,7 +19,8 @@ REVERSE_FIRST_K: Final = "reverse-first-k"
 DATA_PARALLEL: Final = {
     ONE_DEVICE: "all on one device; the others have nothing to do",
     DDP: "torch's DistributedDataParallel: a whole copy on each device",
-    ZERO_1: "the same with torch's ZeroRedundancyOptimizer: optimizer state sharded",
+    ZERO_1: "torch's DistributedDataParallel with its ZeroRedundancyOptimizer: a whole "
+    "copy on each device, the optimizer's state sharded",
     FSDP: "torch's fully_shard: weights, gradients and optimizer state sharded",
     HSDP: "torch's fully_shard in replicas of sharded groups, one shard on each device",
     REVERSE_FIRST_K: "hocket.Pipeline with this schedule: a whole copy on each device, "

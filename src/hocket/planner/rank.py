@@ -31,9 +31,10 @@ from hocket.planner.candidate import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
-from hocket.planner.ranking.notes import notes_on
+from hocket.planner.ranking.notes import chimera_sentence, notes_on
 from hocket.planner.ranking.ranking import NUM_ROWS, PLAIN, joined
 from hocket.planner.ranking.report import Ranking
+from hocket.planner.ranking.table import NUM_MISFITS
 from hocket.planner.replicas.data_parallel import (
     data_parallel_outcome,
     data_parallel_timeline,
@@ -292,14 +293,13 @@ def rank(
         found.num_beaten,
         found.num_too_long,
         tuple(layer.name for layer in predictor.layers(1)),
-        notes=tuple(notes_on(predictor, found.outcomes)),
         max_delay=search.max_delay,
     )
     return _with_timelines(ranking, predictor, search)
 
 
 def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> Ranking:
-    """Return the ranking with a timeline, costs, and what limits the table's rows."""
+    """Return the ranking with a timeline, costs, and what is said of its rows."""
 
     def timeline(candidate: Candidate) -> Timeline:
         is_plain = candidate.is_data_parallel
@@ -312,11 +312,16 @@ def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> R
     limits = {
         outcome.candidate: limit_of(row[0], timeline) for row in rows for outcome in row
     }
+    shown = [outcome for row in rows for outcome in row]
+    notes = [*notes_on(predictor, [*shown, *ranking.closest(NUM_MISFITS)])]
+    if search.is_exhaustive:  # also of what is no candidate
+        notes.append(chimera_sentence(predictor, ranking.outcomes))
     best = ranking.best
     step = None if best is None else timeline(best.candidate)
     played = ranking.pipeline
     costs = None if played is None else predictor.costs(played.candidate)
-    return replace(ranking, timeline=step, costs=costs, limits=limits)
+    said = tuple(filter(None, notes))
+    return replace(ranking, timeline=step, costs=costs, notes=said, limits=limits)
 
 
 def _is_beaten(

@@ -173,7 +173,7 @@ class MeasuredCosts:
         sizes = " and ".join(str(size) for size in dict.fromkeys(self.sizes))
         return (
             f"measured on {self.device_name} with microbatches of {sizes}; other sizes "
-            "on the straight line through them"
+            "lie on the straight line through them"
         )
 
     def layers(self, num_samples: int) -> tuple[LayerCost, ...]:
@@ -308,7 +308,7 @@ class CountedCosts:
         """How the seconds were found."""
         reached = self.hardware.matmul_fraction[self.precision]
         return (
-            f"counted: FLOPs and bytes of each operator on {self.hardware.name}, at "
+            f"of the FLOPs and bytes of each operator on {self.hardware.name}, at "
             f"{100 * reached:.0f} % of its peak in "
             f"{self.precision} and {100 * self.hardware.bandwidth_fraction:.0f} % of "
             "its memory's"

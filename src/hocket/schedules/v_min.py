@@ -124,17 +124,11 @@ def _advice(
         return ""
     other_s = repeating_bubble_s(make_other, num_devices, share)
     return (
-        f"{name} repeats a bubble of {bubble_s:.3g} s with every microbatch, which is "
-        f"{100 * bubble_s / work_s:.3g} % of its work, on {num_devices} devices with "
-        f"{_times(share)}. Take {other_name}, which repeats {other_s:.3g} s, and holds "
-        f"{more}."
-    )
-
-
-def _times(share: StageCost) -> str:
-    return (
-        f"F {share.forward_s:.3g} s, I {share.input_grad_s:.3g} s and "
-        f"W {share.weight_grad_s:.3g} s"
+        f"{name} repeats a bubble of {bubble_s:.3g} s ({100 * bubble_s / work_s:.3g} % "
+        f"of the work) with every microbatch on {num_devices} devices, since forward "
+        f"({share.forward_s:.3g} s), input gradient ({share.input_grad_s:.3g} s) and "
+        f"weight gradient ({share.weight_grad_s:.3g} s) are not equally long. Take "
+        f"{other_name}, which repeats {other_s:.3g} s, and holds {more}."
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 from hocket.planner.rank import Search, rank
-from hocket.planner.ranking.table import Paper, to_text
+from hocket.planner.ranking.table import LIMITS, Paper, to_text
 from tests.planner.toys import EVERYTHING, MIB, cluster, ranked, work
 
 pytestmark = pytest.mark.xdist_group("rankings")  # in one process, which keeps them
@@ -102,6 +103,25 @@ def test_the_table_is_no_wider_than_asked_for(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     assert len([x for x in text.splitlines() if x.startswith("> ")]) == 2  # and rule
     assert "limited" in text
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_what_is_printed_is_explained_beside_it(width: int) -> None:
+    """Columns below the table, letters above the picture; notes are of its rows."""
+    ranking = ranked(work(8), cluster(4), 16, Search())
+    lines = to_text(ranking, Paper(width=width)).splitlines()
+    names = [line.split("  ")[0] for line in lines]
+    for column in ("schedule", "layout", "stages", "microbatches", "limited by", "gap"):
+        assert names.count(column) == 1
+    text = " ".join(lines)
+    limits = {ranking.limit_of(row[0]) for row in ranking.rows()}
+    assert all((f"{word} (" in text) == (word in limits) for word in LIMITS)
+    assert "F forward, B backward" in text
+    shown = {x.candidate.schedule for row in ranking.rows() for x in row}
+    for note in ranking.notes:
+        assert shown & set(re.findall(r"[\w-]+", note))
+    for name in {"chimera", "v-min"} - shown:
+        assert name not in text
 
 
 def test_what_limits_a_row_is_what_its_devices_wait_for() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hocket.core.costs import Link
 from hocket.planner.cluster import MessageCosts
 from hocket.planner.rank import Search, rank
+from hocket.planner.ranking.table import sentence
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import join_world
 from hocket.run.tune.choose import chosen, may_reverse, playable
@@ -109,12 +110,12 @@ def test_reverse_first_k_is_chosen_where_reductions_take_long(
     ranking = rank(work(8), cluster(4, bytes_per_s=bytes_per_s), 32, search)
     name, _ = chosen(ranking)
     assert (name == "reverse-first-k") == is_reversed
-    found = ranking.best_of("reverse-first-k")
-    assert found is not None
+    found = next(x for x in ranking.fitting if x.buckets is not None)
     assert found.buckets is not None
     num = len(found.boundaries) + 1
     assert len(found.buckets.gradient_bytes) == num
-    assert f"k = {found.buckets.k} of {num} bucket" in str(ranking)
+    named = f"the first {found.buckets.k} of {num} gradient bucket"
+    assert named in sentence(found, ranking)
 
 
 def test_reverse_first_k_is_for_replicas_of_one_device() -> None:

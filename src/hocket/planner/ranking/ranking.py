@@ -155,11 +155,6 @@ class RankedOutcomes:
                 seen.add(shape)
                 yield outcome
 
-    def best_of(self, schedule: str) -> Outcome | None:
-        """Return the fastest outcome of a schedule that fits, if there is one."""
-        found = (x for x in self.fitting if x.candidate.schedule == schedule)
-        return next(found, None)
-
     def to_json(self) -> dict[str, Any]:
         """Return everything but the timeline, as plain values with stable keys."""
         best = self.best

@@ -22,6 +22,7 @@ from hocket.planner.ranking.table import (
     advice,
     choice,
     columns,
+    explained,
     fitting,
     head,
     name_of,
@@ -114,15 +115,10 @@ def kind_of(outcome: Outcome) -> str:
 
 
 def _words(outcome: Outcome, ranking: RankedOutcomes) -> str:
-    candidate = outcome.candidate
-    size = candidate.samples_of_microbatch(ranking.batch_size)
-    recompute = ", recomputes" if candidate.recomputes else ""
     missing = "" if outcome.fits else f", {byte_size(outcome.missing_bytes)} too much"
     return (
-        f"{candidate.schedule}: {candidate.num_stages} stages x "
-        f"{candidate.num_replicas} replicas, {candidate.num_microbatches} microbatches "
-        f"of {size}{recompute}: {short(outcome.samples_per_s)} samples/s, bubble "
-        f"{percent(outcome.bubble_fraction)}, {byte_size(outcome.peak_bytes)}{missing}"
+        f"{sentence(outcome, ranking)}, bubble {percent(outcome.bubble_fraction)}, "
+        f"{byte_size(outcome.peak_bytes)}{missing}"
     )
 
 
@@ -140,19 +136,6 @@ class Ranking(RankedOutcomes):
 _MOST_ROWS: Final = 200
 _CARD_WIDTH: Final = 92  # in columns of text
 _TITLE: Final = "The best and its rivals"
-_MEANINGS: Final = {
-    "layout": "devices of one pipeline x replicas, x shards where there are any",
-    "stages": "the parts of the model in one replica; more than devices where each "
-    "holds several",
-    "microbatches": "into how many parts each replica cuts its part of the batch, and "
-    "how many samples each has",
-    "limited by": "what makes the step long: work, bubble (warm-up, drain and order), "
-    "messages, reduction, imbalance or host; memory, if the same does not fit without "
-    "recomputation",
-    "gap": "by how much a step is longer than a bound that no order of these stages on "
-    "these devices can beat",
-    "delay": "by how many updates the weights are old that a microbatch reads",
-}
 
 
 def to_html(ranking: RankedOutcomes) -> str:
@@ -184,7 +167,7 @@ def to_html(ranking: RankedOutcomes) -> str:
             ),
             *_stale_tables(ranking),
         ),
-        meanings=_MEANINGS,
+        meanings=explained(),
         facts=(
             Facts(
                 "What this rests on",
@@ -224,7 +207,7 @@ def _table(
     is_open: bool = True,
 ) -> Table:
     """Return rows with these columns after their names; the best one is marked."""
-    heads = (column.head.replace("-\n", "").replace("\n", " ") for column in shown)
+    heads = (column.name for column in shown)
     texts = tuple(
         (
             ("> " if best in row else "") + name_of(row),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from itertools import groupby
+from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
+from hocket.core.op import ASYNCHRONOUS, SHARDING, Kind
+from hocket.draw.palette import KIND_NAMES
 from hocket.draw.quantity import (
     Unit,
     byte_size,
@@ -18,12 +21,14 @@ from hocket.draw.quantity import (
     short,
 )
 from hocket.draw.text import to_text as timeline_text
-from hocket.planner.candidate import DATA_PARALLEL, ONE_DEVICE, REVERSE_FIRST_K, Outcome
+from hocket.planner.candidate import DATA_PARALLEL, FSDP, HSDP, ONE_DEVICE, Outcome
 from hocket.planner.ranking.ranking import NUM_ROWS, RankedOutcomes, Row, joined
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from hocket.core.timelines.timeline import Timeline
 
 
 GAP: Final = 1  # spaces between two columns
@@ -43,6 +48,11 @@ class Column:
     head: str
     cell: Callable[[Outcome], str]
     place: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name in one line."""
+        return self.head.replace("-\n", "").replace("\n", " ")
 
     def width(self, outcomes: Iterable[Outcome]) -> int:
         """Return the characters that its texts need."""
@@ -120,7 +130,7 @@ def stale_columns(ranking: RankedOutcomes) -> tuple[Column, ...]:
     unit = unit_of(ranking)
     return (
         Column("delay", lambda x: str(x.delay)),
-        Column("versions of each stage", lambda x: _runs(x.num_versions)),
+        Column("versions\nof each stage", lambda x: _runs(x.num_versions)),
         Column(f"newest {unit.name}", lambda x: unit.number(x.fullest.weight_bytes)),
         Column(f"older {unit.name}", lambda x: unit.number(x.fullest.version_bytes)),
         Column("copies", _copies),
@@ -138,6 +148,25 @@ def _runs(numbers: tuple[int, ...]) -> str:
     return ", ".join(f"{key} x {len(list(of))}" for key, of in groupby(numbers))
 
 
+_MEANINGS: Final = {
+    "schedule": "order of work (hocket draw NAME); layout 1x...: data parallelism",
+    "layout": "devices of one pipeline x replicas, x shards of each stage if any",
+    "stages": "parts that one copy of the model is cut into",
+    "microbatches": "2 of 16: the samples of a pipeline, in 2 parts of 16 samples",
+    "bubble": "share of a step in which devices have nothing to do",
+    "gap": "how much longer a step is than any order of these stages must take",
+    "messages": "bytes from device to device, per step and pipeline",
+    "delay": "how many updates old the weights are that a microbatch reads",
+}
+LIMITS: Final = {
+    "work": "devices hardly wait",
+    "bubble": "the pipeline fills and drains, or the order makes devices wait",
+    "messages": "devices wait for what other ones send",
+    "reduction": "devices wait for sums of gradients over replicas",
+    "imbalance": "stages take unequally long",
+    "host": "Python starts ops late",
+    "memory": "it fits only with recomputation",
+}
 NUM_MISFITS: Final = 3
 RULE: Final = (
     "> best: of all within 1 % of the fastest, the simplest: plain data parallelism, "
@@ -187,7 +216,9 @@ def _show(
     if has_all:  # a console would cut what is wider
         console.width = max(width, 400)
     if rows:
-        console.print(_table(ranking, rows, console.width))
+        console.print(_row_table(ranking, rows, console.width))
+        console.print()
+        _print(console, _legend(ranking, rows, console.width))
     misfits = list(ranking.closest(NUM_MISFITS))
     if misfits:
         console.print()
@@ -200,15 +231,52 @@ def _show(
     console.width = width
     console.print()
     _print(console, choice(ranking))
-    line = ranking.timeline
-    if line is not None and len(line.schedule.lanes) <= _MOST_LANES:
+    line, best = ranking.timeline, ranking.best
+    if line and best and len(line.schedule.lanes) <= _MOST_LANES:
         console.print()
+        _print(console, [_picture_legend(line, best)])
         console.file.write(timeline_text(line, width=max(60, width)) + "\n")
 
 
 def _print(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
         console.print(line, highlight=False, markup=False)
+
+
+def explained(limits: Container[str] = LIMITS) -> dict[str, str]:
+    """Return what each column is; of what limits a step, these words."""
+    words = (f"{x} ({text})" for x, text in LIMITS.items() if x in limits)
+    return {**_MEANINGS, "limited by": f"what makes a step long: {', '.join(words)}"}
+
+
+def _legend(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Iterator[str]:
+    """Yield what each column of the table is, a line each."""
+    outcomes = [row[0] for row in rows]
+    limits = {ranking.limit_of(outcome) for outcome in outcomes}
+    meanings = explained(limits)
+    kept = fitting(columns(ranking), outcomes, width)
+    for name in ("schedule", *(column.name for column in kept)):
+        if name in meanings:
+            text = f"{name:<14}{meanings[name]}"
+            yield from wrap(text, width, subsequent_indent=" " * 14)
+
+
+def _picture_legend(line: Timeline, best: Outcome) -> str:
+    """Return what the letters and numbers of the picture of a step are."""
+    there = {op.kind for lane in line.schedule.lanes for op in lane.ops}
+    shown = [kind for kind in Kind if kind in there - ASYNCHRONOUS - SHARDING]
+    letters = ", ".join(f"{kind.value} {KIND_NAMES[kind]}" for kind in shown)
+    is_step = best.candidate.schedule in (FSDP, HSDP)
+    steps = (
+        "each step: a microbatch; "
+        if is_step and line.schedule.program.num_steps > 1
+        else ""
+    )
+    return (
+        f"the best on each device (d0, ...): {letters}; F0 is of microbatch 0, 2F0 of "
+        f"stage 2; a point: nothing to do; {steps}peak: microbatches held at most; "
+        "makespan: from begin to end; steady: the bubble without warm-up and drain"
+    )
 
 
 def choice(ranking: RankedOutcomes) -> Iterator[str]:
@@ -228,23 +296,22 @@ def advice(ranking: RankedOutcomes) -> Iterator[str]:
     best, fastest = ranking.best, ranking.fastest
     if best is None or fastest is None:
         return
-    if fastest is not best and fastest.samples_per_s > best.samples_per_s:
-        gain = 100 * (fastest.samples_per_s / best.samples_per_s - 1)
-        yield f"the fastest: {_brief(fastest, ranking)}, {gain:.1f} % faster"
     if best.candidate.is_data_parallel:
         rival, name = ranking.best_pipeline, "the best pipeline"
-        before = f"you need no pipeline: {DATA_PARALLEL[best.candidate.schedule]}; "
+        yield f"you need no pipeline: {DATA_PARALLEL[best.candidate.schedule]}"
     else:
         rival, name = ranking.best_data_parallel, "the best plain data parallelism"
-        before = ""
+    gain = fastest.samples_per_s / best.samples_per_s - 1
+    if fastest is not rival and gain > 0:
+        yield f"the fastest: {sentence(fastest, ranking)}; {percent(gain)} faster"
     if rival is None:
-        yield f"{before}{name}: none fits"
+        yield f"{name}: none fits"
     else:
         share = rival.samples_per_s / best.samples_per_s
         sizes = (byte_size(x.peak_bytes) for x in (rival, best))
         yield (
-            f"{before}{name}: {_brief(rival, ranking)}, {short(share)} times as fast, "
-            f"{' in place of '.join(sizes)}"
+            f"{name}: {sentence(rival, ranking)}; {short(share)} times as fast, with "
+            f"{' in place of '.join(sizes)} per device"
         )
         num = ranking.cluster.num_devices
         if rival.candidate.schedule == ONE_DEVICE and 1 / share < num / 2:
@@ -252,93 +319,65 @@ def advice(ranking: RankedOutcomes) -> Iterator[str]:
                 f"{num} devices are {short(1 / share)} times as fast as one: take one, "
                 "unless that is worth them"
             )
-    reversed_best = ranking.best_of(REVERSE_FIRST_K)
-    if reversed_best is not None and reversed_best not in (best, rival, fastest):
-        yield f"reverse first-k: {_brief(reversed_best, ranking)}"
 
 
 def head(ranking: RankedOutcomes) -> Iterator[str]:
     """Return the question and its assumptions, a line each."""
     cluster = ranking.cluster
-    where = f"{cluster.num_devices} x {cluster.name}"
+    where, memory = "", byte_size(cluster.memory_bytes)
     if cluster.num_nodes > 1 and cluster.network is not None:
-        where += f" in {counted(cluster.num_nodes, 'node')} ({cluster.network.name})"
-    yield (
-        f"{ranking.model}, {counted(ranking.batch_size, 'sample')} per step, on "
-        f"{where}, {cluster.link.name}, {byte_size(cluster.memory_bytes)} each"
-    )
-    yield f"costs {ranking.how}"
+        where = f", in {counted(cluster.num_nodes, 'node')} ({cluster.network.name})"
+    yield f"{ranking.model}, {counted(ranking.batch_size, 'sample')} per step"
+    yield f"devices: {cluster.num_devices} x {cluster.name}, {memory} each{where}"
+    yield f"links: {cluster.link.name}"
+    yield f"costs: {ranking.how}"
     left_out = (
-        (ranking.num_beaten, "cannot be among the best and were not"),
-        (ranking.num_too_long, "have too many ops and were not"),
+        (ranking.num_beaten, "others cannot be among the best"),
+        (ranking.num_too_long, "others have too many ops"),
     )
     parts = [f"{number:,} {why}" for number, why in left_out if number]
-    yield f"{len(ranking.outcomes):,} candidates simulated" + "".join(
-        f"; {part}" for part in parts
-    )
+    yield "; ".join((f"{len(ranking.outcomes):,} ways to train simulated", *parts))
 
 
-def _new_table(names: Iterable[str], *, name_width: int | None = None) -> Table:
-    """Return a table without rows; only the first column is aligned to the left."""
+def _table(
+    first: str,
+    shown: Sequence[Column],
+    rows: Iterable[tuple[str, Outcome]],
+    name_width: int | None = None,
+) -> Table:
+    """Return rows with these columns after their names; only names stand left."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    for number, name in enumerate(names):
-        is_first = not number
-        table.add_column(
-            name,
-            justify="left" if is_first else "right",
-            no_wrap=not is_first,
-            vertical="bottom" if is_first else "top",
-            width=name_width if is_first else None,
-        )
+    table.add_column(first, vertical="bottom", width=name_width)
+    for column in shown:
+        table.add_column(column.head, justify="right", no_wrap=True)
+    for name, outcome in rows:
+        style = "bold green" if name.startswith("> ") else None
+        table.add_row(name, *(column.cell(outcome) for column in shown), style=style)
     return table
 
 
-def _table(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Table:
+def _row_table(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Table:
     outcomes = [row[0] for row in rows]
     kept = fitting(columns(ranking), outcomes, width)
     taken = sum(GAP + column.width(outcomes) for column in kept)
     names = [name_of(row) for row in rows]
     name_width = min(max(map(len, names)), max(NAME_WIDTH, width - taken - 2))
-    heads = (column.head for column in kept)
-    table = _new_table(("  schedule", *heads), name_width=name_width + 2)
-    for row, name in zip(rows, names, strict=True):
-        is_best = ranking.best in row
-        mark = "> " if is_best else "  "
-        text = mark + "\n  ".join(_wrapped(name, name_width))
-        table.add_row(
-            text, *_cells(row[0], kept), style="bold green" if is_best else None
-        )
-    return table
-
-
-def _wrapped(name: str, width: int) -> list[str]:
-    """Cut joined names into lines, at their spaces."""
-    lines = [""]
-    for word in name.split(" "):
-        longer = f"{lines[-1]} {word}".strip()
-        if len(longer) <= width or not lines[-1]:
-            lines[-1] = longer
-        else:
-            lines.append(word)
-    return lines
-
-
-def _cells(outcome: Outcome, shown: Sequence[Column]) -> list[str]:
-    return [column.cell(outcome) for column in shown]
+    texts = (
+        ("> " if ranking.best in row else "  ")
+        + "\n  ".join(wrap(name, name_width, break_on_hyphens=False))
+        for row, name in zip(rows, names, strict=True)
+    )
+    named = zip(texts, outcomes, strict=True)
+    return _table("  schedule", kept, named, name_width + 2)
 
 
 def _stale_table(outcomes: list[Outcome], ranking: RankedOutcomes, width: int) -> Table:
     """Return the table of weight versions of flush-free orders."""
     own = columns(ranking)[: 3 if width >= _WIDE else 1]
-    shown = (*own, *stale_columns(ranking))
-    heads = (column.head.replace("-\n", "") for column in shown)
-    names = (head.replace(" of each", "\nof each") for head in heads)
-    table = _new_table(("* old weights", *names), name_width=NAME_WIDTH)
-    for outcome in outcomes:
-        table.add_row(outcome.candidate.schedule, *_cells(outcome, shown))
-    return table
+    rows = ((outcome.candidate.schedule, outcome) for outcome in outcomes)
+    return _table("* old weights", (*own, *stale_columns(ranking)), rows, NAME_WIDTH)
 
 
 def _misfit_table(misfits: list[Outcome], ranking: RankedOutcomes) -> Table:
@@ -348,17 +387,7 @@ def _misfit_table(misfits: list[Outcome], ranking: RankedOutcomes) -> Table:
         Column(f"missing\n{unit.name}", lambda x: unit.number(x.missing_bytes)),
         Column(f"peak\n{unit.name}", lambda x: unit.number(x.peak_bytes)),
     )
-    table = _new_table(("does not fit", *(column.head for column in shown)))
-    for outcome in misfits:
-        table.add_row(name_of((outcome,)), *_cells(outcome, shown))
-    return table
-
-
-def _brief(outcome: Outcome, ranking: RankedOutcomes) -> str:
-    """Name an outcome as its row does: `zb-h1 4x2, 8 of 4, 512 samples/s`."""
-    layout, _, microbatches, speed, *_ = _cells(outcome, columns(ranking))
-    name = f"{outcome.candidate.schedule} {layout}, {microbatches}"
-    return f"{name}{_bucket_sentence(outcome)}, {speed} samples/s"
+    return _table("does not fit", shown, ((name_of((x,)), x) for x in misfits))
 
 
 def sentence(outcome: Outcome, ranking: RankedOutcomes) -> str:
@@ -385,13 +414,14 @@ def sentence(outcome: Outcome, ranking: RankedOutcomes) -> str:
 
 
 def _bucket_sentence(outcome: Outcome) -> str:
-    """Return the buckets of reverse first-k: `k = 3 of 6 buckets of 1 to 9 MB`."""
+    """Return the buckets of reverse first-k: `the first 3 of 6 ... of 1 to 9 MB`."""
     if outcome.buckets is None:
         return ""
     sizes = outcome.buckets.gradient_bytes
     low, high = byte_size(min(sizes)), byte_size(max(sizes))
     span = low if low == high else f"{low} to {high}"
-    return f", k = {outcome.buckets.k} of {counted(len(sizes), 'bucket')} of {span}"
+    num = counted(len(sizes), "gradient bucket")
+    return f", the first {outcome.buckets.k} of {num} ({span}) computed last"
 
 
 def _nothing_fits(ranking: RankedOutcomes) -> Iterator[str]:
