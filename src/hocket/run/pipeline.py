@@ -14,6 +14,7 @@ from torch import nn
 from hocket.core.timelines.timeline import Timeline
 from hocket.draw.quantity import counted
 from hocket.errors import ConfigError, ModelError
+from hocket.run.cluster.reporting import reports_to_torchrun
 from hocket.run.cluster.stop import StoppedBySignal
 from hocket.run.data.loader import check_last_batch, recorded_batches
 from hocket.run.data.metrics import EvaluationResult, Metrics, check_metrics
@@ -70,6 +71,7 @@ class Pipeline(StagedRun):
             epochs; warned on the main worker.
     """
 
+    @reports_to_torchrun
     @constructor_takes_fields_of(PipelineConfig, device="each worker takes its own")
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__(config)

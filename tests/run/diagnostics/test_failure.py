@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +227,43 @@ def test_two_jobs_of_torchrun_share_a_folder(tmp_path: Path) -> None:
     (tmp_path / "over").touch()
     assert jobs[1].wait(TORCHRUN_S) == 0, (tmp_path / "err-two.txt").read_text()
     assert not (tmp_path / "workers").exists()
+
+
+@pytest.mark.timeout(TORCHRUN_S + 40.0)
+@pytest.mark.parametrize("is_written", [False, True])
+def test_torchrun_shows_an_error_that_came_before_the_first_step(
+    tmp_path: Path, *, is_written: bool
+) -> None:
+    """Last on the screen: what, where and the way out; the user's own file stays."""
+    script = tmp_path / "bad.py"
+    script.write_text(
+        "import json, os, sys, torch, hocket\n"
+        "if len(sys.argv) > 1:\n"
+        "    with open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:\n"
+        "        json.dump({'message': 'my own words'}, file)\n"
+        "model, loss = torch.nn.Linear(2, 2), torch.nn.functional.mse_loss\n"
+        "hocket.Pipeline(model, loss, optimizer=torch.optim.SGD, example=loss,\n"
+        "    num_microbatches=-3)\n"
+    )
+    options = ["--standalone", "--nproc-per-node=1"]
+    own = ["own"] if is_written else []
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *options]
+    done = subprocess.run(  # forked processes have no sys.excepthook
+        [*torchrun, str(script), *own],
+        capture_output=True,
+        text=True,
+        timeout=TORCHRUN_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    reported = done.stderr
+    summary = reported[reported.index("Root Cause (first observed failure):") :]
+    said = "rank 0: ConfigError: num_microbatches is -3: it must be at least 1"
+    assert (said in summary) == (not is_written)
+    assert ('bad.py", line 6' in summary) == (not is_written)
+    assert "<string>" not in summary
+    assert ("my own words" in summary) == is_written
+    assert reported.count("ConfigError: num_microbatches") == 2 - is_written
 
 
 @pytest.mark.timeout(TORCHRUN_S + 40.0)

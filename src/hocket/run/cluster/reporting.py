@@ -22,12 +22,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from hocket import env
 from hocket.run.cluster.stop import StoppedBySignal
@@ -42,6 +43,7 @@ from hocket.run.diagnostics.failure import (
     last_ops,
     lines_of,
     stopped_at,
+    user_lines,
     write_report,
 )
 from hocket.run.diagnostics.flight_recorder import (
@@ -67,6 +69,9 @@ GRACE_S: Final = 1.0  # for the main thread to answer a signal
 _AGAIN_S: Final = 0.01  # until the callback is over in which a signal came
 
 log = logging.getLogger(__name__)
+
+_Taken = ParamSpec("_Taken")
+_Given = TypeVar("_Given")
 
 
 @contextlib.contextmanager
@@ -186,10 +191,43 @@ def _write_torchrun_report(report: FailureReport) -> None:
     # It takes the earliest for the root cause, in whole seconds.
     own = report.cause is not FailureCause.WAITED
     second = math.floor(report.time_s) if own else math.ceil(report.time_s)
-    line = failure_headline(report)
-    details = {"py_callstack": line, "timestamp": str(second)}
-    message = {"message": line, "extraInfo": details}
+    _write_summary(failure_headline(report), second)
+
+
+def _write_summary(text: str, second: int) -> None:
+    """Write what torchrun shows of this worker."""
+    details = {"py_callstack": text, "timestamp": str(second)}
+    message = {"message": text, "extraInfo": details}
     write_json(Path(env.ERROR_FILE.text()), {"message": message})
+
+
+def reports_to_torchrun(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
+    """Let torchrun's summary show the error that ends this worker from now on."""
+
+    @wraps(function)
+    def call(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
+        _report_uncaught()
+        return function(*args, **kwargs)
+
+    return call
+
+
+@cache  # once in a process
+def _report_uncaught() -> None:
+    """Write an uncaught error to torchrun's file, unless it holds one already."""
+    if not env.ERROR_FILE.is_set:
+        return
+    usual = sys.excepthook
+
+    def report(
+        kind: type[BaseException], value: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not Path(env.ERROR_FILE.text()).exists():
+            what = f"rank {env.RANK.integer()}: {kind.__name__}: {value}"
+            _write_summary("\n".join([what, *user_lines(value)]), int(time.time()))
+        usual(kind, value, trace)
+
+    sys.excepthook = report
 
 
 def _log_report(report: FailureReport) -> None:

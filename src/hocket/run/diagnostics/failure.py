@@ -297,7 +297,7 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def _is_users(filename: str) -> bool:
-    return not filename.startswith(("<frozen", *_LIBRARIES))
+    return not filename.startswith(("<frozen", "<string>", *_LIBRARIES))
 
 
 def _lines(frame: traceback.FrameSummary) -> list[str]:
