@@ -76,6 +76,13 @@ def test_what_is_not_sharded_is_refused_in_one_sentence() -> None:
         ("cut", "head", "'head': give a list of names"),
         ("cut", 2, "2: give a list of names"),
         ("cut", ["2", 3], "['2', 3]: give a list of names"),
+        ("compile", 3, "3: it must be True or False"),
+        ("recut", "no", "'no': it must be True or False"),
+        ("teacher_lane", 1, "1: it must be True or False"),
+        ("profile_dir", 3, "3: give the path of a folder"),
+        ("run_dir", ["a"], "['a']: give the path of a folder"),
+        ("world", 3, "3: give what hocket.join_world() returns"),
+        ("teachers", 3, "3: give hocket.Teacher(net)s by name, in a dict"),
         ("transport", "shm", "'shm': it may be auto, shared-memory, torch"),
     ],
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -50,6 +51,18 @@ _WITH_FREEZE: Final = {
     "recut": True,
     "num_run_steps": None,
     "cache": None,
+}
+_FOLDER: Final = (str | PathLike | None, "give the path of a folder")
+_YES_OR_NO: Final = (bool, "it must be True or False")
+_KINDS: Final[Mapping[str, tuple[Any, str]]] = {
+    "seed": (int, "it must be a whole number"),
+    "compile": _YES_OR_NO,
+    "recut": _YES_OR_NO,
+    "teacher_lane": _YES_OR_NO,
+    "profile_dir": _FOLDER,
+    "run_dir": _FOLDER,
+    "world": (World | None, "give what hocket.join_world() returns, or leave it out"),
+    "teachers": (Mapping, "give hocket.Teacher(net)s by name, in a dict"),
 }
 
 
@@ -148,14 +161,18 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         TrainingConfig.__post_init__(self)
         fault = model_fault(self.model, parallel=True)
         faults = [x for x in (fault, loss_fault(self.loss)) if x]
-        if not isinstance(self.seed, int):
-            faults.append(f"seed is {self.seed!r}: it must be a whole number")
+        faults += (
+            f"{name} is {value!r:.60}: {what}"
+            for name, (kind, what) in _KINDS.items()
+            if not isinstance(value := getattr(self, name), kind)
+        )
         if self.transport not in (names := get_args(TransportName)):
             faults.append(
                 f"transport is {self.transport!r}: it may be {', '.join(names)}"
             )
-        if not faults:
-            faults += teacher_faults(self.teachers, self.model, self.loss)
+        if faults:  # the others read their attributes
+            raise ConfigError("; ".join(faults))
+        faults += teacher_faults(self.teachers, self.model, self.loss)
         if self.teachers and self.max_delay:
             faults.append(
                 f"max_delay {self.max_delay} has no effect with teachers: their "
