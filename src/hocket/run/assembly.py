@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -23,6 +24,7 @@ from typing import Any, Final
 from warnings import warn
 
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hocket import cuda
 from hocket.core.costs import StageCost
@@ -71,6 +73,8 @@ from hocket.schedules.v_min import (
     repeating_bubble,
     repeating_bubble_of_v_half,
 )
+
+log = logging.getLogger(__name__)
 
 _TEXTS: Final[Mapping[object, Callable[[int, StageCost], str]]] = {
     "v-min": repeating_bubble,
@@ -231,6 +235,7 @@ def assemble(
     )
     if world.rank == 0:
         warn_of_repeating_bubble(asked, plan)
+        warn_of_batch_norms(config)
     modules = (module for net in nets for module in net.modules)  # with the loss's
     stack.enter_context(precision.wide_gradients(modules))
     executor = make_executor(
@@ -332,6 +337,26 @@ def warn_of_repeating_bubble(schedule: object, plan: Plan) -> None:
     text = _TEXTS[schedule](program.num_devices, plan.costs.mean_share(program))
     if text:
         warn(text, RepeatingBubbleWarning, stacklevel=2)
+
+
+def warn_of_batch_norms(config: PipelineConfig) -> None:
+    """Log that BatchNorms in training mode see microbatches, where a batch has several.
+
+    Args:
+        config: the user's options.
+    """
+    modules = config.model.named_modules()
+    names = [name for name, x in modules if isinstance(x, _BatchNorm) and x.training]
+    if names and config.num_parts > 1:
+        log.warning(
+            "%s (BatchNorms in training mode: %d) normalises each of %d microbatches "
+            "by its own mean and variance; a loop over whole batches takes theirs, and "
+            "trains to other weights. If these are wanted, take num_microbatches=1 and "
+            "no replicas, GroupNorm in its place, or .eval() of it",
+            names[0] or "the model",
+            len(names),
+            config.num_parts,
+        )
 
 
 def refuse_with_freezing(config: PipelineConfig, policy: Policy[Any]) -> None:
