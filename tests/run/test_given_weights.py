@@ -302,7 +302,7 @@ def test_files_that_differ_between_workers_are_refused(tmp_path: Path) -> None:
     ("options", "why"),
     [
         ({}, 'give them, weights="a folder of safetensors" or weights=hocket.init'),
-        ({"weights": 7}, "weights is a int: give a folder of safetensors"),
+        ({"weights": 7}, "weights is 7: give a folder of safetensors"),
         (
             {"weights": hocket.init(), "freeze": hocket.freeze.Alpha(0.2)},
             "weights= does not go together with freeze",

@@ -9,7 +9,7 @@ torch, or belong to one job. `Pipeline` takes its signature from this class
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -44,7 +44,7 @@ from hocket.run.engine.plan import short_hash
 from hocket.run.fill.settings import Fill, fill_faults
 from hocket.run.tune.teachers.teacher import Teacher, teacher_faults
 from hocket.run.weights.settings import TrainingConfig
-from hocket.signatures import function_fault, values_of
+from hocket.signatures import values_of
 
 _WITH_FREEZE: Final = {
     "shapes": None,
@@ -55,6 +55,12 @@ _WITH_FREEZE: Final = {
 _FOLDER: Final = (str | PathLike | None, "give the path of a folder")
 _YES_OR_NO: Final = (bool, "it must be True or False")
 _KINDS: Final[Mapping[str, tuple[Any, str]]] = {
+    "weights": (
+        str | Path | FreshWeights | GivenWeights | None,
+        "give a folder of safetensors, one such file, a checkpoint, or "
+        "hocket.init(seed)",
+    ),
+    "progress": (Callable | None, "give a function of what is done, such as print"),
     "seed": (int, "it must be a whole number"),
     "compile": _YES_OR_NO,
     "recut": _YES_OR_NO,
@@ -178,7 +184,11 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 f"max_delay {self.max_delay} has no effect with teachers: their "
                 "forwards fill an order that ends each step before the next begins"
             )
-        faults += self._weights_faults()
+        if self.weights is not None and self.freeze is not None:
+            faults.append(
+                "weights= does not go together with freeze: load them into the model "
+                "before the pipeline is made"
+            )
         if self.teacher_lane and not self.teachers:
             faults.append("teacher_lane has no effect without teachers")
         faults += fill_faults(self.fill, self.model, freezes=self.freeze is not None)
@@ -192,12 +202,6 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         faults += sharding_faults(
             self, [name for name, is_used in used.items() if is_used]
         )
-        if self.progress is not None and (
-            fault := function_fault(
-                "progress must be a function of what is done", self.progress, "print"
-            )
-        ):
-            faults.append(fault)
         if text := "; ".join(faults):
             raise ConfigError(text)
 
@@ -225,21 +229,6 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
                 "a model with DTensors (parallelize_module, a tp_plan) does not go "
                 f"together with {', nor with '.join(found)}: leave it out, or give the "
                 "model as it was before"
-            )
-
-    def _weights_faults(self) -> Iterator[str]:
-        kinds = str, Path, FreshWeights, GivenWeights
-        if self.weights is None:
-            return
-        if not isinstance(self.weights, kinds):
-            yield (
-                f"weights is a {type(self.weights).__name__}: give a folder of "
-                "safetensors, one such file, a checkpoint, or hocket.init(seed)"
-            )
-        elif self.freeze is not None:
-            yield (
-                "weights= does not go together with freeze: load them into the model "
-                "before the pipeline is made"
             )
 
     def _freezing_faults(self) -> Iterator[str]:
