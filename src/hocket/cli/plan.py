@@ -58,7 +58,7 @@ def plan_command(
         str | None,
         option(
             "NAME",
-            "Of the devices, such as v100-32g; else this machine's are measured.",
+            "Kind of device, such as v100-32g; else this machine's is measured.",
         ),
     ] = None,
     links: Annotated[
@@ -69,7 +69,7 @@ def plan_command(
             "fastest that they have.",
         ),
     ] = None,
-    nodes: Annotated[int, option("N", "Machines, of equally many.", least=1)] = 1,
+    nodes: Annotated[int, option("N", "Machines that share them evenly.", least=1)] = 1,
     network: Annotated[
         str | None, option("NAME", "What joins the nodes; by default 100gb.")
     ] = None,
@@ -91,7 +91,7 @@ def plan_command(
     ] = None,
     memory_gib: Annotated[
         float | None,
-        option("X", "What the model may use of each.", "--memory-gib", least=0.0),
+        option("X", "What the model may use of a device.", "--memory-gib", least=0.0),
     ] = None,
     hardware_file: Annotated[
         Path | None, option("FILE", "TOML of further devices and links.")

@@ -302,8 +302,8 @@ def advice(ranking: RankedOutcomes) -> Iterator[str]:
     else:
         rival, name = ranking.best_data_parallel, "the best plain data parallelism"
     gain = fastest.samples_per_s / best.samples_per_s - 1
-    if fastest is not rival and gain > 0:
-        yield f"the fastest: {sentence(fastest, ranking)}; {percent(gain)} faster"
+    if fastest is not rival and (more := percent(gain)) != "0 %":
+        yield f"the fastest: {sentence(fastest, ranking)}; {more} faster"
     if rival is None:
         yield f"{name}: none fits"
     else:
