@@ -326,9 +326,8 @@ class Pipeline(StagedRun):
         """
         schedule, record, waits_s = self._driver.last()
         with self._together("measured()"):
-            timeline = gather_timeline(
-                schedule, self.plan.costs, record, self.world, self._layout, waits_s
-            )
+            costs, context = self.plan.costs, self._executor.context
+            timeline = gather_timeline(schedule, costs, record, context, waits_s)
         if self._driver.last_result is not None:
             self._driver.last_result.recorded[:] = [timeline]
         return timeline

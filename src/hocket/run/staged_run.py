@@ -158,15 +158,15 @@ class StagedRun(WorkerRun):
             self._followers = tuple(f"{name}." for name in beside)
             packed_extra(self._outline.modules)  # refuses what cannot be saved
             self._executor = executor
-            self._driver = Driver(executor, recorder, self._playing, self._forget)
-            played = PlayedLayout(plan, executor, layout)
+            self._driver = Driver(executor, self._playing, self._forget)
+            played = PlayedLayout(plan, executor)
             self._saved = SavedRun(self._outline, played, world, self._freezing)
             self._checkpoints = CheckpointManager(
                 self._saved, recorder, timeout_s=timeout_s
             )
             self._stack.callback(self._checkpoints.release)
             self._batch_counts = BatchCounts(
-                executor.store, world.rank, world.world_size, timeout_s
+                self._store, world.rank, world.world_size, timeout_s
             )
             self._evaluator = self._make_evaluator()
             if any(x.trainable and x.delay for x in plan.schedule.program.stages):
@@ -337,15 +337,7 @@ class StagedRun(WorkerRun):
         )
 
     def _make_evaluator(self) -> Evaluator:
-        return Evaluator(
-            self._executor,
-            self.world,
-            self._layout,
-            self._recorder,
-            self.plan,
-            timeout_s=self._timeout_s,
-            follow_lengths=self._follow_lengths,
-        )
+        return Evaluator(self._executor, self.plan, self._follow_lengths)
 
     def _check_loader(self, loader: Iterable[Any], call: str) -> bool:
         check_iterable(loader)

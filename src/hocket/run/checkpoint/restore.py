@@ -70,7 +70,8 @@ class LiveState:
     def of(cls, executor: Executor) -> LiveState:
         """Return what an executor has."""
         tensors = dict(_stage_tensors(executor))
-        return cls(tensors, executor.updaters, executor.scaler, executor.device)
+        device = executor.context.world.device
+        return cls(tensors, executor.updaters, executor.scaler, device)
 
 
 @dataclass(frozen=True, slots=True)

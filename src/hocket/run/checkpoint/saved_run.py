@@ -114,7 +114,7 @@ class SavedRun:
     @property
     def store(self) -> dist.Store:
         """See `Saved`."""
-        return self.played.executor.store
+        return self.played.executor.context.store
 
     def load(self, candidates: Candidates, exchange: StoreExchange) -> Loaded:
         """See `Saved`; the run is played in the saved layout afterwards.

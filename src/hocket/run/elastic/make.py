@@ -77,7 +77,7 @@ def make_freezing(
     assert config.freeze is not None
     why = "a frozen layer keeps the first alone: take no freeze="
     refuse_modes(executor.updaters, why)
-    played = PlayedLayout(plan, executor, context.layout)
+    played = PlayedLayout(plan, executor)
     if context.world.world_size > 1:
         _refuse_joint_steps(config, captured)
     modules = freezable_modules(config.model, config.freeze.layers)

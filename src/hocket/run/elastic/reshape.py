@@ -38,6 +38,7 @@ from hocket.run.data.loss import LossFunction
 from hocket.run.device.memory import MemoryWatch
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
@@ -169,7 +170,7 @@ class Reshaper:
             executor.scaler.load_state_dict(now.executor.scaler.state_dict())
         executor.resume_from(step)
         context.recorder.end()
-        return PlayedLayout(plan, executor, layout)
+        return PlayedLayout(plan, executor)
 
     def priced_again(self, played: PlayedLayout, prefix_s: float) -> PlayedLayout:
         """Return what is played, with other seconds of what is frozen.
@@ -337,7 +338,7 @@ class Reshaper:
             (setup,),
             job.training,
             context,
-            context.channels(play_plan),
+            PointToPoint(play_plan, context),
             wiring=wire(plan.schedule.program, modules, {}),
             seed=job.seed,
             on_error=watch.on_error,

@@ -25,7 +25,6 @@ from hocket.passes.one_step import one_step
 from hocket.run.data.step_batch import NetBatches, first_of
 from hocket.run.device.late import Late
 from hocket.run.device.memory import peak_bytes
-from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import Portion
@@ -69,7 +68,6 @@ class Driver:
 
     Args:
         executor: this worker's.
-        recorder: notes each wait.
         guard: is entered around what is played.
         played: called when a portion was played; steps may still be under way.
 
@@ -79,13 +77,13 @@ class Driver:
     """
 
     executor: Executor
-    recorder: FlightRecorder
     guard: Callable[[], AbstractContextManager[None]]
     played: Callable[[], None]
 
     def __post_init__(self) -> None:
         """Begin without a step."""
         self._plan = self.executor.plan
+        self._recorder = self.executor.context.recorder
         self._waiting: deque[list[NetBatches]] = deque()  # read, and not begun
         self._works: dict[int, NetBatches] = {}  # begun, and not over, in their order
         self._num_begun = 0  # steps, or batches where forwards run ahead
@@ -247,9 +245,9 @@ class Driver:
         number = segment.first + segment.num_ended
         over = [first_of(self._works.pop(number + i)) for i in range(num_ended)]
         headers = [work.step for work in over if work.ends_step]
-        self.recorder.begin("losses", headers[0].number if headers else -1)
+        self._recorder.begin("losses", headers[0].number if headers else -1)
         ends = [sync.end(header.number) for header in headers]
-        self.recorder.end()
+        self._recorder.end()
         segment.num_ended += num_ended
         # A device begins when the step before has ended: the host is ahead of it.
         begin_s = max(begin_s, self._times.value.end_s)
@@ -261,7 +259,7 @@ class Driver:
             result = StepResult(
                 header.number,
                 header.num_samples,
-                peak_bytes(self.executor.device),
+                peak_bytes(self.executor.context.world.device),
                 status,
                 losses,
                 times,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -19,8 +19,6 @@ from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
 from hocket.model.trace.example import Lengths
-from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.world import World
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import (
     BatchOutput,
@@ -37,7 +35,6 @@ from hocket.run.data.metrics import DeviceSums, EvaluationSums, Metrics
 from hocket.run.data.reads import parts_of
 from hocket.run.data.step_batch import StepBatch
 from hocket.run.device.memory import MemoryWatch
-from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.executor import Executor
 from hocket.run.engine.gather import (
     CollectedOutputs,
@@ -59,27 +56,21 @@ class Evaluator:
     """Runs loaders through the stages in evaluation mode.
 
     Args:
-        executor: whose stages and transport are used.
-        world: to add up over replicas.
-        layout: this worker's place.
-        recorder: notes each op.
+        executor: whose stages and connections are used.
         plan: for training: evaluation uses its placement and microbatches.
-        timeout_s: after which a wait ends.
         follow_lengths: called before a batch is played, with its lengths.
     """
 
     executor: Executor
-    world: World
-    layout: Layout
-    recorder: FlightRecorder
     plan: Plan
-    timeout_s: float
     follow_lengths: Callable[[Lengths], None]
 
     def __post_init__(self) -> None:
         """Open the channels of evaluations; every worker must call this."""
         schedule = self.plan.schedule
         self._example = self.plan.example
+        self._context = replace(self.executor.context, lanes=None)  # all in one
+        self.world, self.layout = self._context.world, self._context.layout
         net = schedule.program.nets[-1]
         self._net = net.name
         self._is_whole = net.batch_loss
@@ -89,15 +80,8 @@ class Evaluator:
             net.num_microbatches * self.layout.num_pipelines // self._num_replicas
         )
         self._program = schedule.program
-        self._channels = PointToPoint(
-            self._forward_only(self._num_microbatches),
-            self.layout.device,
-            self.layout.ranks,
-            self.executor.transport,
-            self.executor.store,
-            prefix="evaluation ",
-            timeout_s=self.timeout_s,
-        )
+        order = self._forward_only(self._num_microbatches)
+        self._channels = PointToPoint(order, self._context, "evaluation ")
         watch = MemoryWatch(schedule, self.plan.costs, self.world, self.layout.device)
         self._on_error = watch.on_error
         self._players: dict[int, Player] = {}
@@ -162,7 +146,7 @@ class Evaluator:
                 first_replica_buffers(homes, self.executor.replicas, first),
             ):
                 for batch in recorded_batches(
-                    loader, self.recorder, self._number, "eval batch"
+                    loader, self._context.recorder, self._number, "eval batch"
                 ):
                     self._play(batch)
                     if self._outputs is not None:
@@ -210,11 +194,10 @@ class Evaluator:
         if num_microbatches not in self._players:
             table = StageTable(
                 self._forward_only(num_microbatches),
-                self.layout.device,
+                self._context,
                 self.executor.runners,
                 {},
                 self._channels,
-                self.recorder,
                 on_output=self._on_output,
                 evaluates=True,
                 wiring=self.executor.wiring,

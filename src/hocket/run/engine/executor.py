@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -19,7 +18,6 @@ from hocket.core.layout import WorkerLayout
 from hocket.errors import ModelError
 from hocket.run.cluster.group import WorkerGroup
 from hocket.run.cluster.layout import Layout
-from hocket.run.comm.transport import Transport
 from hocket.run.data.step_batch import Batches, NetBatches, first_of
 from hocket.run.engine.lanes.op_times import OpTimes
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion
@@ -28,6 +26,7 @@ from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.refusals import InputReads, refuse_hooks
 from hocket.run.engine.sync.step_sync import StepSync
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.precision import LossScale
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.sharded.shards import Shards
@@ -44,9 +43,7 @@ class Executor:
         runners: this device's stages, by number.
         updaters: their updaters, by stage.
         scale: the loss scale, where the precision needs one.
-        transport: carries all messages.
-        store: the job's store, with a prefix of this pipeline's own.
-        device: where the weights are.
+        context: this worker's connections, and where the weights are.
         player: plays the lanes.
         sync: losses, norms and gates.
         ties: the weights that stages of different delays share.
@@ -66,9 +63,7 @@ class Executor:
     runners: dict[int, StageRunner]
     updaters: dict[int, Updater]
     scale: LossScale | None
-    transport: Transport
-    store: dist.Store
-    device: torch.device
+    context: WorkerContext
     player: Player
     sync: StepSync
     ties: WorkerTies
@@ -181,12 +176,15 @@ class PlayedLayout:
     Args:
         plan: what was decided.
         executor: this worker's.
-        layout: the ranks by device and replica.
     """
 
     plan: Plan
     executor: Executor
-    layout: Layout
+
+    @property
+    def layout(self) -> Layout:
+        """The ranks by device and replica."""
+        return self.executor.context.layout
 
     @property
     def shape(self) -> str:

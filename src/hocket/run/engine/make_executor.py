@@ -38,6 +38,7 @@ from hocket.run.engine.refusals import (
     refuse_shared,
 )
 from hocket.run.engine.sync.make import SyncMaker, first_stages
+from hocket.run.engine.sync.results import Results
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower, follow
@@ -175,21 +176,19 @@ def make_executor(
     )
     losses = {net.name: stages_of(program, net.name)[-1] for net in nets if net.loss}
     results = {
-        net: context.results(net, program.stages[last].device, groups_of.losses())
+        net: Results(net, program.stages[last].device, groups_of.losses(), context)
         for net, last in losses.items()
     }
     ends = {last: net for net, last in losses.items() if last in runners}
     sync = maker.make(runners, ends, results, replicas)
     table = StageTable(
         play_plan,
-        layout.device,
+        context,
         runners,
         updaters,
         channels,
-        context.recorder,
         sync,
         worker_ties,
-        lanes=context.lanes,
         wiring=wiring,
         followers=_followers(schedule, by_net, runners, shards),
         shards=shards,
@@ -200,9 +199,7 @@ def make_executor(
         runners,
         updaters,
         maker.scale,
-        context.transport,
-        context.store,
-        context.world.device,
+        context,
         table.player(on_error),
         sync,
         worker_ties,

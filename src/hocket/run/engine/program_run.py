@@ -27,6 +27,7 @@ from hocket.run.data.step_batch import NetBatches, make_step_batches, with_chang
 from hocket.run.engine.driver import Driver, drains_after
 from hocket.run.engine.gather import gather_state
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.by_net import ByNet
@@ -137,7 +138,7 @@ class ProgramRun(WorkerRun):
                 self._nets.setups,
                 settings,
                 context,
-                context.channels(plan),
+                PointToPoint(plan, context),
                 wiring=self._nets.wiring,
                 seed=seed,
             )
@@ -145,9 +146,7 @@ class ProgramRun(WorkerRun):
             self._nets.forget_modules()
             self._stack.callback(self._executor.sync.give_up)
             self._followed = self._nets.followed
-        self._driver = Driver(
-            self._executor, self._recorder, self._playing, self._forget
-        )
+        self._driver = Driver(self._executor, self._playing, self._forget)
 
     def train(
         self,

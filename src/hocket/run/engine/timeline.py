@@ -11,18 +11,16 @@ from hocket.core.costs import Costs
 from hocket.core.schedule import Schedule
 from hocket.core.simulate import observed
 from hocket.core.timelines.timeline import DataWait, Origin, Timeline
-from hocket.run.cluster.layout import Layout
-from hocket.run.cluster.world import World
 from hocket.run.diagnostics.job_folder import Json
 from hocket.run.engine.lanes.op_times import OpTimes
+from hocket.run.engine.worker_context import WorkerContext
 
 
 def gather_timeline(
     schedule: Schedule,
     costs: Costs,
     record: OpTimes,
-    world: World,
-    layout: Layout,
+    context: WorkerContext,
     data_waits_s: Sequence[tuple[float, float]] = (),
 ) -> Timeline:
     """The first replica's step as one timeline, on one clock, from second 0.
@@ -33,10 +31,10 @@ def gather_timeline(
         schedule: what was done.
         costs: say how many bytes everything has.
         record: this worker's times.
-        world: the job.
-        layout: the ranks by device and replica.
+        context: this worker's.
         data_waits_s: begin and end of this worker's waits for batches.
     """
+    world, layout = context.world, context.layout
     offset = world.clock_offset_s
     own: Json = {
         "device": layout.device,

@@ -25,9 +25,6 @@ from hocket.run.comm.transports import (
 from hocket.run.device.device import Device
 from hocket.run.device.open import open_device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
-from hocket.run.engine.lanes.play_plan import PlayPlan
-from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.sync.results import Results
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +83,6 @@ class WorkerContext:
         every = (x.ranks_of(d) for d in devices for x in layout.every)
         groups = self.groups.join([tuple(sorted(chain(*every)))])
         return GroupAllSum(groups[0]) if groups else None
-
-    def channels(self, plan: PlayPlan) -> PointToPoint:
-        """Make this worker's messages in training."""
-        return PointToPoint(
-            plan,
-            self.layout.device,
-            self.layout.ranks,
-            self.transport,
-            self.store,
-            prefix="",
-            timeout_s=self.timeout_s,
-            lanes=self.lanes,
-        )
-
-    def results(
-        self, net: str, last_device: int, replicas: WorkerGroup | None
-    ) -> Results:
-        """Make what broadcasts the losses of a net, which its last stage makes."""
-        return Results(
-            net,
-            self.layout.ranks,
-            last_device,
-            self.layout.device,
-            self.transport,
-            replicas if self.layout.device == last_device else None,
-            self.store,
-            self.world.stop,
-            timeout_s=self.timeout_s,
-        )
 
 
 def open_context(

@@ -75,9 +75,10 @@ class CapturedStepTable(OpTable):
                 "no parameter of the model wants a gradient (requires_grad): there is "
                 "nothing to train"
             )
-        self._sync, self.torch_device = executor.sync, executor.device
+        device = executor.context.world.device
+        self._sync, self.torch_device = executor.sync, device
         self._runner.loss.values.outcome = "the weights were updated from it"
-        loss, device = self._runner.loss.function, executor.device
+        loss = self._runner.loss.function
         assert loss is not None
         whole = _WholeModel(captured, loss, device, precision)
         self._model = whole.model
@@ -87,7 +88,7 @@ class CapturedStepTable(OpTable):
             whole,
             self._runner.loss.named,
             self._updater.optimizer,
-            open_device(executor.device, _NUM_LANES, timeout_s=_TIMEOUT_S),
+            open_device(device, _NUM_LANES, timeout_s=_TIMEOUT_S),
             memory_bytes,
         )
         self.step = CompiledStep(orders)

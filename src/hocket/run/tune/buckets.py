@@ -28,6 +28,7 @@ from hocket.planner.replicas.buckets import (
 from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import WorkerContext
@@ -93,7 +94,7 @@ def bucketed_order(
         {net.name: config.microbatches()[:1]},
         config.training,
         context,
-        context.channels(plan_to_play(guess)),
+        PointToPoint(plan_to_play(guess), context),
     )
     search = searches[0].in_place(boundaries, in_place)
     k = decide_on_rank_0(

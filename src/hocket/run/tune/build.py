@@ -95,7 +95,7 @@ def build_plan(
         config.report("compiling the stages")
         compile_stages([*_to_compile(config, order, found, world)], order, context)
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
-    channels = context.channels(play_plan)
+    channels = PointToPoint(play_plan, context)
     nets, wiring = _nets(config, order.program, found)
     program = order.program
     can_run = captured.state.trained and not config.whole_batch

@@ -148,10 +148,8 @@ def dry_run(
         for runner in runners.values():
             runner.train(mode=runner.training)
         watch = MemoryWatch(schedule, costs, world, device)
-        plan, notes, lanes = plan_to_play(order), context.recorder, context.lanes
-        table = StageTable(
-            plan, device, runners, {}, channels, notes, lanes=lanes, wiring=wiring
-        )
+        plan = plan_to_play(order)
+        table = StageTable(plan, context, runners, {}, channels, wiring=wiring)
         player = table.player(watch.on_error, "dry run ")
         batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)
@@ -190,7 +188,7 @@ def _played(
             runner.loss.values.read()
             for parameter in runner.parameters.values():
                 parameter.grad = None
-        played = gather_timeline(order, costs, record, context.world, context.layout)
+        played = gather_timeline(order, costs, record, context)
         found += [played] * counts
         # On a GPU that others use, the host's waits around a step may take longer.
         spent_s = context.world.broadcast_json(perf_counter() - begin_s, name="spent")

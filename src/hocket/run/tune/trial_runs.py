@@ -34,6 +34,7 @@ from hocket.run.data.loss import LossFunction
 from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import plan_to_play
+from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import open_context
@@ -186,7 +187,7 @@ def _played(
             {net.name: [config.microbatch(num_samples)]},
             config.settings,
             context,
-            context.channels(plan_to_play(order)),
+            PointToPoint(plan_to_play(order), context),
         )
     return Trial(num_samples, p, boundaries, costs)
 

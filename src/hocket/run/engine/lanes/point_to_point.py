@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-import torch.distributed as dist
-
 from hocket.core.checker.links import check_queues
 from hocket.core.dataflow import Fact
 from hocket.core.gates import gates_of
@@ -33,7 +31,7 @@ from hocket.core.plans.message_order import Queue, ops_together, plan_queues
 from hocket.core.program import Program
 from hocket.errors import DeadlockError, RunError
 from hocket.run.comm.step_header import Signature, StepHeader
-from hocket.run.comm.transport import Carries, Channel, Post, Transport
+from hocket.run.comm.transport import Carries, Channel, Post
 from hocket.run.data.step_batch import Batches, NetBatches
 from hocket.run.device.device import Device
 from hocket.run.engine.lanes.channel_ends import (
@@ -46,6 +44,7 @@ from hocket.run.engine.lanes.channel_ends import (
     Sizing,
 )
 from hocket.run.engine.lanes.play_plan import PlayPlan, Portion, PortionPlan
+from hocket.run.engine.worker_context import WorkerContext
 
 Route = tuple[Fact, int, int]  # fact, stage that makes it, device that reads it
 Source = tuple[Fact, int, int]  # fact, stage that makes it, lane that sends it
@@ -75,39 +74,31 @@ class PointToPoint:
 
     Args:
         plan: what is played; of all devices.
-        device: this worker's.
-        ranks: the rank of each device in this replica.
-        transport: carries the messages.
-        store: where schemas are agreed.
+        context: this worker's.
         prefix: begins the names of channels; differs between training and evaluation.
-        timeout_s: after which a wait ends.
-        lanes: the device's lanes, where it has several.
 
     Raises:
         RunError: the transport needs an order of messages, and there is none.
     """
 
     plan: PlayPlan
-    device: int
-    ranks: Sequence[int]
-    transport: Transport
-    store: dist.Store
-    prefix: str
-    timeout_s: float
-    lanes: Device | None = None
+    context: WorkerContext
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         """Open all channels; every worker must call this."""
         self._meanwhile: Callable[[], bool] | None = None
+        context, ranks = self.context, self.context.layout.ranks
+        self.device, self.transport = context.layout.device, context.transport
         if self.transport.needs_order:
             refuse_unordered(self.plan)
         self._nets = [stage.net for stage in self.plan.program.stages]
-        schemas = Schemas(self.store, self.timeout_s)
+        schemas = Schemas(context.store, context.timeout_s)
         self._out: dict[tuple[Route, int], Outgoing] = {}
         self._in: dict[Source, Incoming] = {}
         shared = None
-        if self.lanes is not None:
-            check = partial(self._check, self.lanes)
+        if context.lanes is not None:
+            check = partial(self._check, context.lanes)
             shared = SharedReceivers(threading.RLock(), check)
         for (fact, stage, to_device), message in _routes(self.plan):
             from_device, lane = message.from_device, message.from_lane
@@ -117,7 +108,7 @@ class PointToPoint:
                 name += f" of lane {lane}"
             route = fact, stage, to_device
             sizing = Sizing(self._nets[stage], _signature(self.plan.program, route))
-            ends = self.ranks[from_device], self.ranks[to_device]
+            ends = ranks[from_device], ranks[to_device]
             channel = Channel(name, *ends, Carries.PLANNED)
             if from_device == self.device:
                 sender = self.transport.sender(channel)
@@ -132,7 +123,7 @@ class PointToPoint:
                     shared,
                     in_order=self.transport.needs_order,
                 )
-        # Of what a stage makes in several self.lanes; filled by `incoming`.
+        # Of what a stage makes in several lanes; filled by `incoming`.
         self._of_lanes: dict[tuple[Fact, int], LaneChannels] = {}
 
     def begin(self, steps: Mapping[str, StepHeader]) -> None:
@@ -260,7 +251,7 @@ class PointToPoint:
             WaitError: something did not leave within the timeout.
         """
         for outgoing in self._out.values():
-            outgoing.flush(self.timeout_s)
+            outgoing.flush(self.context.timeout_s)
 
 
 def _place(message: Message, part: PortionPlan) -> MicrobatchKey:

@@ -17,8 +17,6 @@ from typing import Final, TypeAlias
 from hocket.core.dataflow import Fact, need_rules
 from hocket.core.op import Kind
 from hocket.core.program import Program
-from hocket.run.device.device import Device
-from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.inputs import (
     FarInput,
     Input,
@@ -31,6 +29,7 @@ from hocket.run.engine.lanes.inputs import (
 from hocket.run.engine.lanes.outputs import Output, Way
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.wiring import Places, Wiring
+from hocket.run.engine.worker_context import WorkerContext
 
 OP_G: Final = -1  # in the place of a stage that reads outputs
 # Values between stages of one device, by fact, stage that makes and stage that reads.
@@ -44,21 +43,18 @@ class InputMaker:
     Args:
         program: says which stages follow each other, and where they live.
         wiring: which values go along each flow.
-        device: this worker's.
-        channels: its messages.
-        recorder: notes that waits are over.
-        lanes: the device, where it has several lanes.
+        channels: this worker's messages.
+        context: this worker's; its recorder notes that waits are over.
     """
 
     program: Program
     wiring: Wiring
-    device: int
     channels: PointToPoint
-    recorder: FlightRecorder
-    lanes: Device | None
+    context: WorkerContext
 
     def __post_init__(self) -> None:
         """Begin without inputs."""
+        self._device = self.context.layout.device
         self._near: Near = {}
         self._far: dict[tuple[Fact, int], FarInput] = {}
 
@@ -81,7 +77,7 @@ class InputMaker:
             rule,
             program.stages[stage].net,
             takes_all=takes_all,
-            joins_once=self.lanes is None,
+            joins_once=self.context.lanes is None,
         )
 
     def loss_gradient(self, stage: int) -> dict[Key, Values]:
@@ -130,18 +126,19 @@ class InputMaker:
     def made(self, fact: Fact, maker: int, reader: int) -> Input:
         """Return where a stage, or op G (`OP_G`), finds what another stage made."""
         program, net = self.program, self.program.stages[maker].net
-        if program.stages[maker].device == self.device:
+        if program.stages[maker].device == self._device:
             near = self._near.setdefault((fact, maker, reader), {})
-            return NearInput(near, net, self.lanes)
+            return NearInput(near, net, self.context.lanes)
         readers = [
             other
             for other in self._readers(fact, maker)
-            if program.stages[other].device == self.device
+            if program.stages[other].device == self._device
         ]
         if (fact, maker) not in self._far:
             counts = [self._count(fact, maker, other) for other in readers]
             channel = self.channels.incoming(fact, maker)
-            self._far[fact, maker] = FarInput(channel, net, counts, self.recorder)
+            recorder = self.context.recorder
+            self._far[fact, maker] = FarInput(channel, net, counts, recorder)
         whole = self._far[fact, maker]
         sent = self._places(fact, maker, readers)
         own = self._places(fact, maker, [reader])
@@ -163,7 +160,7 @@ class InputMaker:
     ) -> Output:
         by_device: dict[int, list[int]] = {}
         for reader in readers:
-            own = self.device if reader == OP_G else None
+            own = self._device if reader == OP_G else None
             device = self.program.stages[reader].device if own is None else own
             by_device.setdefault(device, []).append(reader)
         far = [
@@ -173,7 +170,7 @@ class InputMaker:
                 max(self._count(fact, maker, stage) for stage in stages),
             )
             for device, stages in by_device.items()
-            if device != self.device
+            if device != self._device
         ]
         near = [
             Way(
@@ -181,7 +178,7 @@ class InputMaker:
                 self._places(fact, maker, [reader]),
                 self._count(fact, maker, reader),
             )
-            for reader in by_device.get(self.device, ())
+            for reader in by_device.get(self._device, ())
         ]
         net = self.program.stages[maker].net
         return Output(net, far, near, copies=copies)

@@ -10,7 +10,7 @@ What comes from where, and goes where, follows from `hocket.core.dataflow`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,7 +18,6 @@ from hocket.core.op import READS_WEIGHTS, Kind, Op
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.step_batch import Batches, StepBatch
-from hocket.run.device.device import Device
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.action import Instruction, OpAction, Playing
 from hocket.run.engine.lanes.op_times import OpTimer
@@ -30,6 +29,7 @@ from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.lanes.step_end import StepEnd
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync
+from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower
 from hocket.run.weights.sharded.shards import Shards
@@ -46,17 +46,15 @@ class StageTable(OpTable):
 
     Args:
         plan: what is played.
-        device: this worker's.
+        context: this worker's; its recorder notes that waits are over.
         runners: this device's stages.
         updaters: the stages' updaters; none in evaluation.
         channels: messages to and from other devices.
-        recorder: notes that waits are over.
         sync: called as losses and gradients complete; none where nothing is updated.
         ties: the weights that stages of different delays share.
         on_output: evaluation: called with each microbatch, the model's output, and
             those of other nets that the loss reads.
         evaluates: forwards keep nothing.
-        lanes: the device's lanes, where it has several.
         wiring: which values go along each flow; all along every flow when not given.
         followers: the stages whose weights follow those of others (as in MoCo and
             BYOL).
@@ -68,16 +66,14 @@ class StageTable(OpTable):
     """
 
     plan: PlayPlan
-    device: int
+    context: WorkerContext
     runners: Mapping[int, StageRunner]
     updaters: Mapping[int, Updater]
     channels: PointToPoint
-    recorder: FlightRecorder
     sync: NoSync = field(default_factory=NoSync)
     ties: WorkerTies = field(default_factory=lambda: WorkerTies((), {}, {}, ()))
     on_output: OnOutput | None = None
     evaluates: bool = False
-    lanes: Device | None = None
     wiring: Wiring = field(default_factory=Wiring)
     followers: Mapping[int, Follower] = field(default_factory=dict)
     shards: Shards | None = None
@@ -90,22 +86,23 @@ class StageTable(OpTable):
             stage: [x for x in self.followers.values() if stage in x.buffers.stages]
             for stage in self.runners
         }
-        numbers = self.plan.schedule.lanes_of(self.device)
-        # Ops of several lanes overlap: none may change what the newest op notes.
-        self._notes = self.recorder if self.lanes is None else FlightRecorder()
+        context, lanes = self.context, self.context.lanes
+        numbers = self.plan.schedule.lanes_of(context.layout.device)
+        if lanes is not None:
+            # Ops of several lanes overlap: none may change what the newest op notes.
+            context = replace(context, recorder=FlightRecorder())
+        self._notes = context.recorder
         program, wiring = self.plan.program, self.wiring
-        self.maker = InputMaker(
-            program, wiring, self.device, self.channels, self._notes, lanes=self.lanes
-        )
+        self.maker = InputMaker(program, wiring, self.channels, context)
         self.stages = {
             number: StageOps(
                 number, runner, program, wiring, self.maker, evaluates=self.evaluates
             )
             for number, runner in self.runners.items()
         }
-        if self.lanes is not None:
+        if lanes is not None:
             for stage in self.stages.values():
-                stage.share_between_lanes(self.lanes, numbers)
+                stage.share_between_lanes(lanes, numbers)
         ends = self.updaters, self.followers, self.sync, self.ties
         self._end = StepEnd(self.runners, *ends, self._notes)
         (self.torch_device,) = {runner.device for runner in self.runners.values()}
@@ -129,9 +126,9 @@ class StageTable(OpTable):
 
     def player(self, on_error: OnError | None = None, prefix: str = "") -> Player:
         """Return what plays this table; see `Player`."""
-        return Player(
-            self.plan, self.device, self, self.recorder, on_error, prefix, self.lanes
-        )
+        context, device = self.context, self.context.layout.device
+        shown = context.recorder, on_error, prefix
+        return Player(self.plan, device, self, *shown, context.lanes)
 
     def begin(self, steps: Mapping[str, StepHeader]) -> None:
         """See `OpTable.begin`."""

@@ -14,19 +14,18 @@ With them goes whether the job is asked to end (run/cluster/stop.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hocket.errors import ModelError
 from hocket.run.cluster.group import GroupWork, WorkerGroup
-from hocket.run.cluster.stop import StopRequest
 from hocket.run.comm.schema import Schema, TensorSpec, message_tag
 from hocket.run.comm.schema_exchange import wait_for_value
-from hocket.run.comm.transport import Carries, Channel, Receiver, Sender, Transport
+from hocket.run.comm.transport import Carries, Channel, Receiver, Sender
+from hocket.run.engine.worker_context import WorkerContext
 
 _KEY = "loss names"
 _WHAT = "losses of the replicas"
@@ -39,29 +38,23 @@ class Results:
 
     Args:
         net: the net whose losses they are.
-        ranks: each device's, in this replica.
         last_device: where the last stage lives.
-        device: this worker's.
-        transport: between the devices of this replica.
-        group: the last stage's replicas, on its device, where there are several.
-        store: where the losses' names are published, once.
-        stop: what this worker knows of a signal to end.
-        timeout_s: after which a wait ends.
+        replicas: this worker and its replicas, where there are several.
+        context: this worker's; the losses' names are published in its store, once.
     """
 
     net: str
-    ranks: Sequence[int]
     last_device: int
-    device: int
-    transport: Transport
-    group: WorkerGroup | None
-    store: dist.Store
-    stop: StopRequest
-    timeout_s: float
+    replicas: InitVar[WorkerGroup | None]
+    context: WorkerContext
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, replicas: WorkerGroup | None) -> None:
         """Open the channels; every worker must call this."""
-        self._key = f"{_KEY} of {self.net} from rank {self.ranks[self.last_device]}"
+        context, ranks = self.context, self.context.layout.ranks
+        device, source = context.layout.device, ranks[self.last_device]
+        self.group = replicas if device == self.last_device else None
+        self._stop, self._store = context.world.stop, context.store
+        self._key = f"{_KEY} of {self.net} from rank {source}"
         self._names: list[str] = []
         self._schema: Schema | None = None  # of a message, once the names are known
         self._sums: dict[int, Tensor] = {}  # of each step, until they are sent
@@ -70,20 +63,20 @@ class Results:
         self._senders: list[Sender] = []
         self._receiver: Receiver | None = None
         self._channel = Channel(
-            f"results of {self.net}>{self.device}",
-            self.ranks[self.last_device],
-            self.ranks[self.device],
+            f"results of {self.net}>{device}",
+            source,
+            ranks[device],
             Carries.HOST,
         )
-        for other, rank in enumerate(self.ranks):
+        for other, rank in enumerate(ranks):
             name = f"results of {self.net}>{other}"
-            channel = Channel(name, self.ranks[self.last_device], rank, Carries.HOST)
+            channel = Channel(name, source, rank, Carries.HOST)
             if other == self.last_device:
                 continue
-            if self.device == self.last_device:
-                self._senders.append(self.transport.sender(channel))
-            elif self.device == other:
-                self._receiver = self.transport.receiver(channel)
+            if device == self.last_device:
+                self._senders.append(context.transport.sender(channel))
+            elif device == other:
+                self._receiver = context.transport.receiver(channel)
 
     def begin(
         self,
@@ -105,7 +98,7 @@ class Results:
         """
         if not self._names:
             self._names = list(next(iter(losses.values())))
-            self.store.set(self._key, json.dumps(self._names))
+            self._store.set(self._key, json.dumps(self._names))
         names = self._names
         for microbatch, named in losses.items():
             if list(named) != names:
@@ -120,7 +113,7 @@ class Results:
                     sum(shares[m] * named[name] for m, named in losses.items())
                     for name in names
                 ),
-                self.stop.looked(),
+                self._stop.looked(),
             ],
             dtype=torch.float64,
         )
@@ -168,7 +161,7 @@ class Results:
                 self.post(step)
             sums = self._posted.pop(step)
         *values, num_asked = sums
-        self.stop.is_agreed |= num_asked > 0
+        self._stop.is_agreed |= num_asked > 0
         return dict(zip(self._names, values, strict=True))
 
     def _made_schema(self) -> Schema:
@@ -181,7 +174,7 @@ class Results:
         if not self._names:
             what = "the names of the losses"
             message = wait_for_value(
-                self.store, self._channel, self._key, what, self.timeout_s
+                self._store, self._channel, self._key, what, self.context.timeout_s
             )
             self._names = json.loads(message)
         schema = self._made_schema()
