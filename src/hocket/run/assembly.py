@@ -230,9 +230,7 @@ def assemble(
         clips=config.clip_norm is not None,
         others=[] if config.freeze is None else other_layouts(config, world),
     )
-    plan, play_plan, nets, channels, wiring, found = build_plan(
-        config, order, context, known
-    )
+    plan, play_plan, nets, channels, found = build_plan(config, order, context, known)
     if world.rank == 0:
         warn_of_repeating_bubble(asked, plan)
         warn_of_batch_norms(config)
@@ -241,10 +239,7 @@ def assemble(
     executor = make_executor(
         play_plan,
         nets,
-        config.training,
-        context,
         channels,
-        wiring=wiring,
         seed=config.seed,
         recomputes=[i for i, x in enumerate(plan.costs.stages) if x.recomputes],
         on_error=MemoryWatch(plan.schedule, plan.costs, world, layout.device).on_error,

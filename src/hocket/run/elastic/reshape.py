@@ -39,7 +39,6 @@ from hocket.run.device.memory import MemoryWatch
 from hocket.run.engine.executor import Executor, PlayedLayout
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan
 from hocket.run.engine.programs.net_setup import NetSetup
@@ -336,10 +335,7 @@ class Reshaper:
         return make_executor(
             play_plan,
             (setup,),
-            job.training,
-            context,
             PointToPoint(play_plan, context),
-            wiring=wire(plan.schedule.program, modules, {}),
             seed=job.seed,
             on_error=watch.on_error,
             is_cut_again=True,  # each part has moved from one holder

@@ -194,7 +194,6 @@ class Evaluator:
         if num_microbatches not in self._players:
             table = StageTable(
                 self._forward_only(num_microbatches),
-                self._context,
                 self.executor.runners,
                 {},
                 self._channels,

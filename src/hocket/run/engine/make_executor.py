@@ -21,7 +21,7 @@ from hocket.run.engine.lanes.player import OnError
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.ports import OP_G
 from hocket.run.engine.lanes.stage_table import StageTable
-from hocket.run.engine.lanes.wiring import Wiring
+from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.make_runners import make_runners
 from hocket.run.engine.programs.batch_loss import BatchLoss, Gather, LossInput
 from hocket.run.engine.programs.net_setup import (
@@ -29,6 +29,7 @@ from hocket.run.engine.programs.net_setup import (
     ParameterNames,
     modules_of,
     stages_of,
+    training_of,
 )
 from hocket.run.engine.refusals import (
     input_reads,
@@ -45,7 +46,7 @@ from hocket.run.weights.follower import Follower, follow
 from hocket.run.weights.kept_optimizer import make_kept_optimizer
 from hocket.run.weights.masters import Masters
 from hocket.run.weights.reduce import GradientSum, Reducer
-from hocket.run.weights.settings import Parameters, TrainingConfig
+from hocket.run.weights.settings import Parameters
 from hocket.run.weights.sharded.shards import Shards, make_shards
 from hocket.run.weights.stale_ties.make import attach_versions
 from hocket.run.weights.stale_ties.stale_tie import find_stale_ties
@@ -63,11 +64,8 @@ from hocket.run.weights.updater import Updater, refuse_modes
 def make_executor(
     play_plan: PlayPlan,
     nets: Sequence[NetSetup],
-    settings: TrainingConfig,
-    context: WorkerContext,
     channels: PointToPoint,
     *,
-    wiring: Wiring,
     seed: int,
     recomputes: Collection[int] = (),
     on_error: OnError | None = None,
@@ -78,10 +76,7 @@ def make_executor(
     Args:
         play_plan: the schedule, planned op by op.
         nets: all nets of its program.
-        settings: how to train; nets may differ in their optimizers alone.
-        context: this worker's.
-        channels: its messages.
-        wiring: which values go along each flow.
+        channels: this worker's messages.
         seed: for random numbers in the forward.
         recomputes: the stages that run their forward again in the backward.
         on_error: called when an op has failed.
@@ -93,7 +88,8 @@ def make_executor(
         ModelError: the weights' types do not go with the precision asked for; or a
             shared weight is updated at two times, or in a program of several nets.
     """
-    program = play_plan.program
+    program, context = play_plan.program, channels.context
+    settings, wiring = training_of(nets), wire(program, nets)
     schedule, layout = play_plan.schedule, context.layout
     modules = modules_of(program, nets)
     settings.compute_precision.check_types(modules)
@@ -107,7 +103,7 @@ def make_executor(
             }
             refuse_joint_steps(net.settings, parts)
     runners = make_runners(
-        program, nets, settings, context, wiring, seed=seed, recomputes=recomputes
+        program, nets, context, wiring, seed=seed, recomputes=recomputes
     )
     replicas = context.with_replicas()
     groups_of = _ReductionGroups(schedule, context, replicas)
@@ -183,7 +179,6 @@ def make_executor(
     sync = maker.make(runners, ends, results, replicas)
     table = StageTable(
         play_plan,
-        context,
         runners,
         updaters,
         channels,

@@ -136,10 +136,7 @@ class ProgramRun(WorkerRun):
             executor = make_executor(
                 plan,
                 self._nets.setups,
-                settings,
-                context,
                 PointToPoint(plan, context),
-                wiring=self._nets.wiring,
                 seed=seed,
             )
             self._executor = replace(executor, follows=False)

@@ -29,7 +29,6 @@ from hocket.planner.stages import stage_costs
 from hocket.run.cluster.broadcast import decide_on_rank_0
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.tune.config import PipelineConfig
@@ -90,10 +89,7 @@ def bucketed_order(
         [found.known.captured],
         guess,
         [NetSetup(net.name, found.modules, (), config.loss, config.training)],
-        wire_one_net(guess.program, found.modules),
         {net.name: config.microbatches()[:1]},
-        config.training,
-        context,
         PointToPoint(plan_to_play(guess), context),
     )
     search = searches[0].in_place(boundaries, in_place)

@@ -34,7 +34,6 @@ from hocket.run.data.batch import (
 )
 from hocket.run.engine.lanes.play_plan import PlayPlan, plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.lanes.wiring import Wiring, wire, wire_one_net
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.programs.net_setup import NetSetup, example_output
 from hocket.run.engine.programs.part_sizes import part_sizes
@@ -57,7 +56,7 @@ def build_plan(
     order: Schedule,
     context: WorkerContext,
     known: ProfiledModel | CutModel | None,
-) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, Wiring, CutModel]:
+) -> tuple[Plan, PlayPlan, tuple[NetSetup, ...], PointToPoint, CutModel]:
     """Decide everything that can be decided before the first step.
 
     Every worker must call this.
@@ -70,7 +69,7 @@ def build_plan(
 
     Returns:
         The plan, its schedule planned op by op, all nets with their stages, this
-        worker's messages, which values go along each flow, and what was cut.
+        worker's messages, and what was cut.
 
     Raises:
         ModelError: the model cannot be captured or cut as asked.
@@ -96,7 +95,7 @@ def build_plan(
         compile_stages([*_to_compile(config, order, found, world)], order, context)
     play_plan = plan_to_play(order, clips=config.clip_norm is not None)
     channels = PointToPoint(play_plan, context)
-    nets, wiring = _nets(config, order.program, found)
+    nets = _nets(config, order.program, found)
     program = order.program
     can_run = captured.state.trained and not config.whole_batch
     if can_run and not program.whole_batch_flows:
@@ -108,10 +107,7 @@ def build_plan(
                 [captured, *(teacher.known.captured for teacher in found.teachers)],
                 order,
                 nets,
-                wiring,
                 _parts(config, program),
-                config.training,
-                context,
                 channels,
             )
 
@@ -149,7 +145,7 @@ def build_plan(
         found.known.frozen_s,
     )
     refuse_differences(world, {"plan": plan.digest})
-    return plan, play_plan, nets, channels, wiring, found
+    return plan, play_plan, nets, channels, found
 
 
 def sharded(
@@ -280,8 +276,8 @@ def _refuse_reads(
 
 def _nets(
     config: PipelineConfig, program: Program, found: CutModel
-) -> tuple[tuple[NetSetup, ...], Wiring]:
-    """Return all nets as workers are set up from them, and what goes between them."""
+) -> tuple[NetSetup, ...]:
+    """Return all nets as workers are set up from them."""
     name = program.nets[-1].name
     forms = {teacher.name: teacher.form for teacher in found.teachers}
     whole = {program.stages[source].net for source, _ in program.whole_batch_flows}
@@ -301,8 +297,4 @@ def _nets(
         output=output,
         tensors=ModelTensors(config.model),
     )
-    nets = (*(teacher.setup for teacher in found.teachers), student)
-    if not found.teachers:
-        return nets, wire_one_net(program, found.modules, output)
-    outputs = forms if output is None else {**forms, name: output}
-    return nets, wire(program, found.modules, outputs)
+    return (*(teacher.setup for teacher in found.teachers), student)

@@ -49,13 +49,12 @@ from hocket.run.engine.lanes.play_plan import Portion, plan_to_play
 from hocket.run.engine.lanes.player import Player
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.lanes.stage_table import StageTable
-from hocket.run.engine.lanes.wiring import Wiring
+from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.make_runners import make_runners
 from hocket.run.engine.programs.net_setup import NetSetup, modules_of
 from hocket.run.engine.timeline import gather_timeline
 from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
-from hocket.run.weights.settings import TrainingConfig
 
 _STEP: Final = 0  # its number
 _MIN_STEPS: Final = 3  # and one more, to warm up
@@ -102,10 +101,7 @@ def dry_run(
     captured: Sequence[Captured],
     schedule: Schedule,
     nets: Sequence[NetSetup],
-    wiring: Wiring,
     parts: Mapping[str, Sequence[Microbatch]],
-    settings: TrainingConfig,
-    context: WorkerContext,
     channels: PointToPoint,
 ) -> Costs:
     """Return the costs with the seconds measured in all lanes.
@@ -119,12 +115,10 @@ def dry_run(
         schedule: one step; or several that overlap, with a repeating body. No loss
             reads a whole batch.
         nets: all nets.
-        wiring: which values go along each flow.
         parts: each net's microbatches of one step, in each step the same.
-        settings: the precision that forwards and losses compute in.
-        context: this worker's context.
-        channels: its messages, as in training.
+        channels: this worker's messages, as in training.
     """
+    context, wiring = channels.context, wire(schedule.program, nets)
     world, device = context.world, context.layout.device
     if schedule.body:
         least = schedule.program.num_steps - schedule.num_repeats + 1
@@ -138,7 +132,6 @@ def dry_run(
         runners = make_runners(
             order.program,
             nets,
-            settings,
             context,
             wiring,
             seed=0,
@@ -149,7 +142,7 @@ def dry_run(
             runner.train(mode=runner.training)
         watch = MemoryWatch(schedule, costs, world, device)
         plan = plan_to_play(order)
-        table = StageTable(plan, context, runners, {}, channels, wiring=wiring)
+        table = StageTable(plan, runners, {}, channels, wiring=wiring)
         player = table.player(watch.on_error, "dry run ")
         batch = _batch(parts, order.program, world.device)
         least = max(1, _MIN_STEPS // schedule.program.num_steps)

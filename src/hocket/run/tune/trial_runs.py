@@ -35,7 +35,6 @@ from hocket.run.device.memory import memory_bytes
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
-from hocket.run.engine.lanes.wiring import wire_one_net
 from hocket.run.engine.programs.net_setup import NetSetup
 from hocket.run.engine.worker_context import open_context
 from hocket.run.tune.dry_run import dry_run
@@ -183,10 +182,7 @@ def _played(
             [config.captured],
             order,
             [NetSetup(net.name, modules, (), config.loss, config.settings)],
-            wire_one_net(order.program, modules),
             {net.name: [config.microbatch(num_samples)]},
-            config.settings,
-            context,
             PointToPoint(plan_to_play(order), context),
         )
     return Trial(num_samples, p, boundaries, costs)

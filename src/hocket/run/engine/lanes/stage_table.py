@@ -29,7 +29,6 @@ from hocket.run.engine.lanes.stage_ops import StageOps
 from hocket.run.engine.lanes.step_end import StepEnd
 from hocket.run.engine.lanes.wiring import Wiring
 from hocket.run.engine.sync.step_sync import NoSync
-from hocket.run.engine.worker_context import WorkerContext
 from hocket.run.stage.runner import StageRunner
 from hocket.run.weights.follower import Follower
 from hocket.run.weights.sharded.shards import Shards
@@ -46,10 +45,9 @@ class StageTable(OpTable):
 
     Args:
         plan: what is played.
-        context: this worker's; its recorder notes that waits are over.
         runners: this device's stages.
         updaters: the stages' updaters; none in evaluation.
-        channels: messages to and from other devices.
+        channels: messages to and from other devices. Their context is the table's.
         sync: called as losses and gradients complete; none where nothing is updated.
         ties: the weights that stages of different delays share.
         on_output: evaluation: called with each microbatch, the model's output, and
@@ -66,7 +64,6 @@ class StageTable(OpTable):
     """
 
     plan: PlayPlan
-    context: WorkerContext
     runners: Mapping[int, StageRunner]
     updaters: Mapping[int, Updater]
     channels: PointToPoint
@@ -86,7 +83,8 @@ class StageTable(OpTable):
             stage: [x for x in self.followers.values() if stage in x.buffers.stages]
             for stage in self.runners
         }
-        context, lanes = self.context, self.context.lanes
+        context = self.channels.context
+        lanes = context.lanes
         numbers = self.plan.schedule.lanes_of(context.layout.device)
         if lanes is not None:
             # Ops of several lanes overlap: none may change what the newest op notes.
@@ -126,7 +124,8 @@ class StageTable(OpTable):
 
     def player(self, on_error: OnError | None = None, prefix: str = "") -> Player:
         """Return what plays this table; see `Player`."""
-        context, device = self.context, self.context.layout.device
+        context = self.channels.context
+        device = context.layout.device
         shown = context.recorder, on_error, prefix
         return Player(self.plan, device, self, *shown, context.lanes)
 

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from hocket.core.program import Program
 from hocket.model.stages.stage import StageModule
+from hocket.run.engine.programs.net_setup import NetSetup, modules_of
 from hocket.run.stage.net_output import NetOutput
 
 Places: TypeAlias = tuple[int, ...]
@@ -76,18 +77,20 @@ def _joined(places: Sequence[Places | None]) -> Places | None:
     return tuple(sorted({place for x in known for place in x}))
 
 
-def wire(
-    program: Program,
-    modules: Sequence[StageModule],
-    outputs: Mapping[str, NetOutput],
-) -> Wiring:
+def wire(program: Program, nets: Sequence[NetSetup]) -> Wiring:
     """Find what goes along each flow.
+
+    Where each stage sends to the next alone, and all are trained, that is everything.
 
     Args:
         program: the whole.
-        modules: all stages, in the program's order.
-        outputs: the outputs of nets whose last stage makes no loss of its own.
+        nets: all of its nets.
     """
+    modules = modules_of(program, nets)
+    outputs = {net.name: net.output for net in nets if net.output is not None}
+    is_chain = program.flows == tuple((s, s + 1) for s in range(program.num_stages - 1))
+    if is_chain and not outputs and all(stage.trainable for stage in program.stages):
+        return Wiring()
     links: dict[tuple[int, int], FlowValues] = {}
     takes: dict[int, tuple[bool, ...]] = {}
     gives: dict[int, tuple[bool, ...]] = {}
@@ -113,27 +116,6 @@ def wire(
             )
         takes[number] = tuple(taken)
     return Wiring(links, takes, gives)
-
-
-def wire_one_net(
-    program: Program,
-    modules: Sequence[StageModule],
-    output: NetOutput | None = None,
-) -> Wiring:
-    """Find what goes along each flow of a program of one net.
-
-    Where each stage sends to the next alone, that is everything.
-
-    Args:
-        program: the whole.
-        modules: all stages.
-        output: the net's output, if a loss over the whole batch reads it.
-    """
-    if output is not None:
-        return wire(program, modules, {program.nets[0].name: output})
-    if program.flows == tuple((s, s + 1) for s in range(program.num_stages - 1)):
-        return Wiring()
-    return wire(program, modules, {})
 
 
 def _inputs(

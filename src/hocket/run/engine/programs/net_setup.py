@@ -64,6 +64,11 @@ class NetSetup:
         return {name: found[name] for name in self.parameter_names if name in found}
 
 
+def training_of(nets: Iterable[NetSetup]) -> TrainingConfig:
+    """Return how the nets are trained; they may differ in their optimizers alone."""
+    return next(net.settings for net in nets if net.settings is not None)
+
+
 def stages_of(program: Program, net: str) -> tuple[int, ...]:
     """Return the stages of a net, by their numbers in the program."""
     return tuple(i for i, stage in enumerate(program.stages) if stage.net == net)

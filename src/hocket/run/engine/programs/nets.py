@@ -22,7 +22,6 @@ from hocket.model.trace.state import refuse_faults, saved_tensors
 from hocket.run.data.batch import BatchOutput, digest, form_of, split_batch, to_capture
 from hocket.run.data.loss import TokenMean
 from hocket.run.engine.gather import holders_of
-from hocket.run.engine.lanes.wiring import wire
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.by_net import (
     ByNet,
@@ -41,7 +40,6 @@ from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
     example_output,
-    modules_of,
     nets_of_batch,
     stages_of,
     whole_batch_sources,
@@ -76,7 +74,6 @@ class ProgramNets:
     Attributes:
         setups: each net, as workers are set up from it.
         settings: how to train; nets differ in their optimizers alone.
-        wiring: which values go along each flow.
         digests: what all workers must have alike.
         losses: each net's losses of random outputs, which they must have alike, too.
         outlines: the outline of each model, once for all copies.
@@ -170,7 +167,6 @@ class ProgramNets:
                     first,
                 )
             )
-        self.wiring = wire(program, modules_of(program, self.setups), self._outputs)
         self.holders = {
             net.name: holders_of(
                 program,
