@@ -83,6 +83,14 @@ class Schedule(Drawn):
                     f"{len(lane.ops)}, is not {self.num_repeats} equal repetitions"
                 )
 
+    def repetitions(self, lane: int) -> list[int]:
+        """Return where repetitions of a lane's body begin, and where the last ends."""
+        if not self.body:
+            return []
+        begin, end = self.body[lane]
+        length = (end - begin) // self.num_repeats
+        return [begin + i * length for i in range(self.num_repeats + 1)]
+
     @cached_property
     def num_ops(self) -> int:
         """How many ops all lanes hold together."""

@@ -29,7 +29,7 @@ from hocket.core.op import MESSAGES, Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import PlanError
-from hocket.passes.segments import filtered, refuse_messages, repetitions
+from hocket.passes.segments import filtered, refuse_messages
 
 # Every op that makes or reads a message takes time, so that no two tie on one lane.
 _EQUAL_STAGES: Final = Costs(
@@ -260,7 +260,7 @@ def _with_inserted(schedule: Schedule, posts: dict[_Place, list[Op]]) -> Schedul
     if not schedule.body:
         return replace(schedule, lanes=tuple(lanes))
     starts = [
-        [now_at[k] for k in repetitions(schedule, i)]
+        [now_at[k] for k in schedule.repetitions(i)]
         for i, now_at in enumerate(moved_to)
     ]
     first, last = _longest_alike(lanes, starts)

@@ -56,13 +56,5 @@ def filtered(schedule: Schedule, stays: Callable[[Op], bool]) -> Schedule:
 def _edges(schedule: Schedule, lane: int) -> Iterator[int]:
     """Yield where pieces begin, and where the last one ends."""
     yield 0
-    if schedule.body:
-        yield from repetitions(schedule, lane)
+    yield from schedule.repetitions(lane)
     yield len(schedule.lanes[lane].ops)
-
-
-def repetitions(schedule: Schedule, lane: int) -> list[int]:
-    """Return where each repetition of a lane's body begins, and where the last ends."""
-    begin, end = schedule.body[lane]
-    length = (end - begin) // schedule.num_repeats
-    return [begin + i * length for i in range(schedule.num_repeats + 1)]

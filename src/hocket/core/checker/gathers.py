@@ -43,7 +43,7 @@ def gather_faults(schedule: Schedule) -> Iterator[Fault]:
         return
     yield from _divided_stages(schedule)
     for number, lane in enumerate(schedule.lanes):
-        stops = _stops(schedule, number)
+        stops = frozenset(schedule.repetitions(number))
         walk = _Lane(schedule.program, lane, stops, has_body=bool(schedule.body))
         yield from walk.faults()
 
@@ -77,15 +77,6 @@ def _divided_stages(schedule: Schedule) -> Iterator[Fault]:
                     "RESHARD, U, and all that reads its weights in one lane",
                     op,
                 )
-
-
-def _stops(schedule: Schedule, lane: int) -> frozenset[int]:
-    """Return where repetitions of a lane's body begin, and the last one ends."""
-    if not schedule.body:
-        return frozenset()
-    begin, end = schedule.body[lane]
-    length = (end - begin) // schedule.num_repeats
-    return frozenset(begin + i * length for i in range(schedule.num_repeats + 1))
 
 
 @dataclass
