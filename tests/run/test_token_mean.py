@@ -9,6 +9,7 @@ import pytest
 
 import hocket
 from hocket.errors import ConfigError
+from hocket.run.engine.programs.by_net import NetArguments
 from hocket.run.engine.programs.nets import ProgramNets
 from tests.run.support.forked import CALM_TIMEOUT_S, answers_of, run_forked
 from tests.run.support.token_mean_workers import (
@@ -88,13 +89,16 @@ def test_copies_are_refused() -> None:
     with pytest.raises(ConfigError, match="take replicas"):
         ProgramNets(
             order.program,
-            make_model(),
-            LOSSES["ignore_index"](),
-            adamw,
+            NetArguments.of(
+                order.program,
+                make_model(),
+                LOSSES["ignore_index"](),
+                adamw,
+                cut_at=[],
+                schedulers=None,
+                clip_norm=None,
+            ),
             data()[0],
-            cut_at=[],
-            schedulers=None,
-            clip_norm=None,
         )
 
 

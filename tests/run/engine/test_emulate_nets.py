@@ -187,7 +187,7 @@ def program_of(*flows: tuple[int, int]) -> Program:
         ((0, 4), {"student": distill}, None, "leaves net teacher in the middle"),
         ((1, 3), {"student": distill}, None, "leads into the middle of net student"),
         # The loss is missing, and not that the flow is wrong.
-        ((1, 4), {}, None, r"give losses\['student'\]"),
+        ((1, 4), {}, {}, "net student is trained and has no loss"),
         # No cut is dropped silently.
         (
             (1, 4),
@@ -204,9 +204,10 @@ def test_what_does_not_fit_the_program_is_refused(
     """Before anything runs."""
     kind = ModelError if cut_at is None else ConfigError
     cuts = {} if cut_at is None else {"cut_at": cut_at}
+    models = {"teacher": chain_model(0), "student": chain_model(1)}
     with pytest.raises(kind, match=message):
         hocket.emulate(
-            program_of(flow), {}, losses, {"student": SGD}, batches(1), **cuts
+            program_of(flow), models, losses, {"student": SGD}, batches(1), **cuts
         )
 
 

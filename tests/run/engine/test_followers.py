@@ -21,7 +21,7 @@ from hocket.core.schedule import Schedule
 from hocket.errors import ConfigError, ModelError
 from hocket.run.cluster.world import World, join_world
 from hocket.run.engine.program_run import ProgramRun
-from hocket.run.engine.programs import by_net, nets
+from hocket.run.engine.programs import by_net
 from hocket.run.weights.momentum import BuffersName, FollowerUpdate
 from tests.run.support.forked import answers_of
 from tests.run.support.joined import join
@@ -211,7 +211,7 @@ def _float16() -> Iterator[None]:
         return {net: replace(x, precision="float16") for net, x in found.items()}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nets, by_net.configs_by_net.__name__, in_float16)
+        patch.setattr(by_net, by_net.configs_by_net.__name__, in_float16)
         yield
 
 

@@ -30,7 +30,7 @@ from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import short_hash
-from hocket.run.engine.programs.by_net import ByNet
+from hocket.run.engine.programs.by_net import ByNet, NetArguments
 from hocket.run.engine.programs.net_setup import nets_of_batch
 from hocket.run.engine.programs.nets import ProgramNets
 from hocket.run.engine.refusals import refuse_settings
@@ -107,13 +107,16 @@ class ProgramRun(WorkerRun):
             self._layout = _layout(self.world, self.schedule)
             self._nets = ProgramNets(
                 program,
-                models,
-                losses,
-                optimizers,
+                NetArguments.of(
+                    program,
+                    models,
+                    losses,
+                    optimizers,
+                    cut_at=cut_at,
+                    schedulers=schedulers,
+                    clip_norm=clip_norm,
+                ),
                 apart(example),
-                cut_at=cut_at,
-                schedulers=schedulers,
-                clip_norm=clip_norm,
             )
             digests = {"schedule": short_hash(str(self.schedule)), "seed": str(seed)}
             refuse_differences(self.world, digests | self._nets.digests)

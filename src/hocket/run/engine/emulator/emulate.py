@@ -21,9 +21,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import ConfigError
 from hocket.model.trace.example import Example
-from hocket.model.trace.state import refuse_faults
 from hocket.run.data.batch import Microbatch, form_of, split_batch, to_capture
 from hocket.run.engine.emulator.batch import Step, gradient_groups
 from hocket.run.engine.emulator.net import (
@@ -36,17 +34,11 @@ from hocket.run.engine.emulator.net import (
 )
 from hocket.run.engine.programs.by_net import (
     ByNet,
+    NetArguments,
     arguments_by_net,
-    check_buffers,
-    check_flows,
-    check_losses,
-    check_optimizer,
-    configs_by_net,
-    cuts_by_net,
     net_inputs,
     nets_in_order,
 )
-from hocket.run.engine.programs.copies import without_copies
 from hocket.run.engine.programs.net_setup import stages_of, whole_batch_sources
 from hocket.run.engine.programs.part_sizes import part_sizes
 from hocket.run.stage.net_output import example_of
@@ -129,37 +121,30 @@ def emulate(
             net can go; or a forward that reads old weights begins a checkpoint.
         DataError: as for `Pipeline.step`.
     """
-    whole, merged = program, without_copies(program)
-    program = merged.program
-    names = tuple(net.name for net in program.nets)
-    loss_of = arguments_by_net(losses, names, "losses")
-    optimizer_of = arguments_by_net(optimizers, names, "optimizers")
-    freezes = arguments_by_net(freeze_at or {}, names, "freeze_at", depth=2)
-    cuts = cuts_by_net(cut_at, names)
-    scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
-    settings = configs_by_net(
-        optimizer_of,
-        scheduler_of,
+    given = NetArguments.of(
+        program,
+        models,
+        losses,
+        optimizers,
+        cut_at=cut_at,
+        schedulers=schedulers,
         clip_norm=clip_norm,
     )
+    program, names = given.merged.program, given.names
+    freezes = arguments_by_net(freeze_at or {}, names, "freeze_at", depth=2)
     plans = [
         EmulatedStages(
             name,
             stages_of(program, name),
-            *net_inputs(program, name, has_loss=name in loss_of),
+            *net_inputs(program, name, has_loss=name in given.losses),
             whole_batch_sources(program, name),
-            tuple(cuts.get(name, ())),
+            tuple(given.cuts.get(name, ())),
             freezes.get(name, {}),
-            merged.shares[name],
+            given.merged.shares[name],
             program.num_pipelines,
         )
         for name in nets_in_order(program, names)
     ]
-    check_buffers(whole, optimizer_of)
-    check_flows(merged)
-    check_losses(program, names, loss_of)
-    model_of = arguments_by_net(models, names, "models")
-    refuse_faults(model_of.values())
     history: list[dict[str, Losses]] = []
     nets: dict[str, EmulatedNet] = {}
     updates: _Updates | None = None
@@ -181,12 +166,12 @@ def emulate(
             }
             if updates is None:
                 forms = {name: form_of(pair) for name, pair in pairs.items()}
-                nets = _make_nets(program, plans, model_of, loss_of, pairs, parts)
-                updates = _Updates(program, nets, optimizer_of, settings, clip_norm)
+                nets = _make_nets(given, plans, pairs, parts)
+                updates = _Updates(given, nets, clip_norm)
             for net in nets.values():
                 updates.forget_moments(net.begin(number))
             step = Step(
-                nets, facts, loss_of, parts, program.num_pipelines, seed, number
+                nets, facts, given.losses, parts, program.num_pipelines, seed, number
             )
             for group in gradient_groups(program):
                 step.run_group(group)
@@ -196,18 +181,14 @@ def emulate(
 
 
 def _make_nets(
-    program: Program,
+    arguments: NetArguments,
     plans: Sequence[EmulatedStages],
-    models: Mapping[str, nn.Module],
-    losses: Mapping[str, Callable[..., Any]],
     pairs: Mapping[str, Any],
     parts: Mapping[str, Sequence[Microbatch]],
 ) -> dict[str, EmulatedNet]:
     nets: dict[str, EmulatedNet] = {}
     outputs: dict[str, Any] = {}
     for plan in plans:
-        if plan.name not in models:
-            raise ConfigError(f"net {plan.name} has no model: give models")
         (first, *_) = parts[plan.name]
         given = [
             example_of(outputs[source], parts[source][0].num_samples, first.num_samples)
@@ -215,14 +196,13 @@ def _make_nets(
         ]
         sizes = tuple(part.num_samples for part in parts[plan.name])
         _, args, kwargs = to_capture(
-            models[plan.name],
+            arguments.models[plan.name],
             pairs[plan.name],
             len(sizes),
             {sum(sizes): sizes}.__getitem__,
             pytree.tree_leaves(given),
         )
-        loss, model = losses.get(plan.name), models[plan.name]
-        net = make_net(plan, program, model, args, kwargs, loss, first.targets)
+        net = make_net(plan, arguments, args, kwargs, first.targets)
         nets[plan.name] = net
         if any(plan.name in other.inputs for other in plans):
             outputs[plan.name] = example_output(net, leaves_of(given, first))
@@ -233,37 +213,31 @@ class _Updates:
     """Updates all weights of a program.
 
     Args:
-        program: the whole.
+        arguments: what the nets are made from.
         nets: by name.
-        optimizers: the optimizer, or the `Momentum` or `CopyEvery`, of each net.
-        settings: the training settings of each trained net.
         clip_norm: the most that the gradients of one gate may measure together. The
             stages of one delay are one gate.
 
     Raises:
-        ConfigError: a net that moves has no optimizer of its kind, or one that does not
-            move has one.
         ModelError: a net follows another one that has no parameter of some name.
     """
 
     def __init__(
         self,
-        program: Program,
+        arguments: NetArguments,
         nets: Mapping[str, EmulatedNet],
-        optimizers: Mapping[str, OptimizerFactory | FollowerUpdate],
-        settings: Mapping[str, TrainingConfig],
         clip_norm: float | None,
     ) -> None:
+        program = arguments.merged.program
         self._nets = nets
         self._clip_norm = clip_norm
         self._updaters: list[tuple[int, Updater]] = []  # with the delay of its stage
         self._followers: list[Follower] = []
         for name, net in nets.items():
-            check_optimizer(program, name, optimizers.get(name))
-            if name in settings:
-                self._updaters += _updaters(program, net, settings[name])
+            if name in arguments.settings:
+                self._updaters += _updaters(program, net, arguments.settings[name])
         for name, net in nets.items():
-            update = optimizers.get(name)
+            update = arguments.optimizers.get(name)
             if isinstance(update, FollowerUpdate):
                 self._followers += _followers(program, nets, net, update)
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from hocket.core.program import Program
-from hocket.errors import ConfigError, ShapeError
+from hocket.errors import ConfigError
 from hocket.freeze.policy import is_whole
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.capture.no_checkpointing import around_old_weights
@@ -27,8 +26,9 @@ from hocket.model.stages.parameter_paths import Home
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.state import overwrite
 from hocket.run.data.batch import Microbatch
-from hocket.run.data.loss import LossFunction
+from hocket.run.engine.programs.by_net import NetArguments
 from hocket.run.engine.programs.loss_state import with_loss
+from hocket.run.engine.programs.net_setup import cut_net
 from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.stage.recompute import changing_buffers
 from hocket.run.stage.seed import layers_seeded
@@ -283,22 +283,18 @@ class EmulatedNet:
 
 def make_net(
     plan: EmulatedStages,
-    program: Program,
-    model: nn.Module,
+    arguments: NetArguments,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    loss: LossFunction | None,
     targets: Any,
 ) -> EmulatedNet:
     """Capture a model and cut it.
 
     Args:
         plan: its stages, and what flows into them.
-        program: the whole.
-        model: trained in place.
+        arguments: the program, and the model and the loss of each net.
         args: the positional arguments of one microbatch.
         kwargs: its keyword arguments.
-        loss: the net's loss, if it ends in one.
         targets: those of the microbatch.
 
     Raises:
@@ -306,22 +302,16 @@ def make_net(
         ShapeError: there are other numbers of stages than the program has.
         ConfigError: more layers freeze than can.
     """
-    if len(plan.stages) != len(plan.cut_at) + 1:
-        raise ShapeError(
-            f"cut_at makes {len(plan.cut_at) + 1} stages of net {plan.name}, the "
-            f"program has {len(plan.stages)}: name the modules with which the stages "
-            "but the first begin"
-        )
+    program, model = arguments.merged.program, arguments.models[plan.name]
+    loss = arguments.losses.get(plan.name)
     modules: tuple[str, ...] = ()
     if any(not isinstance(first, str) for first in plan.freeze_at.values()):
         modules = freezable_modules(model, None)
     captured = capture(model, args, kwargs, cut=(*plan.cut_at, *modules[1:]))
     if loss is not None:
         captured = with_loss(captured, loss, targets)
+    stages = cut_net(program, plan.name, captured, plan.cut_at)
     boundaries = boundaries_from_names(captured, plan.cut_at)
-    places = {stage: i for i, stage in enumerate(plan.stages)}
-    flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]
-    stages = cut(captured, boundaries, flows)
     held = [dict(stage.named_parameters()) for stage in stages]
     facts = [program.stages[stage] for stage in plan.stages]
     owners = _owners(held, [stage.delay for stage in facts])

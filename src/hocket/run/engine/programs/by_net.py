@@ -5,12 +5,16 @@ A run and the emulator take the same ones, and refuse the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+
+from torch import nn
 
 from hocket.core.program import Program
 from hocket.errors import ConfigError, ModelError
-from hocket.run.engine.programs.copies import Merged
+from hocket.model.trace.state import refuse_faults
+from hocket.run.engine.programs.copies import Merged, without_copies
 from hocket.run.engine.programs.net_setup import stages_of
 from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
@@ -55,20 +59,73 @@ def arguments_by_net(
     return {names[0]: value}
 
 
-def cuts_by_net(
-    cut_at: Sequence[str] | Mapping[str, Sequence[str]], names: Sequence[str]
-) -> dict[str, Sequence[str]]:
-    """Return the modules at which each net is cut.
+@dataclass(frozen=True, slots=True)
+class NetArguments:
+    """What a program's nets are made from, checked.
 
     Args:
-        cut_at: a mapping by net, or the only net's; nets that it leaves out have one
-            stage.
-        names: all nets.
-
-    Raises:
-        ConfigError: it names an unknown net; or there are several, and no mapping.
+        merged: the program without copies.
+        names: its nets.
+        models: the model of each of them.
+        losses: the loss of each net that ends in one.
+        optimizers: the update of each net that has one.
+        cuts: the modules at which a net is cut; one that is left out has one stage.
+        settings: how each trained net is trained.
     """
-    return arguments_by_net(cut_at, names, "cut_at") if cut_at else {}
+
+    merged: Merged
+    names: tuple[str, ...]
+    models: Mapping[str, nn.Module]
+    losses: Mapping[str, Callable[..., Any]]
+    optimizers: Mapping[str, OptimizerFactory | FollowerUpdate]
+    cuts: Mapping[str, Sequence[str]]
+    settings: Mapping[str, TrainingConfig]
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        models: ByNet[nn.Module],
+        losses: ByNet[Callable[..., Any]],
+        optimizers: ByNet[OptimizerFactory | FollowerUpdate],
+        *,
+        cut_at: Sequence[str] | Mapping[str, Sequence[str]],
+        schedulers: ByNet[SchedulerFactory] | None,
+        clip_norm: float | None,
+    ) -> NetArguments:
+        """Sort arguments of `emulate` and of a run by net.
+
+        Args:
+            program: with its copies.
+            models: as for `emulate`, and so all others.
+            losses: see there.
+            optimizers: see there.
+            cut_at: see there.
+            schedulers: see there.
+            clip_norm: see there.
+
+        Raises:
+            ConfigError: a net lacks a model, a loss or an optimizer, or has one too
+                many.
+            ModelError: copies are not of whole nets; or a model cannot be traced.
+        """
+        merged = without_copies(program)
+        names = tuple(net.name for net in merged.program.nets)
+        model_of = arguments_by_net(models, names, "models")
+        refuse_faults(model_of.values())
+        loss_of = arguments_by_net(losses, names, "losses")
+        optimizer_of = arguments_by_net(optimizers, names, "optimizers")
+        check_buffers(program, optimizer_of)
+        scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
+        cuts = arguments_by_net(cut_at, names, "cut_at") if cut_at else {}
+        check_flows(merged)
+        check_losses(merged.program, names, loss_of)
+        for name in names:
+            check_optimizer(merged.program, name, optimizer_of.get(name))
+            if name not in model_of:
+                raise ConfigError(f"net {name} has no model: give models")
+        settings = configs_by_net(optimizer_of, scheduler_of, clip_norm=clip_norm)
+        return cls(merged, names, model_of, loss_of, optimizer_of, cuts, settings)
 
 
 def configs_by_net(

@@ -11,8 +11,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
+from hocket.errors import ShapeError
 from hocket.model.capture.captured import Captured
 from hocket.model.profile.measure import restored_model
+from hocket.model.stages.cut import boundaries_from_names, cut
 from hocket.model.stages.stage import StageModule
 from hocket.run.data.loss import LossFunction
 from hocket.run.stage.loss_checks.reads import ModelTensors
@@ -72,6 +74,33 @@ def training_of(nets: Iterable[NetSetup]) -> TrainingConfig:
 def stages_of(program: Program, net: str) -> tuple[int, ...]:
     """Return the stages of a net, by their numbers in the program."""
     return tuple(i for i, stage in enumerate(program.stages) if stage.net == net)
+
+
+def cut_net(
+    program: Program, name: str, captured: Captured, cut_at: Sequence[str]
+) -> tuple[StageModule, ...]:
+    """Cut the model of a net into its stages.
+
+    Args:
+        program: the whole.
+        name: the net.
+        captured: its model.
+        cut_at: the modules with which its stages but the first begin.
+
+    Raises:
+        ShapeError: there are other numbers of stages than the program has.
+        ModelError: the model cannot be cut so.
+    """
+    numbers = stages_of(program, name)
+    if len(numbers) != len(cut_at) + 1:
+        raise ShapeError(
+            f"cut_at makes {len(cut_at) + 1} stages of net {name}, the program has "
+            f"{len(numbers)}: name the modules with which the stages but the first "
+            "begin"
+        )
+    places = {number: i for i, number in enumerate(numbers)}
+    flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]
+    return cut(captured, boundaries_from_names(captured, cut_at), flows)
 
 
 def whole_batch_sources(program: Program, net: str) -> frozenset[str]:

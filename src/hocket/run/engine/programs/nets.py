@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,33 +12,26 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hocket.core.program import Program
-from hocket.errors import ConfigError, ModelError, ShapeError
+from hocket.errors import ConfigError, ModelError
 from hocket.model.capture.capture import Captured, capture
-from hocket.model.stages.cut import boundaries_from_names, cut
+from hocket.model.stages.cut import boundaries_from_names
 from hocket.model.stages.outline import Outline
 from hocket.model.stages.stage import StageModule
 from hocket.model.trace.example import Example
-from hocket.model.trace.state import refuse_faults, saved_tensors
+from hocket.model.trace.state import saved_tensors
 from hocket.run.data.batch import BatchOutput, digest, form_of, split_batch, to_capture
 from hocket.run.data.loss import TokenMean
 from hocket.run.engine.gather import holders_of
 from hocket.run.engine.plan import short_hash
 from hocket.run.engine.programs.by_net import (
-    ByNet,
-    arguments_by_net,
-    check_buffers,
-    check_flows,
-    check_losses,
-    check_optimizer,
-    configs_by_net,
-    cuts_by_net,
+    NetArguments,
     net_inputs,
     nets_in_order,
 )
-from hocket.run.engine.programs.copies import without_copies
 from hocket.run.engine.programs.loss_state import with_loss
 from hocket.run.engine.programs.net_setup import (
     NetSetup,
+    cut_net,
     example_output,
     nets_of_batch,
     stages_of,
@@ -50,8 +43,6 @@ from hocket.run.nets.followed import FollowedNet
 from hocket.run.stage.net_output import NetOutput, example_of
 from hocket.run.weights.momentum import FollowerUpdate
 from hocket.run.weights.settings import (
-    OptimizerFactory,
-    SchedulerFactory,
     TrainingConfig,
 )
 from hocket.run.weights.update_text import update_text
@@ -62,14 +53,8 @@ class ProgramNets:
 
     Args:
         program: the whole.
-        models: the model of each net; of copies, that of the first.
-        losses: the loss of each net that ends in one.
-        optimizers: the optimizer of each trained net; a `Momentum` or a `CopyEvery`
-            for each net that follows another one.
+        given: what the nets are made from; copies take what the first is made from.
         example: a batch.
-        cut_at: the modules with which the stages of a net but the first begin.
-        schedulers: as for `Pipeline`.
-        clip_norm: the most that the gradients of one gate may measure together.
 
     Attributes:
         setups: each net, as workers are set up from it.
@@ -84,62 +69,30 @@ class ProgramNets:
         cannot_follow: why they cannot; empty if they can.
 
     Raises:
-        ConfigError: a net lacks a model, a loss or an optimizer, or has one too many.
+        ConfigError: no net is trained; or one with copies has a `TokenMean`.
         ShapeError: there are other numbers of stages than the program has.
         ModelError: a model cannot be cut so; or a flow leads to where no output of
             another net can go.
         DataError: the example is no batch, or smaller than the microbatches.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        models: ByNet[nn.Module],
-        losses: ByNet[Callable[..., Any]],
-        optimizers: ByNet[OptimizerFactory | FollowerUpdate],
-        example: Any,
-        *,
-        cut_at: Sequence[str] | Mapping[str, Sequence[str]],
-        schedulers: ByNet[SchedulerFactory] | None,
-        clip_norm: float | None,
-    ) -> None:
+    def __init__(self, program: Program, given: NetArguments, example: Any) -> None:
         self._program = program
-        merging = without_copies(program)
-        merged = merging.program
-        names = tuple(net.name for net in merged.nets)
-        model_of = arguments_by_net(models, names, "models")
-        refuse_faults(model_of.values())
-        loss_of = arguments_by_net(losses, names, "losses")
-        optimizer_of = arguments_by_net(optimizers, names, "optimizers")
-        check_buffers(program, optimizer_of)
-        scheduler_of = arguments_by_net(schedulers or {}, names, "schedulers")
-        cuts = cuts_by_net(cut_at, names)
-        check_flows(merging)
-        check_losses(merged, names, loss_of)
-        for name in names:
-            if isinstance(loss_of.get(name), TokenMean) and merging.shares[name][1:]:
+        for name, loss in given.losses.items():
+            if isinstance(loss, TokenMean) and given.merged.shares[name][1:]:
                 raise ConfigError(
                     f"net {name} has copies, and TokenMean does not count the targets "
                     "of copies together: take replicas (num_replicas), or a loss that "
                     "is a mean over samples"
                 )
-        for name in names:
-            check_optimizer(merged, name, optimizer_of.get(name))
-            if name not in model_of:
-                raise ConfigError(f"net {name} has no model: give models")
-        settings = configs_by_net(
-            optimizer_of,
-            scheduler_of,
-            clip_norm=clip_norm,
-        )
-        if not settings:
+        if not given.settings:
             raise ConfigError("no net is trained: give optimizers, or use emulate")
-        self.settings = next(iter(settings.values()))
-        self.outlines = {name: Outline.of(model_of[name]) for name in names}
+        self.settings = next(iter(given.settings.values()))
+        self.outlines = {name: Outline.of(given.models[name]) for name in given.names}
         self._outputs: dict[str, NetOutput] = {}
         # Of each net whose outputs are read, and how many samples it is of.
         self._examples: dict[str, tuple[Any, int]] = {}
-        self.sizes_of = part_sizes(merged)
+        self.sizes_of = part_sizes(given.merged.program)
         self.digests: dict[str, str] = {"settings": short_hash(self.settings.text)}
         self.losses: dict[str, dict[str, float]] = {}
         self.setups: list[NetSetup] = []
@@ -148,25 +101,16 @@ class ProgramNets:
         self.cannot_follow = (
             "nets of this program have copies, each with modules of its own: change it "
             "before the run is made"
-            if len(names) < len(program.nets)
+            if len(given.names) < len(program.nets)
             else ""
         )
         for name in nets_in_order(program, [net.name for net in program.nets]):
             first = nets_of_batch(program, name)[0]
-            model = model_of[first]
-            update = optimizer_of.get(first)
-            self.setups.append(
-                self._set_up(
-                    name,
-                    model if name == first else copy.deepcopy(model),
-                    example[first] if isinstance(example, Mapping) else example,
-                    tuple(cuts.get(first, ())),
-                    loss_of.get(first),
-                    settings.get(first),
-                    update if isinstance(update, FollowerUpdate) else None,
-                    first,
-                )
-            )
+            batch = example[first] if isinstance(example, Mapping) else example
+            model = given.models[first]
+            if name != first:
+                model = copy.deepcopy(model)
+            self.setups.append(self._set_up(given, name, first, model, batch))
         self.holders = {
             net.name: holders_of(
                 program,
@@ -208,20 +152,21 @@ class ProgramNets:
 
     def _set_up(
         self,
+        given: NetArguments,
         name: str,
+        first: str,
         model: nn.Module,
         example: Any,
-        cut_at: Sequence[str],
-        loss: Callable[..., Any] | None,
-        settings: TrainingConfig | None,
-        follows: FollowerUpdate | None,
-        seed_name: str,
     ) -> NetSetup:
         program = self._program
+        cut_at = tuple(given.cuts.get(first, ()))
+        loss, settings = given.losses.get(first), given.settings.get(first)
+        update = given.optimizers.get(first)
+        follows = update if isinstance(update, FollowerUpdate) else None
         inputs, loss_inputs = net_inputs(program, name, has_loss=loss is not None)
         counts = {net.name: net.num_microbatches for net in program.nets}
         num_parts = sum(counts[net] for net in nets_of_batch(program, name))
-        sizes_of = self.sizes_of[seed_name]
+        sizes_of = self.sizes_of[first]
         num_parts *= program.num_pipelines
         part, *_ = split_batch(example, num_parts, sizes_of=sizes_of)
         leaves = [
@@ -234,14 +179,14 @@ class ProgramNets:
         captured = capture(model, args, kwargs, cut=cut_at)
         if loss is not None:
             captured = with_loss(captured, loss, part.targets, read)
-        if name == seed_name:
+        if name == first:
             self.forms[name] = form_of(example)
             self._add_digests(captured, name, settings, follows)
         numbers = stages_of(program, name)
-        modules = _cut(program, name, captured, cut_at)
+        modules = cut_net(program, name, captured, cut_at)
         _check_readers(name, modules, len(leaves))
         trains = any(program.stages[number].trainable for number in numbers)
-        if name == seed_name:
+        if name == first:
             boundaries = boundaries_from_names(captured, cut_at)
             flows = [(source, x.index) for x in modules for source in x.received]
             self.followed.append(
@@ -268,7 +213,7 @@ class ProgramNets:
                 replace(self._outputs[net], is_whole=net in whole)
                 for net in loss_inputs
             )
-        if loss is not None and name == seed_name:
+        if loss is not None and name == first:
             read = list(map(_as_read, read, others.get(last, ())))
             cpu = torch.device("cpu")
             found = losses_of_random_outputs(loss, captured, part.targets, read, cpu)
@@ -281,7 +226,7 @@ class ProgramNets:
             settings,
             follows,
             training=trains or model.training,
-            seed_name=seed_name,
+            seed_name=first,
             others=others,
             output=self._outputs.get(name),
         )
@@ -293,21 +238,6 @@ def _as_read(output: Any, form: NetOutput) -> Any:
         return output
     rows = torch.arange(len(pytree.tree_leaves(output)[0]))
     return BatchOutput(output, rows)
-
-
-def _cut(
-    program: Program, name: str, captured: Captured, cut_at: Sequence[str]
-) -> tuple[StageModule, ...]:
-    numbers = stages_of(program, name)
-    if len(numbers) != len(cut_at) + 1:
-        raise ShapeError(
-            f"cut_at makes {len(cut_at) + 1} stages of net {name}, the program has "
-            f"{len(numbers)}: name the modules with which the stages but the first "
-            "begin"
-        )
-    places = {number: i for i, number in enumerate(numbers)}
-    flows = [(places[a], places[b]) for a, b in program.flows if {a, b} <= {*places}]
-    return cut(captured, boundaries_from_names(captured, cut_at), flows)
 
 
 def _check_readers(name: str, modules: Sequence[StageModule], num_leaves: int) -> None:
