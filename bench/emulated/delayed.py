@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from hocket.run import assembly
 from hocket.run.comm.schema import Schema, TensorSpec
 from hocket.run.comm.transport import Channel, Receiver, Sender, Transport
 from hocket.run.comm.transports import make_transport
@@ -134,10 +133,7 @@ def delayed_messages(delay_s: float) -> Iterator[None]:
     def make_delayed(*args: Any, **kwargs: Any) -> Transport:
         return DelayedTransport(make_transport(*args, **kwargs), delay_s)
 
-    with (
-        patch.object(assembly, "make_transport", make_delayed),
-        patch.object(worker_context, "make_transport", make_delayed),
-    ):
+    with patch.object(worker_context, "make_transport", make_delayed):
         yield
 
 

@@ -18,7 +18,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final
 from warnings import warn
@@ -35,11 +35,8 @@ from hocket.model.capture.captured import Captured
 from hocket.options import CAPTURED_STEP, captured_step_faults, freezing_faults
 from hocket.run.cluster.doctor.nvidia_smi import probe_gpu_states
 from hocket.run.cluster.freed_memory import trim_heap
-from hocket.run.cluster.group import GroupMaker
 from hocket.run.cluster.layout import Layout
 from hocket.run.cluster.world import World
-from hocket.run.comm.transport import NUM_BUFFERS
-from hocket.run.comm.transports import make_transport
 from hocket.run.data.loss import WholeBatch
 from hocket.run.device.memory import (
     MemoryWatch,
@@ -55,7 +52,7 @@ from hocket.run.engine.make_executor import make_executor
 from hocket.run.engine.plan import Plan, short_hash
 from hocket.run.engine.refusals import refuse_delays, refuse_settings
 from hocket.run.engine.same_everywhere import refuse_differences
-from hocket.run.engine.worker_context import WorkerContext, open_context
+from hocket.run.engine.worker_context import OpenRun, open_context
 from hocket.run.nets.followed import FollowedNet
 from hocket.run.outoforder.captured_step_table import CapturedStepTable
 from hocket.run.stage.net_output import with_teachers
@@ -174,13 +171,7 @@ def memory_explained(world: World) -> Iterator[None]:
 
 
 def assemble(
-    config: PipelineConfig,
-    world: World,
-    layout: Layout,
-    recorder: FlightRecorder,
-    store: dist.Store,
-    stack: contextlib.ExitStack,
-    timeout_s: float,
+    config: PipelineConfig, run: OpenRun, layout: Layout
 ) -> tuple[Plan, Executor, Freezing | None, tuple[FollowedNet, ...]]:
     """Decide all that can be decided before the first step, and make the executor.
 
@@ -188,12 +179,8 @@ def assemble(
 
     Args:
         config: the same on every worker.
-        world: the job.
+        run: the run; its stack gets what must be closed at the end.
         layout: the ranks by device and replica.
-        recorder: records every op and wait.
-        store: with a prefix of this run's own.
-        stack: gets what must be closed at the end.
-        timeout_s: how long to wait for another worker.
 
     Returns:
         The plan, what plays it, what freezes layers, if any may freeze, and what
@@ -202,6 +189,7 @@ def assemble(
     Raises:
         HocketError: see `hocket.Pipeline`.
     """
+    world, stack = run.world, run.stack
     # Workers that freeze layers connect otherwise than workers that do not.
     options = config.freezing_texts.items()
     refuse_differences(world, {f"option {n}": short_hash(x) for n, x in options})
@@ -210,9 +198,7 @@ def assemble(
     precision.check_types([config.model])
     stack.enter_context(precision.wide_gradients([config.model]))
     config = _prepared(config, world)
-    config, order, known = _make_order(
-        config, world, layout, recorder, store, timeout_s
-    )
+    config, order, known = _make_order(config, run, layout)
     refuse_settings(config, order)
     if config.freeze is not None:
         refuse_order(order)
@@ -220,13 +206,9 @@ def assemble(
         refuse_delays(order)
     context = open_context(
         config.transport,
-        world,
+        run,
         layout,
-        recorder,
-        store,
         order,
-        stack,
-        timeout_s=timeout_s,
         clips=config.clip_norm is not None,
         others=[] if config.freeze is None else other_layouts(config, world),
     )
@@ -248,7 +230,7 @@ def assemble(
     plan = with_measured_gathers(plan, executor, world)
     if asked == CAPTURED_STEP:
         plan = play_captured_steps(
-            executor, plan, config, found.known.captured, recorder, stack
+            executor, plan, config, found.known.captured, run.recorder, stack
         )
     freezing = None
     if config.freeze is not None:
@@ -276,12 +258,7 @@ def _prepared(config: PipelineConfig, world: World) -> PipelineConfig:
 
 
 def _make_order(
-    config: PipelineConfig,
-    world: World,
-    layout: Layout,
-    recorder: FlightRecorder,
-    store: dist.Store,
-    timeout_s: float,
+    config: PipelineConfig, run: OpenRun, layout: Layout
 ) -> tuple[PipelineConfig, Schedule, ProfiledModel | CutModel | None]:
     """Return the order, and what is known of the model by then.
 
@@ -290,22 +267,10 @@ def _make_order(
     is_chosen = config.schedule == "auto"
     if not (is_chosen or is_timed(config) or config.teachers):
         return config, configured_order(config, layout), None
-    store = dist.PrefixStore("before the order", store)
-    transport = make_transport(
-        config.transport,
-        world,
-        store,
-        recorder,
-        num_buffers=NUM_BUFFERS,
-        timeout_s=timeout_s,
-    )
-    with (
-        closing(transport),
-        GroupMaker(layout.rank, timeout_s, recorder.wait) as groups,
-    ):
-        context = WorkerContext(
-            world, layout, recorder, transport, store, groups, timeout_s
-        )
+    store = dist.PrefixStore("before the order", run.store)
+    with contextlib.ExitStack() as stack:
+        before = replace(run, store=store, stack=stack)
+        context = open_context(config.transport, before, layout, None)
         if config.teachers:
             return joint_order(config, context)
         profiled = None

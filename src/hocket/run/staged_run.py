@@ -121,12 +121,8 @@ class StagedRun(WorkerRun):
                 ):
                     plan, executor, self._freezing, self._followed = assemble(
                         replace(config, progress=reporter, example=example),
-                        world,
+                        self._opened,
                         layout,
-                        recorder,
-                        self._store,
-                        self._stack,
-                        timeout_s,
                     )
                 if config.fill is not None:
                     reporter(StartupProgress("measuring the net of fill"))

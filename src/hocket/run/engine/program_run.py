@@ -125,13 +125,9 @@ class ProgramRun(WorkerRun):
             refuse_settings(settings, self.schedule)
             context = open_context(
                 transport,
-                self.world,
+                self._opened,
                 self._layout,
-                self._recorder,
-                self._store,
                 self.schedule,
-                self._stack,
-                timeout_s=self._timeout_s,
                 clips=clip_norm is not None,
                 sanitize=sanitize,
             )

@@ -28,6 +28,25 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
 
 @dataclass(frozen=True, slots=True)
+class OpenRun:
+    """What a run has opened on one worker, before it connects to the others.
+
+    Args:
+        world: the job.
+        recorder: notes waits.
+        store: a store with a prefix of this run's own.
+        stack: closes what was opened, at the end.
+        timeout_s: after which a wait for another worker ends.
+    """
+
+    world: World
+    recorder: FlightRecorder
+    store: dist.Store
+    stack: ExitStack
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """One worker's place in a job, and its connections.
 
@@ -87,15 +106,11 @@ class WorkerContext:
 
 def open_context(
     name: TransportName,
-    world: World,
+    run: OpenRun,
     layout: Layout,
-    recorder: FlightRecorder,
-    store: dist.Store,
-    order: Schedule,
-    stack: ExitStack,
+    order: Schedule | None,
     *,
-    timeout_s: float,
-    clips: bool,
+    clips: bool = False,
     sanitize: bool = False,
     others: Sequence[tuple[Schedule, Layout]] = (),
 ) -> WorkerContext:
@@ -103,13 +118,9 @@ def open_context(
 
     Args:
         name: the transport that the user asked for.
-        world: the job.
+        run: the run; its stack closes them, and process groups, at the end.
         layout: this worker's device and replica.
-        recorder: notes waits.
-        store: a store with a prefix of this run's own.
-        order: what will be played.
-        stack: closes them, and process groups, at the end.
-        timeout_s: after which a wait for another worker ends.
+        order: what will be played; None where that is not known yet.
         clips: whether gradients are clipped.
         sanitize: whether to look for races between lanes.
         others: orders that are played later over the same transport, each with this
@@ -119,33 +130,35 @@ def open_context(
         ConfigError: `sanitize`, and every device has one lane.
         RunError: shared memory was asked for, and not all workers can share it.
     """
-    if sanitize and len(order.lanes) == order.program.num_devices:
+    if sanitize and order is not None and len(order.lanes) == order.program.num_devices:
         raise ConfigError(
             "sanitize=True looks for races between the lanes of a device, and each of "
             f"the {order.program.num_devices} devices of this order has one lane: "
             "leave it out"
         )
-    layouts = [(order, layout), *others]
+    layouts = [] if order is None else [(order, layout), *others]
+    needed = [buffers_needed(x, clips=clips) for x, _ in layouts]
+    world, recorder, timeout_s = run.world, run.recorder, run.timeout_s
     transport = make_transport(
         name,
         world,
-        store,
+        run.store,
         recorder,
-        num_buffers=max(buffers_needed(x, clips=clips) for x, _ in layouts),
+        num_buffers=max(needed, default=0),
         timeout_s=timeout_s,
-        pairs={pair for x in layouts for pair in talking_ranks(*x)},
+        pairs={pair for x in layouts for pair in talking_ranks(*x)} or None,
     )
-    stack.callback(transport.close)
-    groups = stack.enter_context(
+    run.stack.callback(transport.close)
+    groups = run.stack.enter_context(
         GroupMaker(layout.rank, timeout_s, recorder.wait, layout.tp_size)
     )
     lanes = None
-    num_lanes = len(order.lanes_of(layout.device))
+    num_lanes = 1 if order is None else len(order.lanes_of(layout.device))
     if num_lanes > 1:
         lanes = open_device(
             world.device, num_lanes, timeout_s=timeout_s, sanitize=sanitize
         )
-        stack.callback(lanes.close)
+        run.stack.callback(lanes.close)
     return WorkerContext(
-        world, layout, recorder, transport, store, groups, timeout_s, lanes
+        world, layout, recorder, transport, run.store, groups, timeout_s, lanes
     )

@@ -26,6 +26,7 @@ from hocket.run.cluster.world import World, join_world
 from hocket.run.diagnostics.flight_recorder import OpState
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.executor import Executor
+from hocket.run.engine.worker_context import OpenRun
 from hocket.run.nets.followed import FollowedNet
 from hocket.run.stage.seed import preserve_generators
 
@@ -69,6 +70,9 @@ class WorkerRun:
         self._step = 0  # of the next batch
         self._number = next(_num_runs)  # equal on all workers, which make them in order
         self._store = dist.PrefixStore(f"run {self._number}", world.store)
+        self._opened = OpenRun(
+            world, self._recorder, self._store, self._stack, self._timeout_s
+        )
         self._parted: SchemaError | None = None  # found while this worker waits
         if world.world_size > 1:
             is_over = threading.Event()

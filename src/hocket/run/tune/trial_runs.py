@@ -36,7 +36,7 @@ from hocket.run.diagnostics.flight_recorder import FlightRecorder
 from hocket.run.engine.lanes.play_plan import plan_to_play
 from hocket.run.engine.lanes.point_to_point import PointToPoint
 from hocket.run.engine.programs.net_setup import NetSetup
-from hocket.run.engine.worker_context import open_context
+from hocket.run.engine.worker_context import OpenRun, open_context
 from hocket.run.tune.dry_run import dry_run
 from hocket.run.tune.link_costs import measure_messages
 from hocket.run.tune.update_costs import measure_updates
@@ -161,17 +161,10 @@ def _played(
     modules = cut(config.captured, boundaries)
     order = freeze_stages(_order(p, v), num_frozen_stages(modules))
     with contextlib.ExitStack() as stack:
-        context = open_context(
-            "auto",
-            world,
-            make_layout(world, world.world_size // p),
-            FlightRecorder(),
-            dist.PrefixStore(f"trial {next(_num_trials)}", world.store),
-            order,
-            stack,
-            timeout_s=world.timeout_s,
-            clips=False,
-        )
+        store = dist.PrefixStore(f"trial {next(_num_trials)}", world.store)
+        run = OpenRun(world, FlightRecorder(), store, stack, world.timeout_s)
+        layout = make_layout(world, world.world_size // p)
+        context = open_context("auto", run, layout, order)
         messages = measure_messages(world, context.transport)
         added = stage_costs(profile, boundaries, modules)
         shape = modules, order.program, config.settings, context
