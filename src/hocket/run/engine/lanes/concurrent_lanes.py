@@ -103,12 +103,10 @@ class ConcurrentLanes:
                     records=records,
                     label=lane_op.text,
                 )
-        except BaseException:
+        finally:
             # No lane may run on where the caller cleans up. What this lane waited for
             # may have failed in another one: the first error of all is raised.
             device.join()
-            raise
-        device.join()
 
     def _play_op(
         self, lane: int, lane_op: LaneOp, first: int, batches: Batches
