@@ -46,7 +46,7 @@ from hocket.run.nets.freezable import freezable_modules, frozen_edges
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.stage.loss_checks.reads import ModelTensors
 from hocket.run.tune.config import PipelineConfig
-from hocket.run.tune.order import make_order
+from hocket.run.tune.order import configured_order
 from hocket.run.weights.step_check import refuse_joint_steps
 from hocket.run.weights.updater import refuse_modes
 
@@ -149,14 +149,7 @@ def other_layouts(
     found = []
     for shape in shapes_of(world.world_size, config.num_parts):
         layout = make_layout(world, shape.num_replicas)
-        order = make_order(
-            config.schedule,
-            layout,
-            config.num_parts // shape.num_replicas,
-            None,
-            clips=config.clip_norm is not None,
-        )
-        found.append((order, layout))
+        found.append((configured_order(config, layout), layout))
     return found
 
 

@@ -29,15 +29,18 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.schedules import SCHEDULES, make_schedule, options_of
 
 
-def configured_order(config: PipelineConfig, layout: Layout) -> Schedule:
+def configured_order(
+    config: PipelineConfig, layout: Layout, **options: Any
+) -> Schedule:
     """Make the order that a configuration asks for, for any costs; see `make_order`."""
     return make_order(
         config.schedule,
         layout,
-        config.num_microbatches,
+        config.num_parts // layout.num_pipelines,
         config.stages_per_device,
         clips=config.clip_norm is not None,
         whole_batch=config.whole_batch,
+        **options,
     )
 
 

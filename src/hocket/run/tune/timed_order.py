@@ -14,6 +14,7 @@ final one needs is known when there is an order.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from hocket.run.tune.config import PipelineConfig
 from hocket.run.tune.cut.cut_model import CutModel, cut_and_measure, messages_of
 from hocket.run.tune.cut.profiled_model import ProfiledModel, profile_model
 from hocket.run.tune.link_costs import usual_cluster
-from hocket.run.tune.order import make_order
+from hocket.run.tune.order import configured_order, make_order
 from hocket.schedules import SCHEDULES
 
 _MODULO: Final = "ooo-modulo"
@@ -83,10 +84,7 @@ def timed_order(
         return bucketed_order(config, context, known)
     known = profile_model(config, context.world) if known is None else known
     v = _stages_per_device(config, known, context)
-    order = make_order(
-        name, context.layout, config.num_microbatches, v, whole_batch=config.whole_batch
-    )
-    return order, known
+    return configured_order(replace(config, stages_per_device=v), context.layout), known
 
 
 def takes_costs(schedule: object) -> bool:
@@ -106,10 +104,9 @@ def _for_costs(
     known: ProfiledModel | None,
 ) -> tuple[Schedule, CutModel]:
     """Make the order for measured costs."""
-    shape = context.layout, config.num_microbatches, config.stages_per_device
     world = context.world
     # Whatever its costs, it has these stages.
-    first = make_order(name, *shape, whole_batch=config.whole_batch)
+    first = configured_order(config, context.layout)
     found = cut_and_measure(config, first.program, context, known)
     most = config.memory_of(world)
 
@@ -137,8 +134,7 @@ def order_for_costs(
         FitError: no order of this name fits the memory.
     """
     name = str(config.schedule)
-    shape = layout, config.num_microbatches, config.stages_per_device
-    make = partial(make_order, name, *shape, whole_batch=config.whole_batch)
+    make = partial(configured_order, config, layout)
     takes_memory = "memory_bytes" in SCHEDULES[name].options
     options: dict[str, Any] = {"memory_bytes": most} if takes_memory else {}
     *before, last = _recomputing(config, first, found)
