@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hocket.errors import CaptureError
 from hocket.model.capture.capture import Captured, capture
 from hocket.model.stages.cut import boundaries_from_names, cut
+from hocket.model.trace.per_sample import PerSample
 from tests.model.support.stages_by_hand import Case, worst_difference
 from tests.zoo.odd import Branching
 
@@ -63,6 +64,13 @@ class Switches(Base):
             y = self.first(x)
         z: Tensor = self.last(self.sign(y))
         return z
+
+
+class Stacks(nn.Module):
+    """Makes a batch of a list."""
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        return torch.stack(list(images))
 
 
 class Counts(Base):
@@ -202,6 +210,31 @@ def test_numbers_of_samples_are_tried(kind: type[Skips], number: int) -> None:
         refused = {n for n in range(1, 9) if sizes.fault_of_samples(n)}
         others = {number, 6, 7, 8} if number != 5 else {*range(1, 9)} - {4}
         assert refused == others & {*range(1, 9)}
+
+
+class Many(Base):
+    """Counts a list of images, when it evaluates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = Stacks()
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        y: Tensor = self.first(self.stack(images))
+        if self.training or len(images) < 5:
+            y = self.last(y)
+        return y
+
+
+def test_numbers_are_tried_in_evaluation() -> None:
+    """Also where no size of a tensor is asked for."""
+    images = PerSample(torch.randn(4, 6))
+    captured = capture(Many(), (images,), capture="submodules")
+    training, evaluation = (captured.right_for[x] for x in (True, False))
+    assert not training.fault_of_samples(9)
+    refused = {n for n in range(1, 9) if evaluation.fault_of_samples(n)}
+    assert refused == {5, 6, 7, 8}
+    assert "with 1, 2, 3, 4 alone, and" in evaluation.fault_of_samples(5)
 
 
 class Asks(Base):

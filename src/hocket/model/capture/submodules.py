@@ -243,18 +243,18 @@ def tried(
             return
         sizes = _asked(found, closed)
         follows.update((x, (asked | sizes)[x]) for x in asked.keys() ^ sizes.keys())
-        computes = any(x.work for x in _opened(found, closed))
-        is_known = is_same and not computes
+        is_known = is_same and not any(x.work for x in _opened(found, closed))
         faults[number] = "" if is_known else "other numbers of samples have other calls"
 
     for number in (1, own + 1):
         run(number)
-    if follows:  # then a last batch may be of any number that was run
+    if follows or faults[own + 1]:  # a last batch may be of any number that was run
         for number in range(2, min(own, _MOST_TRIED)):
             run(number)
         known = {n for n, fault in faults.items() if not fault}
-        asks = next(iter(follows.values()))
-        trace = replace(trace, open=OpenSizes(known=known, asks=asks))
+        line = next(iter(follows.values()), "")
+        why = f"it asks for sizes {line}" if line else faults[own + 1]
+        trace = replace(trace, open=OpenSizes(known=known, asks=why))
     elif faults[1]:
         trace = replace(trace, open=BUT_ONE)
     return trace, faults[own + 1]

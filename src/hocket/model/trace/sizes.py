@@ -39,7 +39,7 @@ class OpenSizes:
         only: the only number of samples that it is right for; 0 if others are, too.
         smallest: the smallest size of each symbol.
         known: numbers of samples that it is right for.
-        asks: the line that asks for sizes, if no numbers but the known are right.
+        asks: why no numbers but the known are right, if so.
         is_any: whether it is right for all lengths: it calls modules alone.
     """
 
@@ -91,8 +91,8 @@ class OpenSizes:
         if self.asks:
             known = ", ".join(map(str, sorted(self.known)))
             return (
-                f"its code asks for sizes ({self.asks}), and ran with {known} alone: "
-                f"put that code into a submodule of its own, or {way_out}"
+                f"its code was run with {known} alone, and {self.asks}: put that code "
+                f"into a submodule of its own, or {way_out}"
             )
         for condition, was in self.of_samples:
             exact = condition.xreplace({_SAMPLES: sympy.Integer(num_samples)})
