@@ -211,7 +211,7 @@ def test_a_lane_of_its_own_changes_no_bit(tmp_path: Path) -> None:
     The lanes are threads, so that forwards of the teacher and ops of the student do
     overlap.
     """
-    cases = [{**case, "teacher_lane": lane} for case in LANES for lane in (0, 1)]
+    cases = [{**case, "teacher_lane": x} for case in LANES for x in (False, True)]
     (found,) = answers_of(
         "teacher_workers:train_all",
         cases,
