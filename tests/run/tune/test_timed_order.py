@@ -234,4 +234,4 @@ def test_v_min_is_warned_of_by_the_main_worker(tmp_path: Path) -> None:
     assert not unreported
     (text,) = reported
     assert "v-min repeats a bubble of" in text
-    assert "on 2 devices with F " in text
+    assert "on 2 devices, since forward (" in text
