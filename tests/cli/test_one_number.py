@@ -50,6 +50,9 @@ def test_page_terminal_json_and_compare_agree(free_dir: Path, schedule: str) -> 
     result = f"{speed} samples/s while training; rank 0's peak memory {peak}"
     assert result in done.stdout
     assert result.replace("'", "&#39;") in page
+    advised = [f"<li>{x.replace(chr(39), '&#39;')}" for x in summary["advice"]]
+    assert re.findall("<li>[^<]*", page)[: len(advised)] == advised
+    assert advised
     said = {
         "step": ("time per step", "step_s", seconds),
         "bubble": ("bubble", "bubble_fraction", percent),

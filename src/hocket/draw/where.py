@@ -115,8 +115,7 @@ def _savings(where: Where, core_wait_s: float) -> Iterator[tuple[float, str]]:
     )
     yield (
         core_wait_s,
-        "other programs or threads have this worker's core for {} a step: on an idle "
-        "machine it is shorter",
+        "other programs or threads have this worker's core for {} a step: stop them",
     )
     yield (
         path_s[PathKind.HOST] - core_wait_s,

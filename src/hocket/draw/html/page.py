@@ -195,6 +195,7 @@ def to_html(
     figures: Sequence[Figure] = (),
     facts: Sequence[Facts] = (),
     meanings: Mapping[str, str] | None = None,
+    advised: Sequence[str] | None = None,
 ) -> str:
     """Draw timelines one above the other on one time axis, to zoom and to point at.
 
@@ -210,6 +211,7 @@ def to_html(
         figures: other pictures.
         facts: sections to fold out.
         meanings: explains further names of rows and columns, on hover.
+        advised: what would shorten a step; what the last timeline says if not given.
 
     Raises:
         PlanError: no timeline was given.
@@ -222,7 +224,7 @@ def to_html(
         "; ".join((*filter(None, [summary]), *_sizes(panels))),
         whole=whole,
         idle=idle_table(panels, wheres),
-        advice=advice(wheres[-1]),
+        advice=advice(wheres[-1]) if advised is None else advised,
         meanings={**MEANINGS, **(meanings or {})},
         each=each,
         leading=leading,

@@ -235,15 +235,14 @@ def tried(
         try:
             with preserve_state(state):
                 found = watch_calls(model, other)
-                is_same = _same_calls(
-                    trace, trace_submodules(found, closed, other, state)
-                )
+                calls = trace_submodules(found, closed, other, state)
         except Exception as error:  # one sample may be refused
             faults[number] = f"{type(error).__name__}: {error}"
             return
         sizes = _asked(found, closed)
         follows.update((x, (asked | sizes)[x]) for x in asked.keys() ^ sizes.keys())
-        is_known = is_same and not any(x.work for x in _opened(found, closed))
+        computes = any(x.work for x in _opened(found, closed))
+        is_known = _same_calls(trace, calls) and not computes
         faults[number] = "" if is_known else "other numbers of samples have other calls"
 
     for number in (1, own + 1):

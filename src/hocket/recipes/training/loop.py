@@ -211,7 +211,7 @@ class Loop(RecipeRun):
         self._data_s = 0.0  # waited for batches, of all epochs that have ended
         self._num_steps = 0  # of those
         self._went_on_s = monotonic()  # after the last step, or its evaluation
-        self._begin_s, self._begin_wait_s = monotonic(), core_wait_s()
+        self._begun = monotonic(), core_wait_s()
 
     def run(self) -> SummaryRecord:
         """Train to the last step.
@@ -356,9 +356,10 @@ class Loop(RecipeRun):
         }
         if self._num_steps:
             idle_s[Cause.DATA.value] = self._data_s / self._num_steps
-        wait_s = core_wait_s() - self._begin_wait_s  # of all that was done until now
-        wait_s *= measured.makespan_s / (monotonic() - self._begin_s)
-        return {"idle_s": idle_s, "advice": tuple(advice(where, wait_s))}
+        begin_s, begin_wait_s = self._begun  # the mean of all that was done since then
+        part = (core_wait_s() - begin_wait_s) / (monotonic() - begin_s)
+        lines = tuple(advice(where, part * measured.makespan_s))
+        return {"idle_s": idle_s, "advice": lines}
 
     @property
     def typical(self) -> Timeline | None:

@@ -64,6 +64,7 @@ def write_report(
         samples_per_step=summary.num_samples / summary.num_steps,
         charts=charts(records["step"], records["evaluation"]),
         tables=(epoch_table(records["epoch"]),) if records["epoch"] else (),
+        advised=summary.advice if measured is not None else None,
         facts=(
             Facts("recipe", text=(run_dir / RECIPE_NAME).read_text("utf-8")),
             Facts("schedule", text=str(plan.schedule)),

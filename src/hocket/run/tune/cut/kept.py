@@ -111,8 +111,7 @@ def kept_costs(
     if profile.slowness:  # devices of several kinds: not kept
         return measure()
     document = json.dumps(profile.to_json(), sort_keys=True)
-    is_kept = folder is not None and not world.rank and not profile.noise
-    written = code_digest(code) if is_kept else ""
+    written = "" if folder is None or world.rank or profile.noise else code_digest(code)
     conditions = {**depends_on, "profile": short_hash(document), "code": written}
     name = f"costs-{key_of(conditions)}.json"
     path = Path(folder) / name if folder and written else None
