@@ -98,6 +98,10 @@ def start_beside_another(folder: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.skipif(
+    not Path("/proc/thread-self/schedstat").exists(),
+    reason="this system does not count how long a thread waits for a core",
+)
 @pytest.mark.timeout(60)
 def test_what_is_measured_beside_other_programs_is_not_kept(tmp_path: Path) -> None:
     """It is measured twice and used, and the next start measures again."""
