@@ -313,7 +313,9 @@ def warn_of_batch_norms(config: PipelineConfig) -> None:
             "by its own mean and variance; a loop over whole batches takes theirs, and "
             "trains to other weights. If these are wanted, take num_microbatches=1 and "
             "no replicas, GroupNorm in its place, or .eval() of it",
-            *(names[0] or "the model", len(names), config.num_parts),
+            names[0] or "the model",
+            len(names),
+            config.num_parts,
         )
 
 

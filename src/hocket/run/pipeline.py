@@ -71,7 +71,7 @@ class Pipeline(StagedRun):
             epochs; warned on the main worker.
     """
 
-    @reports_to_torchrun
+    @reports_to_torchrun()
     @constructor_takes_fields_of(PipelineConfig, device="each worker takes its own")
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__(config)

@@ -212,12 +212,20 @@ def test_numbers_of_samples_are_tried(kind: type[Skips], number: int) -> None:
         assert refused == others & {*range(1, 9)}
 
 
-class Many(Base):
-    """Counts a list of images, when it evaluates."""
+class Stacked(Base):
+    """Makes a batch of a list, and counts nothing."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stack = Stacks()
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        y: Tensor = self.last(self.first(self.stack(images)))
+        return y
+
+
+class Many(Stacked):
+    """Counts a list of images, when it evaluates."""
 
     def forward(self, images: list[Tensor]) -> Tensor:
         y: Tensor = self.first(self.stack(images))
@@ -235,6 +243,24 @@ def test_numbers_are_tried_in_evaluation() -> None:
     refused = {n for n in range(1, 9) if evaluation.fault_of_samples(n)}
     assert refused == {5, 6, 7, 8}
     assert "with 1, 2, 3, 4 alone, and" in evaluation.fault_of_samples(5)
+
+
+class Few(Many):
+    """Counts a list of images in both modes, for a number below the example's."""
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        y: Tensor = self.first(self.stack(images))
+        return y if len(images) == 3 else self.last(y)
+
+
+@pytest.mark.parametrize("kind", [Few, Stacked])
+def test_lengths_of_lists_are_tried_up_to_the_examples(kind: type[nn.Module]) -> None:
+    """No size of a tensor is asked for there; where nothing follows, all may come."""
+    images = PerSample(torch.randn(4, 6))
+    captured = capture(kind(), (images,), capture="submodules")
+    for sizes in captured.right_for.values():
+        refused = {n for n in range(1, 9) if sizes.fault_of_samples(n)}
+        assert refused == ({3, 6, 7, 8} if kind is Few else set())
 
 
 class Asks(Base):

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
@@ -26,7 +27,7 @@ from hocket.model.capture.module_call import PLAIN, ModuleCalls
 from hocket.model.capture.sequential import prefixes
 from hocket.model.trace.example import Example
 from hocket.model.trace.observe import preserve_state
-from hocket.model.trace.per_sample import DATA
+from hocket.model.trace.per_sample import DATA, PerSample
 from hocket.model.trace.sizes import BUT_ONE, OpenSizes
 from hocket.model.trace.state import State
 from hocket.model.trace.trace import CallSpan, Trace
@@ -247,13 +248,16 @@ def tried(
 
     for number in (1, own + 1):
         run(number)
-    if follows or faults[own + 1]:  # a last batch may be of any number that was run
+    # Of these it is not seen whether their lengths are asked for.
+    is_hidden = any(isinstance(x, PerSample | np.ndarray) for x in example.leaves)
+    if follows or faults[own + 1] or is_hidden:
         for number in range(2, min(own, _MOST_TRIED)):
             run(number)
+    others = [fault for n, fault in faults.items() if fault and n > 1]
+    if follows or others:  # a last batch may be of any number that was run
         known = {n for n, fault in faults.items() if not fault}
-        line = next(iter(follows.values()), "")
-        why = f"it asks for sizes {line}" if line else faults[own + 1]
-        trace = replace(trace, open=OpenSizes(known=known, asks=why))
+        why = [*(f"it asks for sizes {line}" for line in follows.values()), *others]
+        trace = replace(trace, open=OpenSizes(known=known, asks=why[0]))
     elif faults[1]:
         trace = replace(trace, open=BUT_ONE)
     return trace, faults[own + 1]

@@ -25,10 +25,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import cache, partial, wraps
+from functools import cache, partial
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 
 from hocket import env
 from hocket.run.cluster.stop import StoppedBySignal
@@ -69,9 +69,6 @@ GRACE_S: Final = 1.0  # for the main thread to answer a signal
 _AGAIN_S: Final = 0.01  # until the callback is over in which a signal came
 
 log = logging.getLogger(__name__)
-
-_Taken = ParamSpec("_Taken")
-_Given = TypeVar("_Given")
 
 
 @contextlib.contextmanager
@@ -201,15 +198,11 @@ def _write_summary(text: str, second: int) -> None:
     write_json(Path(env.ERROR_FILE.text()), {"message": message})
 
 
-def reports_to_torchrun(function: Callable[_Taken, _Given]) -> Callable[_Taken, _Given]:
+@contextlib.contextmanager
+def reports_to_torchrun() -> Iterator[None]:
     """Let torchrun's summary show the error that ends this worker from now on."""
-
-    @wraps(function)
-    def call(*args: _Taken.args, **kwargs: _Taken.kwargs) -> _Given:
-        _report_uncaught()
-        return function(*args, **kwargs)
-
-    return call
+    _report_uncaught()
+    yield
 
 
 @cache  # once in a process

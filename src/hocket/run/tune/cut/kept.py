@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -62,7 +63,7 @@ def kept_or_measured(
         world: all workers.
         read: reads a text, and names its second argument in errors; raises HocketError
             if it is torn or of another kind.
-        text_of: writes a text.
+        text_of: writes a text; raises ValueError if it may not be kept.
         measure: measures on all workers, and returns the same on each.
     """
     text = _kept_text(path, read) if path is not None and world.rank == 0 else None
@@ -115,20 +116,17 @@ def kept_costs(
     conditions = {**depends_on, "profile": short_hash(document), "code": written}
     name = f"costs-{key_of(conditions)}.json"
     path = Path(folder) / name if folder and written else None
-    core_wait = 0.0
-
-    def measured() -> Costs:
-        nonlocal core_wait
-        costs, core_wait = watched(measure, world)
-        return costs
-
-    def steady_text(costs: Costs) -> str:
-        if noise := noise_of(core_wait, "messages and updates were"):
-            raise ValueError(noise)
-        return to_json(costs)
-
-    return kept_or_measured(path, "costs", world, _read_costs, steady_text, measured)
+    return kept_or_measured(
+        path, "costs", world, _read_costs, _steady, partial(watched, measure, world)
+    )[0]
 
 
-def _read_costs(text: str, path: str) -> Costs:
-    return from_json(text, path=path)
+def _read_costs(text: str, path: str) -> tuple[Costs, float]:
+    return from_json(text, path=path), 0.0
+
+
+def _steady(measured: tuple[Costs, float]) -> str:
+    costs, core_wait = measured
+    if noise := noise_of(core_wait, "messages and updates were"):
+        raise ValueError(noise)
+    return to_json(costs)
