@@ -426,18 +426,14 @@ def _flow_faults(program: Program) -> list[str]:
         elif flow in seen:
             faults.append(f"flow {from_stage} -> {to_stage} is listed twice")
         seen.add(flow)
-    faults += _whole_batch_faults(program)
+    faults += (
+        f"flow {a} -> {b} is to read the whole batch, but is not listed as a flow"
+        for a, b in sorted(program.whole_batch_flows.difference(program.flows))
+    )
     names = {net.name for net in program.nets}
     if faults or any(stage.net not in names for stage in program.stages):
         return faults
     return list(_net_flow_faults(program))
-
-
-def _whole_batch_faults(program: Program) -> list[str]:
-    return [
-        f"flow {a} -> {b} is to read the whole batch, but is not listed as a flow"
-        for a, b in sorted(program.whole_batch_flows.difference(program.flows))
-    ]
 
 
 def _net_flow_faults(program: Program) -> Iterator[str]:

@@ -209,7 +209,8 @@ class Schedule(Drawn):
                 draft.read(words)
             except HocketError as error:
                 raise ParseError(f"{path}, line {number}: {error}") from None
-            draft.lines.setdefault(_subject(words[0]), []).append(number)
+            subject = "lane" if _LANE.fullmatch(words[0]) else words[0]
+            draft.lines.setdefault(subject, []).append(number)
         return draft.schedule(path)
 
     def to_csv(self, path: str | Path) -> None:
@@ -265,11 +266,6 @@ _NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 _T = TypeVar("_T")
 _PAIR: Final = re.compile(r"([a-z]+)=(\S+)")
 _FLOW: Final = re.compile(r"(\d{1,9})>(\d{1,9})", re.ASCII)
-
-
-def _subject(word: str) -> str:
-    """Return what a line is about, by its first word."""
-    return "lane" if _LANE.fullmatch(word) else word
 
 
 def _follows_from_lanes(schedule: Schedule) -> bool:

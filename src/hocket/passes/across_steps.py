@@ -18,7 +18,6 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from typing import Final
 
-from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.program import Program
 from hocket.core.schedule import Lane, Schedule
@@ -65,16 +64,13 @@ def _first_read_first(measured: MeasuredProgram) -> tuple[list[int], list[int]]:
         now_s += costs[stage].seconds(Kind.BACKWARD_INPUT)
         while ready and side_s < now_s:
             order.append(heappop(ready))
-            side_s += _side_s(costs[order[-1]])
+            cost = costs[order[-1]]
+            side_s += cost.seconds(Kind.BACKWARD_WEIGHT) + cost.update_s
         side_s = max(side_s, now_s) if not ready else side_s
         heappush(ready, stage)
     while ready and ready[0] == 0:  # the next forward begins with it
         order.append(heappop(ready))
     return [*order, *ready], ready
-
-
-def _side_s(cost: StageCost) -> float:
-    return cost.seconds(Kind.BACKWARD_WEIGHT) + cost.update_s
 
 
 def _repeated(

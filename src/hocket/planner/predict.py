@@ -74,7 +74,7 @@ class Predictor:
     def __post_init__(self) -> None:
         """Begin with empty caches."""
         self.layers = cache(self.work.layers)
-        self._balancer = cache(self._make_balancer)
+        self._balancer = cache(lambda n: Balancer.of(self.layers(n), self.cluster.hop))
         self._sums = cache(self._make_sums)
         self._placements: dict[tuple[str, int, int], Placement | ShapeError] = {}
         self._made_costs = cache(self._make_costs)
@@ -116,9 +116,6 @@ class Predictor:
             return tuple(map(as_measured, stages, trial.costs.stages))
         same = self._added(trial.num_samples, trial.boundaries, False)
         return tuple(map(StageSlowdown.of(trial.costs.stages, same).slowed, stages))
-
-    def _make_balancer(self, num_samples: int) -> Balancer:
-        return Balancer.of(self.layers(num_samples), self.cluster.hop)
 
     def _make_sums(
         self, num_samples: int, num_devices: int, num_stages: int, recomputes: bool

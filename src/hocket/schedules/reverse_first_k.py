@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
-from hocket.core.costs import StageCost
 from hocket.core.op import Kind, Op
 from hocket.core.schedule import Lane, Schedule
 from hocket.errors import ShapeError
@@ -127,20 +126,10 @@ def _in_step(op: Op, step: int) -> Op:
     return replace(op, step=step)
 
 
-def _no_bubble(_shape: Shape, _share: StageCost) -> float:
-    """Return 0: one device works all the time where reductions take no time."""
-    return 0.0
-
-
-def _one_microbatch(_shape: Shape, _device: int) -> float:
-    """Return 1: a microbatch's backward comes before the next one's forward."""
-    return 1.0
-
-
 ENTRY: Final = Entry(
     reverse_first_k,
-    _no_bubble,
-    _one_microbatch,
+    lambda _, __: 0.0,  # one device works all the time, if reductions take none
+    lambda _, __: 1.0,  # a backward comes before the next microbatch's forward
     stages_per_device=4,
     is_data_parallel=True,
 )

@@ -129,15 +129,11 @@ def _num_buffers(shape: Shape) -> int:
     return 2 if several > 1 else 1
 
 
-def _has_longer_backwards(_shape: Shape, share: StageCost) -> bool:
-    return share.forward_s <= share.input_grad_s + share.weight_grad_s
-
-
 ENTRY: Final = Entry(
     tspipe,
     _bubble_s,
     all_microbatches,
     _num_buffers,
     stages_per_device=NUM_NETS,
-    holds_for=_has_longer_backwards,
+    holds_for=lambda _, x: x.forward_s <= x.input_grad_s + x.weight_grad_s,
 )

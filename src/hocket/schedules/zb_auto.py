@@ -83,7 +83,8 @@ def zb_auto(
         for warmup in _warmups(program, costs)
     )
     prompt = [_order(program, warmup) for warmup in choices]
-    orders = _made_by_hand(replace(shape, num_steps=1))
+    one = replace(shape, num_steps=1)
+    orders = [one_f_one_b(one), zb_h1(one), zb_h2(one)]  # no worse one is chosen
     for order in prompt:
         with suppress(FitError):  # I and W may need more at once than B
             orders.append(delay_weight_gradients(order, costs, memory_bytes=limit))
@@ -178,11 +179,6 @@ def _fitting(
             return fitting
         fitting[shorter] -= 1
         fitting = list(accumulate(fitting, min))  # or a device would wait for ever
-
-
-def _made_by_hand(shape: Shape) -> list[Schedule]:
-    """Return the published orders, so that no worse one is chosen."""
-    return [one_f_one_b(shape), zb_h1(shape), zb_h2(shape)]
 
 
 def _chosen(timelines: Sequence[Timeline]) -> Timeline:

@@ -185,7 +185,8 @@ def decide(
     if running and mode is Mode.TURNS:
         return Decision()
     waiting = [job for job in jobs if job.point in WAITING]
-    waiting.sort(key=_order)
+    # Urgent ones first, then the one that is furthest behind its share.
+    waiting.sort(key=lambda job: (not job.is_urgent, job.used))
     match mode:
         case Mode.TURNS:
             found = _turn(waiting, jobs, now_s)
@@ -256,11 +257,6 @@ def _within_shares(
                 look_s = min(look_s, other.back_s)
     found = _admit(queue, running, jobs, budget_bytes, now_s)
     return Decision(found.starts, min(found.look_s, look_s))
-
-
-def _order(job: JobState) -> tuple[bool, float]:
-    """Sort the job first that is furthest behind its share, and urgent ones before."""
-    return not job.is_urgent, job.used
 
 
 def _in_rotation(jobs: Sequence[JobState]) -> JobState | None:

@@ -201,11 +201,13 @@ def _memory(timeline: Timeline, clock: _Clock) -> _Columns:
     for curve in memory_curves(timeline):
         time_s, amount = merged_changes(curve, timeline)
         times = clock.array(time_s + timeline.begin_s)
+        rounded = np.round(amount, 4).tolist()
         curves.append(
             {
                 "peak": round(curve.peak, 4),
                 "time": _gaps(times),
-                "amount": [_plain(a) for a in np.round(amount, 4).tolist()],
+                # Whole numbers without a point: bytes mostly are.
+                "amount": [int(a) if a == int(a) else a for a in rounded],
             }
         )
     return {
@@ -213,11 +215,6 @@ def _memory(timeline: Timeline, clock: _Clock) -> _Columns:
         "isBytes": knows_bytes(timeline),
         "curves": curves,
     }
-
-
-def _plain(number: float) -> float | int:
-    """Write whole numbers without a point: bytes mostly are."""
-    return int(number) if number == int(number) else number
 
 
 def _chart(chart: Chart) -> _Columns:

@@ -203,11 +203,6 @@ def _opened(call: ModuleCall, closed: Mapping[str, str]) -> Iterator[ModuleCall]
             yield from _opened(inner, closed)
 
 
-def _same_calls(a: Trace, b: Trace) -> bool:
-    """Return whether two traces call the same submodules with equal arguments."""
-    return _text(a) == _text(b)
-
-
 def tried(
     model: nn.Module,
     call: ModuleCall,
@@ -243,7 +238,7 @@ def tried(
         sizes = _asked(found, closed)
         follows.update((x, (asked | sizes)[x]) for x in asked.keys() ^ sizes.keys())
         computes = any(x.work for x in _opened(found, closed))
-        is_known = _same_calls(trace, calls) and not computes
+        is_known = _text(trace) == _text(calls) and not computes
         faults[number] = "" if is_known else "other numbers of samples have other calls"
 
     for number in (1, own + 1):

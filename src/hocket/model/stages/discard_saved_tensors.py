@@ -23,12 +23,8 @@ def discard_saved_tensors(*, keeps: bool = False) -> Iterator[None]:
     if keeps:
         yield
         return
-    with torch.autograd.graph.saved_tensors_hooks(_drop, refuse):
+    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, refuse):
         yield
-
-
-def _drop(_tensor: Tensor) -> None:
-    return None
 
 
 def refuse(_nothing: None) -> Tensor:

@@ -146,7 +146,9 @@ def layer_names(
             for path in flow.trace.modules.get(flow.compute[place], ())
             if first[path] == place
         )
-        whole = sorted((x for x in modules if last[x] < end), key=_depth_of)
+        whole = sorted(
+            (x for x in modules if last[x] < end), key=lambda x: x.count(".")
+        )
         named.append((_name(flow, flow.compute[start], modules, whole), modules))
     return named
 
@@ -269,10 +271,6 @@ def _name(
         if names:
             return names[0]
     return ".".join(filter(None, (flow.trace.path_of(node), node.name)))
-
-
-def _depth_of(path: str) -> int:
-    return path.count(".")
 
 
 def _last_part(path: str) -> str:

@@ -174,7 +174,8 @@ def refuse_unset(names: Collection[str], model: nn.Module, *, by_all: bool) -> N
     """
     if not names:
         return
-    shown = [f"{x} (of a {_owner(model, x)})" for x in names][:_NUM_SHOWN]
+    owners = (type(model.get_submodule(x.rpartition(".")[0])).__name__ for x in names)
+    shown = [f"{x} (of a {y})" for x, y in zip(names, owners, strict=True)][:_NUM_SHOWN]
     more = f" and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else ""
     what = "no initializer sets" if by_all else "neither the files nor a module set"
     eager = ", or hocket.init(seed, like=...)" if by_all else ""
@@ -183,10 +184,6 @@ def refuse_unset(names: Collection[str], model: nn.Module, *, by_all: bool) -> N
         "no values. Give the module a `reset_parameters()` that sets them, or make it "
         f'under `with torch.device("cpu")`{eager}'
     )
-
-
-def _owner(model: nn.Module, name: str) -> str:
-    return type(model.get_submodule(name.rpartition(".")[0])).__name__
 
 
 def _parts_first(model: nn.Module) -> Iterator[str]:

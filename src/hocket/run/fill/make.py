@@ -167,10 +167,8 @@ class _Filling:
             return
         for index in range(self.counts[self._rank]):
             rows = self._rows(index)
-            self._batches.append(self._submitted(fill, rows) if rows else None)
-
-    def _submitted(self, fill: Fill, rows: range) -> Future[Any]:
-        return self._reader.submit(lambda: _read(fill, rows))
+            read = partial(_read, fill, rows)
+            self._batches.append(self._reader.submit(read) if rows else None)
 
 
 def _read(fill: Fill, rows: range) -> Any:
