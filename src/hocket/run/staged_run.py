@@ -41,6 +41,7 @@ from hocket.run.cluster.layout import make_layout, tp_size_of
 from hocket.run.cluster.store.poll import poll
 from hocket.run.data.batch import apart, on_device
 from hocket.run.data.loader import check_iterable, check_same_length
+from hocket.run.data.reading_processes import begun
 from hocket.run.data.reads import ReadSpec
 from hocket.run.data.sample_loader import PartLoader
 from hocket.run.data.step_batch import (
@@ -49,7 +50,6 @@ from hocket.run.data.step_batch import (
     make_net_batches,
     with_changes,
 )
-from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.engine.driver import Driver
 from hocket.run.engine.evaluate import Evaluator
@@ -107,12 +107,7 @@ class StagedRun(WorkerRun):
                 config.num_shards,
                 tp_size_of(config.model, world),
             )
-            with StartupReporter(
-                config.progress,
-                is_leader=world.rank == 0,
-                after_s=startup.AFTER_S,
-                every_s=startup.EVERY_S,
-            ) as reporter:
+            with StartupReporter(config.progress, world.rank == 0) as reporter:
                 others = config.optimizer, config.scheduler
                 with (
                     restored_attributes(config.loss, others),
@@ -403,7 +398,7 @@ class BatchCounts:
         thread = threading.Thread(target=self._watch, args=(is_over,), daemon=True)
         thread.start()
         try:
-            for batch in batches:
+            for batch in begun(batches):
                 self._num_read += 1
                 yield batch
         finally:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import hocket
 from hocket.errors import ConfigError
 from hocket.run.diagnostics import startup
 from hocket.run.diagnostics.startup import StartupHook, StartupProgress, StartupReporter
+from tests.run.support.forked_python import run_forked_python
 from tests.run.support.started import started
 
 LONG_S = 600.0
@@ -22,15 +24,16 @@ BATCH = torch.ones(4, 3), torch.zeros(4, 3)
 
 @pytest.fixture(autouse=True)
 def _waits_for_the_last_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, too."""
+    """On a busy machine, too; and repeats none."""
+    monkeypatch.setattr(startup, "EVERY_S", LONG_S)
     monkeypatch.setattr(startup, "END_S", LONG_S)
 
 
 def reporter(
     hook: StartupHook | None, *, is_leader: bool = True, after_s: float = 0.0
 ) -> StartupReporter:
-    """That repeats nothing."""
-    return StartupReporter(hook, is_leader=is_leader, after_s=after_s, every_s=LONG_S)
+    """Whose first report is due so many seconds after its beginning."""
+    return StartupReporter(hook, is_leader=is_leader, after_s=after_s)
 
 
 def pipeline(**options: Any) -> hocket.Pipeline:
@@ -137,6 +140,47 @@ def test_a_pipeline_reports_and_goes_on_without_a_hook_that_fails(
     (failure,) = [x for x in caplog.records if x.levelno == logging.ERROR]
     assert "progress= failed at" in failure.getMessage()
     assert failure.exc_info is not None
+
+
+UNHEARD: Final = """
+import sys, logging, torch, hocket
+from torch import nn
+from hocket.run.diagnostics import startup
+
+if __name__ == "__main__":
+    startup.AFTER_S = 0.0
+    exec(sys.argv[1])
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    loss = nn.functional.mse_loss
+    batch = torch.ones(4, 3), torch.zeros(4, 3)
+    hocket.Pipeline(
+        model, loss, optimizer=torch.optim.SGD, example=batch, num_microbatches=2
+    ).close()
+    print("plan:", file=sys.stderr)
+    hocket.plan(model, batch, loss, num_devices=1, hardware="v100-32g")
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_said"),
+    [
+        ("pass", True),
+        ("logging.getLogger('hocket').setLevel('WARNING')", False),
+        ("logging.basicConfig(level='ERROR')", False),
+    ],
+    ids=["no logging", "silenced", "logging of the script's"],
+)
+def test_a_start_is_said_where_no_logging_is_set_up(
+    tmp_path: Path, lines: str, is_said: bool
+) -> None:
+    """A start of minutes without a word looked like one that hangs."""
+    (tmp_path / "script.py").write_text(UNHEARD)
+    done = run_forked_python([str(tmp_path / "script.py"), lines], tmp_path)
+    assert done.returncode == 0, done.stderr
+    made, _, planned = done.stderr.partition("plan:")
+    assert ("hocket: a dry run of a few steps (" in made) == is_said
+    assert ("hocket: capturing and measuring the model (" in planned) == is_said
+    assert ("hocket: " in done.stderr) == is_said
 
 
 def test_the_net_of_fill_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import hocket
 from hocket.env import ExitCode
@@ -111,10 +112,29 @@ class Signalled(Numbered):
     """Samples whose reading process gets a SIGTERM from another one, as of torchrun."""
 
     def inputs(self, rows: Any, draw: Any) -> Any:
-        if get_worker_info() is not None:
-            kill = f"import os; os.kill({os.getpid()}, {int(signal.SIGTERM)})"
-            subprocess.run([sys.executable, "-c", kill], check=True)
+        signal_reading_process()
         return super().inputs(rows, draw)
+
+
+def signal_reading_process() -> None:
+    """Send this process a SIGTERM from another one, if it reads for a loader."""
+    if get_worker_info() is not None:
+        kill = f"import os; os.kill({os.getpid()}, {int(signal.SIGTERM)})"
+        subprocess.run([sys.executable, "-c", kill], check=True)
+
+
+class SignalledRows(Dataset[Any]):
+    """The rows of one batch; their reading process gets a SIGTERM, as of torchrun."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch[0])
+
+    def __getitem__(self, row: int) -> Any:
+        signal_reading_process()
+        return self.batch[0][row], self.batch[1][row]
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
@@ -122,3 +142,26 @@ def test_processes_that_read_survive_the_signal() -> None:
     """They died of it, and the worker with them, before it could save."""
     loader = SampleLoader(Signalled(8), 4, seed=0, num_workers=1)
     assert len(list(loader)) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.parametrize("is_counted", [False, True], ids=["loader", "counted"])
+def test_processes_of_torchs_loader_survive_it_too(
+    alone: hocket.Pipeline, is_counted: bool
+) -> None:
+    """The worker failed before it could save. The user's own function is called."""
+    [batch] = batches("perceptron", 1, 16, 16)
+    rows, begun = SignalledRows(batch), multiprocessing.Value("i", 0)
+
+    def count(_: int) -> None:
+        begun.value += 1
+
+    sampler = hocket.ResumableSampler(len(rows), batch_size=8, seed=0)
+    loader = DataLoader(
+        rows, batch_sampler=sampler, num_workers=1, worker_init_fn=count
+    )
+    read: Any = sampler.counted(loader) if is_counted else loader
+    assert [x.step for x in alone.train(read)] == [0, 1]
+    assert alone.evaluate(loader).loss > 0
+    assert begun.value == 2
+    assert loader.worker_init_fn is count

@@ -10,6 +10,7 @@ from typing import Any
 from hocket.errors import DataError, SchemaError
 from hocket.run.cluster.world import World
 from hocket.run.data.batch import kept
+from hocket.run.data.reading_processes import begun
 from hocket.run.data.sample_loader import PartLoader
 from hocket.run.diagnostics.flight_recorder import FlightRecorder
 
@@ -98,7 +99,7 @@ def recorded_batches(
         reads_ahead: whether a batch is read before the one before was trained on.
     """
     recorder.begin(name, first_step)
-    batches = iter(loader)
+    batches = begun(loader)
     for i in count():
         recorder.begin(name, first_step + i // per_step)
         begin_s = perf_counter()

@@ -13,9 +13,6 @@ The processes keep the order, and read nothing but what a worker needs (`ReadSpe
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -30,8 +27,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from hocket.errors import DataError, HocketError, RunError
-from hocket.run.cluster.start import end_with_parent, is_main_thread
+from hocket.run.cluster.start import is_main_thread
 from hocket.run.data.batch import on_device
+from hocket.run.data.reading_processes import end_and_stay, stay
 from hocket.run.data.reads import PartBatch, ReadSpec
 from hocket.run.data.sampler import BatchRows, ResumableSampler
 from hocket.run.data.samples import EpochRandom, Samples
@@ -236,7 +234,7 @@ def fetch(
         num_workers=num_workers,
         pin_memory=reads is not None and reads.device.type == "cuda",
         generator=torch.Generator(),  # or it would draw from the global one
-        worker_init_fn=_end_with_parent if is_main_thread() else _stay_for_parent,
+        worker_init_fn=end_and_stay if is_main_thread() else stay,
     )
     for (rows, draw), fetched in zip(tasks, _worker_errors_named(loader), strict=True):
         if isinstance(fetched, _Failed):
@@ -309,28 +307,6 @@ def _worker_errors_named(loader: DataLoader[Any]) -> Iterator[Any]:
             f"be too little memory, or too little of it in /dev/shm; num_workers is "
             f"{loader.num_workers}, and 0 reads without such processes"
         ) from error
-
-
-def _end_with_parent(number: int) -> None:
-    """End a process that reads when its parent is killed; torch's would read on."""
-    end_with_parent()
-    _stay_for_parent(number)
-
-
-def _stay_for_parent(_: int) -> None:
-    """Let a SIGTERM end a process that reads only if its parent has sent it.
-
-    torchrun sends one to a worker's whole process group, and the worker may still need
-    batches for the step after which it saves.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_when_parent_asks, daemon=True).start()
-
-
-def _end_when_parent_asks() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
 
 
 def _as_it_is(fetched: Any) -> Any:

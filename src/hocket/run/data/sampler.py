@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import DataError
+from hocket.run.data.reading_processes import begun
 
 Batch = TypeVar("Batch")
 
@@ -153,7 +154,7 @@ class ResumableSampler:
         Args:
             loader: reads from this sampler, however far ahead.
         """
-        for batch in loader:
+        for batch in begun(loader):
             self.advance()
             yield batch
 

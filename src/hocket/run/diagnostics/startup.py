@@ -7,13 +7,18 @@
 A pipeline that is ready within two seconds reports nothing. After that, each new
 activity is reported when it begins, and again while it lasts. A thread does that:
 capturing or compiling a model may be one long call, and so may the user's hook.
+
+Reports go to the logger `hocket`. A script that has set up no logging and has no hook
+gets them on stderr, as a start of a minute without a word looks like one that hangs;
+`logging.getLogger("hocket").setLevel("WARNING")` silences them.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import perf_counter
@@ -61,19 +66,18 @@ StartupHook = Callable[[StartupProgress], object]
 class StartupReporter:
     """Passes activities on to the log and the user's hook; use as a context manager.
 
-    A hook that fails is logged with its traceback, and not called again.
+    Where there is neither a hook nor any logging set up, they go to stderr. A hook that
+    fails is logged with its traceback, and not called again.
 
     Args:
         hook: the user's.
         is_leader: whether this is rank 0; the others report nothing.
-        after_s: the seconds before the first report.
-        every_s: the seconds between two reports of one activity.
+        after_s: the seconds before the first report; 2 unless given.
     """
 
     hook: StartupHook | None
     is_leader: bool
-    after_s: float
-    every_s: float
+    after_s: float = field(default_factory=lambda: AFTER_S)
 
     def __post_init__(self) -> None:
         self._begun = SimpleQueue[StartupProgress | None]()  # None: no more of them
@@ -124,12 +128,14 @@ class StartupReporter:
             if now is not None:
                 said = now.what
                 self._report(now)
-            due_s = perf_counter() + self.every_s
+            due_s = perf_counter() + EVERY_S
 
     def _report(self, progress: StartupProgress) -> None:
         progress = replace(progress, seconds=perf_counter() - self._begin_s)
         log.info("%s", progress)
         if self.hook is None:
+            if not (log.level or log.hasHandlers()):  # the user has set up none
+                print(f"hocket: {progress}", file=sys.stderr, flush=True)
             return
         try:
             self.hook(progress)

@@ -136,7 +136,8 @@ class PipelineConfig(TrainingConfig, ScheduleOptions):
         progress: called on rank 0 with a `hocket.StartupProgress` while the pipeline is
             made, if that takes longer than two seconds: at each new activity, and every
             few seconds, from another thread. The logger `hocket` gets the same lines
-            (INFO). If it fails, that is logged, and it is not called again.
+            (INFO); without a hook and without logging set up, stderr has them. If it
+            fails, that is logged, and it is not called again.
 
     Raises:
         ConfigError: an option is not valid, or has no effect; names all such options.

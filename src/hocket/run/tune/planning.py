@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -30,6 +31,7 @@ from hocket.run.data.batch import Microbatch, apart, to_capture
 from hocket.run.data.cut_checks import refuse_shared
 from hocket.run.data.loss import TOTAL, LossFunction, loss_fault, losses_of
 from hocket.run.device.memory import host_bytes
+from hocket.run.diagnostics.startup import StartupProgress, StartupReporter
 from hocket.run.tune.link_costs import measure_ring
 from hocket.run.tune.profile_workers import profile_workers, shares_cores
 from hocket.run.tune.teachers.teacher import Teacher
@@ -75,7 +77,8 @@ def plan(config: _Arguments) -> Ranking:
             `num_devices`. They then measure together, with real messages. By default
             this process represents all. Either way a process on a CPU keeps the memory
             that it frees from then on (HOCKET_KEEP_FREED_MEMORY=0: it does not).
-        progress: called with the number of candidates done, and of all.
+        progress: called with the number of candidates done, and of all. Without it,
+            the logger `hocket` says after two seconds what is done.
 
     Returns:
         A ranking of all candidates; it prints as a table, the choice and its picture.
@@ -109,8 +112,15 @@ def plan(config: _Arguments) -> Ranking:
     cluster = config.cluster(_own_memory(num_here) if device is None else 0)
     model = _with_memory(config.model)
     settings.compute_precision.check_types([model])
-    with settings.compute_precision.wide_gradients([model]):
-        return _ranked(config, model, settings, cluster)
+    is_leader = config.world is None or config.world.rank == 0
+    is_heard = config.progress is not None
+    with StartupReporter(None, is_leader and not is_heard) as reporter:
+        reporter(StartupProgress("capturing and measuring the model"))
+        if not is_heard:
+            said = partial(StartupProgress, "ranking candidates", 0.0)
+            config = replace(config, progress=lambda *done: reporter(said(*done)))
+        with settings.compute_precision.wide_gradients([model]):
+            return _ranked(config, model, settings, cluster)
 
 
 def _ranked(
@@ -125,9 +135,8 @@ def _ranked(
     captured = enough_layers(captured, config.num_devices)
     states = settings.state_bytes(captured.state.trained)
     size = part.num_samples if config.batch_size is None else config.batch_size
-    loss = config.loss
     if device is not None:
-        counted = None if config.teachers else loss
+        counted = None if config.teachers else config.loss
         finish = None if counted is None else _finish(counted, part)
         work: ModelCosts = counted_work(
             captured, device, states, finish=finish, precision=precision
@@ -139,7 +148,7 @@ def _ranked(
     wanted = ProfileConfig(
         captured,
         part.targets,
-        loss,
+        config.loss,
         replace(settings, precision=_measurable(precision)),
         states,
         size,
@@ -147,8 +156,8 @@ def _ranked(
         search.stages_per_device,
         cluster.hop,
     )
-    world = config.world
-    workers = single_process_world(_own_device()) if world is None else world
+    own = torch.device("cuda" if cuda.is_available() else "cpu")
+    workers = config.world or single_process_world(own)
     work, trials = profile_workers(wanted, workers)
     ring = measure_ring(workers)
     cluster = replace(cluster, ring=ring, shares_cores=shares_cores(workers))
@@ -205,10 +214,6 @@ def _check_functions(config: _Arguments) -> None:
         raise ConfigError("; ".join(faults))
 
 
-def _own_device() -> torch.device:
-    return torch.device("cuda" if cuda.is_available() else "cpu")
-
-
 def _check_world(config: _Arguments) -> None:
     world = config.world
     if world is None:
@@ -242,9 +247,8 @@ def _finish(loss: LossFunction, part: Microbatch) -> Callable[[Any, int], Tensor
 
 
 def _own_memory(num_sharing: int) -> int:
-    if cuda.is_available():
-        return int(cuda.total_bytes(0) * _USABLE)
-    return int(host_bytes() / max(1, num_sharing) * _USABLE)
+    here = host_bytes() / max(1, num_sharing)
+    return int((cuda.total_bytes(0) if cuda.is_available() else here) * _USABLE)
 
 
 _USABLE: Final = 0.9
