@@ -24,6 +24,7 @@ FAULTS: Final = {
     "a folder that is not empty": ("--run-dir full", "full is not empty"),
     "a file in the way": ("--run-dir full/x/run", "full/x/run: Not a directory"),
     "runs below it": ("--set run.folder=full/x", "cannot write into full/x: Not a"),
+    "what the kernel refuses to root": ("--run-dir /proc/run", "write into /proc/run"),
     "no folder to go on in": ("--resume auto", "name it with --run-dir"),
     "no such checkpoint": ("--resume nowhere", "nowhere. Nothing was saved in"),
     "a faulty recipe": ("--set pipeline.schedule=1f1", "did you mean '1f1b'"),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from errno import EACCES
 from pathlib import Path
-from typing import Final
+from tempfile import TemporaryFile
+from typing import Any, Final
 
 import pytest
 
 from hocket.errors import RecipeError
 from hocket.recipes.config.resolve import resolve
 from hocket.recipes.run_files import RECIPE_NAME
+from hocket.recipes.training import run_folder
 from hocket.recipes.training.run_folder import claim_folder, new_folder, refuse_folder
 
 NOW: Final = datetime(2026, 7, 4, 10, 15, 0)
@@ -53,7 +55,13 @@ def test_a_folder_that_is_not_writable_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is made in it; who tests may be allowed to write everywhere."""
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+
+    def made(dir: Path) -> Any:  # noqa: A002
+        if dir == tmp_path:
+            raise PermissionError(EACCES, "Permission denied")
+        return TemporaryFile(dir=dir)
+
+    monkeypatch.setattr(run_folder, "TemporaryFile", made)
     recipe = resolve("digits-vit", [])
     with pytest.raises(
         RecipeError, match=r"cannot write into .*run: Permission denied"

@@ -16,10 +16,9 @@ checkpoint uses its folder again.
 
 from __future__ import annotations
 
-import errno
-import os
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from hocket.errors import RecipeError
@@ -82,9 +81,10 @@ def refuse_folder(resolved: Resolved, run_dir: Path | None) -> None:
     elif run_dir.is_dir() and not _goes_on(resolved, run_dir, is_restart=False):
         _refuse_content(run_dir)
     there = next(x for x in (folder, *folder.absolute().parents) if x.exists())
-    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
-        why = errno.EACCES if there.is_dir() else errno.ENOTDIR
-        raise _unusable(folder, OSError(why, os.strerror(why)))
+    try:
+        TemporaryFile(dir=there).close()  # which has no name
+    except OSError as error:  # also what the kernel refuses to root
+        raise _unusable(folder, error) from error
     resume_point(folder, checkpoint, is_restart=False)
 
 
