@@ -37,6 +37,12 @@ def test_a_schedule_by_name_goes_to_the_terminal() -> None:
 
     assert "d3  .........F0 B0--- F1 B1---" in text
     assert "bubble 27.3 %" in text
+    *_, last = text.split("\n\n")
+    assert " ".join(last.split()) == (
+        "F forward, B backward, U update; F0 is of microbatch 0, 2F0 of stage 2; a "
+        "point: nothing to do; peak: microbatches held at most; makespan: from begin "
+        "to end; steady: the bubble without warm-up and drain"
+    )
 
 
 def test_seconds_change_the_picture() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from shutil import get_terminal_size
+from textwrap import fill
 from typing import Annotated, Final, assert_never
 
 import typer
@@ -18,7 +19,7 @@ from hocket.draw.layout import Style, Titled
 from hocket.draw.palette import Theme
 from hocket.draw.perfetto import to_perfetto
 from hocket.draw.svg import to_svg
-from hocket.draw.text import to_text
+from hocket.draw.text import legend, to_text
 
 
 class PictureFormat(Enum):
@@ -145,7 +146,8 @@ class _PictureOptions:
             head = f"{name}\n" if len(timelines) > 1 else ""
             text = to_text(timeline, width=self.width or width, colour=ground)
             pictures.append(head + text)
-        return "\n\n".join(([self.title] if self.title else []) + pictures)
+        said = fill(legend(timeline for _, timeline in timelines), self.width or width)
+        return "\n\n".join(([self.title] if self.title else []) + [*pictures, said])
 
     def _svg(self, timelines: Sequence[Titled]) -> str:
         style = Style(

@@ -11,14 +11,14 @@ bubble. Where all times are whole multiples of one length, the columns are exact
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.core.op import ASYNCHRONOUS, Op
+from hocket.core.op import ASYNCHRONOUS, SHARDING, Kind, Op
 from hocket.core.timelines.timeline import Timeline
-from hocket.draw.palette import Theme, channels, fill, stage_tones, text_on
+from hocket.draw.palette import KIND_NAMES, Theme, channels, fill, stage_tones, text_on
 from hocket.draw.quantity import percent, seconds, short, ticks, time_unit
 from hocket.draw.summary import peak_microbatches, step_ends
 
@@ -52,6 +52,18 @@ def to_text(
         f"{percent(timeline.steady_bubble_fraction)}"
     )
     return "\n".join(line.rstrip() for line in lines)
+
+
+def legend(timelines: Iterable[Timeline]) -> str:
+    """Return what the letters and numbers of pictures in text are, in one line."""
+    there = {op.kind for x in timelines for lane in x.schedule.lanes for op in lane.ops}
+    shown = [kind for kind in Kind if kind in there - ASYNCHRONOUS - SHARDING]
+    letters = ", ".join(f"{kind.value} {KIND_NAMES[kind]}" for kind in shown)
+    return (
+        f"{letters}; F0 is of microbatch 0, 2F0 of stage 2; a point: nothing to do; "
+        "peak: microbatches held at most; makespan: from begin to end; "
+        "steady: the bubble without warm-up and drain"
+    )
 
 
 _HEADS = "   bubble  peak"

@@ -9,8 +9,6 @@ from itertools import groupby
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 
-from hocket.core.op import ASYNCHRONOUS, SHARDING, Kind
-from hocket.draw.palette import KIND_NAMES
 from hocket.draw.quantity import (
     Unit,
     byte_size,
@@ -20,6 +18,7 @@ from hocket.draw.quantity import (
     seconds,
     short,
 )
+from hocket.draw.text import legend
 from hocket.draw.text import to_text as timeline_text
 from hocket.planner.candidate import DATA_PARALLEL, FSDP, HSDP, ONE_DEVICE, Outcome
 from hocket.planner.ranking.ranking import NUM_ROWS, RankedOutcomes, Row, joined
@@ -263,20 +262,10 @@ def _legend(ranking: RankedOutcomes, rows: Sequence[Row], width: int) -> Iterato
 
 def _picture_legend(line: Timeline, best: Outcome) -> str:
     """Return what the letters and numbers of the picture of a step are."""
-    there = {op.kind for lane in line.schedule.lanes for op in lane.ops}
-    shown = [kind for kind in Kind if kind in there - ASYNCHRONOUS - SHARDING]
-    letters = ", ".join(f"{kind.value} {KIND_NAMES[kind]}" for kind in shown)
     is_step = best.candidate.schedule in (FSDP, HSDP)
-    steps = (
-        "each step: a microbatch; "
-        if is_step and line.schedule.program.num_steps > 1
-        else ""
-    )
-    return (
-        f"the best on each device (d0, ...): {letters}; F0 is of microbatch 0, 2F0 of "
-        f"stage 2; a point: nothing to do; {steps}peak: microbatches held at most; "
-        "makespan: from begin to end; steady: the bubble without warm-up and drain"
-    )
+    has_steps = is_step and line.schedule.program.num_steps > 1
+    more = "each step: a microbatch; " if has_steps else ""
+    return f"the best on each device (d0, ...): {more}{legend([line])}"
 
 
 def choice(ranking: RankedOutcomes) -> Iterator[str]:
