@@ -22,3 +22,14 @@ def test_every_step_prints_the_losses_of_the_plain_loop(free_dir: Path) -> None:
         command = ["torchrun", "--nproc-per-node", str(number), name]
         assert run_script(command, free_dir) == plain
     assert list((free_dir / "checkpoints").iterdir())
+
+    printed = run_script(
+        ["torchrun", "--nproc-per-node", "2", "zero_bubble.py"], free_dir
+    )
+    last = plain.splitlines()[-1].split()[-1]
+    for name in ("1f1b", "zb-h1"):
+        assert f"{name}: loss {float(last):.4f}" in printed
+        assert (free_dir / f"{name}.html").exists()
+    *_, one, other = printed.splitlines()
+    assert one.startswith("  1f1b: a step of ")
+    assert other.startswith("  zb-h1: a step of ")
