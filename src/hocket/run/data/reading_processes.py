@@ -24,17 +24,11 @@ def begun(loader: Iterable[Any]) -> Iterator[Any]:
     if not isinstance(loader, DataLoader) or not loader.num_workers:
         return iter(loader)
     own = loader.worker_init_fn
-    loader.worker_init_fn = partial(_stay_and_call, own)
+    loader.worker_init_fn = partial(stay, own=own)
     try:
         return iter(loader)
     finally:
         loader.worker_init_fn = own
-
-
-def _stay_and_call(own: Callable[[int], None] | None, number: int) -> None:
-    stay(number)
-    if own is not None:
-        own(number)
 
 
 def end_and_stay(number: int) -> None:
@@ -43,14 +37,20 @@ def end_and_stay(number: int) -> None:
     stay(number)
 
 
-def stay(_: int) -> None:
+def stay(number: int, own: Callable[[int], None] | None = None) -> None:
     """Let a SIGTERM end a process that reads only if its parent has sent it.
 
     torchrun sends one to a worker's whole process group, and the worker may still need
     batches for the step after which it saves.
+
+    Args:
+        number: the process's.
+        own: called with it behind this, the loader's own function.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_when_parent_asks, daemon=True).start()
+    if own is not None:
+        own(number)
 
 
 def _end_when_parent_asks() -> None:

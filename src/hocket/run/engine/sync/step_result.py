@@ -65,6 +65,10 @@ class StepResult:
     cache_s: float = 0.0
     recorded: list[Timeline] = field(repr=False, compare=False, default_factory=list)
 
+    def __str__(self) -> str:
+        """Write step, loss and seconds, which are read for it."""
+        return f"step {self.step}: loss {self.loss:.4f}, {self.seconds:.3g} s"
+
     @property
     def loss(self) -> float:
         """What is trained, the mean over all samples of the step.
