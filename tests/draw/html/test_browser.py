@@ -336,3 +336,14 @@ def test_terms_explain_themselves(report: Page) -> None:
     report.evaluate("document.getElementById('show-path').click()")
     report.finish_frames()
     assert num_colours(report, ".picture") < before
+
+
+def test_a_table_that_scrolls_shows_it(browser: Page, tmp_path: Path) -> None:
+    """By a shade where more is, which what is at the end covers; phones show no bar."""
+    path = tmp_path / "narrow.html"
+    path.write_text(to_html(two_steps(), "digits"))
+    browser.open(path.as_uri(), width=360, height=640)
+    table = "document.querySelector('.scroll')"
+    assert browser.evaluate(f"{table}.scrollWidth > {table}.clientWidth")
+    shades = browser.evaluate(f"getComputedStyle({table}).backgroundAttachment")
+    assert shades == "local, local, scroll, scroll"
