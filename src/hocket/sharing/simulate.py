@@ -163,7 +163,8 @@ class _Simulation:
         held = {}
         for name, player in self.players.items():
             if name in self.board.records:
-                is_on = self._is_begun(name)
+                waits = self._point(name) is Point.WAITS_BACKWARD
+                is_on = self._is_running(name) or waits
                 curve = player.job.actual.curve
                 at = curve.at(player.at_s + _NOT_BEFORE_S) if is_on else 0.0
                 held[name] = player.static_bytes + at
@@ -220,9 +221,6 @@ class _Simulation:
 
     def _is_running(self, name: str) -> bool:
         return self._point(name) in {Point.FORWARD, Point.BACKWARD}
-
-    def _is_begun(self, name: str) -> bool:
-        return self._is_running(name) or self._point(name) is Point.WAITS_BACKWARD
 
     def _rate(self, name: str, num_running: int) -> float:
         return 1.0 if num_running == 1 else 1.0 / self.players[name].job.slowdown

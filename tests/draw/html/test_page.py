@@ -153,3 +153,14 @@ def test_no_timeline_is_an_error() -> None:
     """A page without one has nothing to say."""
     with pytest.raises(PlanError, match="no timeline"):
         to_html([])
+
+
+def test_advice_of_several_timelines_names_the_one_it_is_of() -> None:
+    """The last one; nothing said so, below a table of three."""
+    runs = [(name, simulated(name, 4, 8)) for name in ("zb-h1", "gpipe", "1f1b")]
+    (advice,) = re.findall(r'<ul class="advice">(.*?)</ul>', to_html(runs), re.DOTALL)
+    lines = re.findall(r"<li>(.*?)</li>", advice)
+    assert lines
+    assert all(line.startswith("1f1b: ") for line in lines)
+    alone = to_html(runs[-1][1])
+    assert all(f"<li>{line.removeprefix('1f1b: ')}</li>" in alone for line in lines)

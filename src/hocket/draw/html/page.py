@@ -219,12 +219,13 @@ def to_html(
     panels = as_panels(timelines)
     wheres = [Where.of(timeline) for _, timeline in panels]
     whole, each = number_tables(panels, samples_per_step)
+    whose = f"{panels[-1][0]}: " if panels[1:] and panels[-1][0] else ""
     return _page(
         title,
         "; ".join((*filter(None, [summary]), *_sizes(panels))),
         whole=whole,
         idle=idle_table(panels, wheres),
-        advice=advice(wheres[-1]) if advised is None else advised,
+        advice=[whose + x for x in advice(wheres[-1])] if advised is None else advised,
         meanings={**MEANINGS, **(meanings or {})},
         each=each,
         leading=leading,
