@@ -183,7 +183,7 @@ def _keepers_named(
             kept = before.changed()
         if names:
             raise ModelError(
-                f"the model returns a {names[0]}, and torch does not know which "
+                f"the model returns its own {names[0]}, and torch does not know which "
                 "tensors are in it. Before the pipeline is made, call torch.export."
                 f"register_dataclass({names[0]}), or return a dict or a named tuple"
             ) from error
