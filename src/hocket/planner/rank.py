@@ -31,7 +31,7 @@ from hocket.planner.candidate import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
-from hocket.planner.ranking.notes import chimera_sentence, notes_on
+from hocket.planner.ranking.notes import notes_on
 from hocket.planner.ranking.ranking import NUM_ROWS, PLAIN, joined
 from hocket.planner.ranking.report import Ranking
 from hocket.planner.ranking.table import NUM_MISFITS
@@ -313,9 +313,7 @@ def _with_timelines(ranking: Ranking, predictor: Predictor, search: Search) -> R
         outcome.candidate: limit_of(row[0], timeline) for row in rows for outcome in row
     }
     shown = [outcome for row in rows for outcome in row]
-    notes = [*notes_on(predictor, [*shown, *ranking.closest(NUM_MISFITS)])]
-    if search.is_exhaustive:  # also of what is no candidate
-        notes.append(chimera_sentence(predictor, ranking.outcomes))
+    notes = notes_on(predictor, [*shown, *ranking.closest(NUM_MISFITS)])
     best = ranking.best
     step = None if best is None else timeline(best.candidate)
     played = ranking.pipeline
