@@ -93,15 +93,16 @@ ROWS: Final = (
     Row(
         "forms of inputs, targets and outputs",
         "followed",
-        "Whatever has an entry for each sample is cut. An input's gradient is followed "
-        "where the stages of one worker compute all of it.",
+        "Whatever has an entry for each sample is cut. Numbers and texts may differ "
+        "from batch to batch. An input's gradient is followed where the stages of one "
+        "worker compute all of it.",
         "inputs",
     ),
     Row(
         "batches of other lengths and sizes than the example's",
         "followed, but with `freeze=`",
         "The model is captured once more, for any length; an `nn.Sequential` is not. "
-        "Code that does other things at other lengths is refused.",
+        "Code that does other things at other lengths has up to eight graphs.",
         "lengths",
     ),
     Row(

@@ -30,7 +30,7 @@ from hocket.errors import DataError, ModelError, WaitError
 from hocket.freeze.forecast import StepTimes, Stretch, rest_s
 from hocket.model.capture.attribute_writes import preserve_attributes
 from hocket.model.stages.outline import Outline
-from hocket.model.trace.example import Lengths
+from hocket.model.trace.example import Form
 from hocket.model.trace.observe import preserve_state
 from hocket.model.trace.state import State
 from hocket.run.assembly import assemble, memory_explained
@@ -144,6 +144,7 @@ class StagedRun(WorkerRun):
                 self._stack.callback(self._cache.close)
             self._sizes_of = part_sizes(plan.schedule.program)
             self._outline = _outline(config, plan)
+            self._form = plan.example.form
             self._trains = bool(self._outline.state.trained)
             beside = [*config.teachers, loss_name([config.model], config.teachers)]
             self._followers = tuple(f"{name}." for name in beside)
@@ -191,7 +192,7 @@ class StagedRun(WorkerRun):
         for nets in found:
             refuse_input_gradients(program, reads, nets, names)
         for nets in found:
-            self._follow_lengths(first_of(nets).step.lengths)
+            self._follow_form(first_of(nets).step.form)
             for net in self._followed:
                 parts = nets[program.net_of(net.stages[0]).name].everywhere
                 net.check_samples({part.num_samples for part in parts}, self._step)
@@ -208,17 +209,17 @@ class StagedRun(WorkerRun):
             may_freeze=self._freezing is not None,
         )
 
-    def _follow_lengths(self, lengths: Lengths) -> None:
-        """Let all nets run with a batch of these lengths; the example's, if none.
+    def _follow_form(self, form: Form) -> None:
+        """Let all nets run with a batch of this form; the example's where it is empty.
 
         Raises:
-            ModelError: a net's code is for the example's lengths.
+            ModelError: a net's code is for the example's form.
         """
-        lengths = lengths or self.plan.example.lengths
+        form = Form(*(x or own for x, own in zip(form, self._form, strict=True)))
         for net in self._followed:
-            if not net.runs_with(lengths):
+            if not net.runs_with(form):
                 self._driver.finish()
-                if net.follow_lengths(lengths, self._step):
+                if net.follow_form(form, self._step):
                     with self._reported():
                         net.cut_again(self._executor.runners)
 
@@ -328,7 +329,7 @@ class StagedRun(WorkerRun):
         )
 
     def _make_evaluator(self) -> Evaluator:
-        return Evaluator(self._executor, self.plan, self._follow_lengths)
+        return Evaluator(self._executor, self.plan, self._follow_form)
 
     def _check_loader(self, loader: Iterable[Any], call: str) -> bool:
         check_iterable(loader)

@@ -177,10 +177,7 @@ class Branching(nn.Module):
 
 @case(
     "a flag that chooses a branch: a layer left out under way",
-    {
-        "own-2 wpipe": refused("skips was False and is True"),
-        "freeze": refused("the model's own forward is cut apart"),
-    },
+    {"freeze": refused("the model's own forward is cut apart")},
 )
 def flag() -> Script:
     """The layer gets no gradient any more."""

@@ -117,7 +117,6 @@ class Last(nn.Module):
 @case(
     "texts of another length through an LSTM",
     {
-        "own-1 own-2 teacher wpipe 2bw": refused("fixes the size of dimension 1"),
         "freeze": _FREEZES,
     },
 )
@@ -142,7 +141,6 @@ class Decides(Tokens):
 @case(
     "a forward that does something else with long texts",
     {
-        "own-1 own-2 teacher wpipe 2bw": refused("makes other calls"),
         "freeze": _FREEZES,
     },
 )

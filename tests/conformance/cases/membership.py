@@ -13,7 +13,7 @@ from tests.conformance.script import OWN, Script, batches, case, chain, refused
 # A list or a table is called by the model itself, which is cut apart in these ways.
 FREEZE = {"freeze": refused("the model's own forward is cut apart")}
 SHARPNESS = 1.0
-OTHER_CALLS = FREEZE | {"own-2 wpipe": refused("makes other calls now")}
+OTHER_CALLS = FREEZE
 
 
 class OfList(nn.Module):

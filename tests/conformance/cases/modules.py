@@ -337,10 +337,7 @@ class Several(nn.Module):
 
 @case(
     "a head that an argument of the batch names",
-    {
-        "own-1 own-2 teacher wpipe 2bw": refused("args[1] is 'b'"),
-        "freeze": refused("is no place to cut at"),
-    },
+    {"freeze": refused("is no place to cut at")},
 )
 def named_head() -> Script:
     """Tasks in turn; the other head gets no gradient."""

@@ -206,17 +206,23 @@ def test_a_sequential_is_tried() -> None:
         assert pipeline.step(batch).loss < first
 
 
-@pytest.mark.parametrize(
-    ("length", "why"),
-    [(1, r"fixes the size of dimension 1 of args\[0\]"), (17, "ValueError: too long")],
-)
-def test_lengths_that_a_model_cannot_have_are_named(length: int, why: str) -> None:
-    """A dimension of one broadcasts; a table has 16 places."""
+def test_lengths_that_a_model_cannot_have_are_named() -> None:
+    """A table has 16 places. One word, which broadcasts, has a graph of its own."""
     net = Limited().double()
+    net.norm.eval()
+    own = copy.deepcopy(net)
+    data = texts(6, 1, 6)
     with make_pipeline(net) as pipeline:
-        pipeline.step(texts(6)[0])
-        with pytest.raises(ModelError, match=why):
-            pipeline.step(texts(length)[0])
+        losses = [result.loss for result in pipeline.train(data)]
+        with pytest.raises(ModelError, match="ValueError: too long"):
+            pipeline.step(texts(17)[0])
+    step = torch.optim.SGD(own.parameters(), 0.1)
+    for (words, targets), found in zip(data, losses, strict=True):
+        step.zero_grad()
+        whole = loss(own(words), targets)
+        whole.backward()
+        step.step()
+        assert found == pytest.approx(whole.item(), rel=1e-10)
 
 
 class Limited(Reads):
@@ -237,14 +243,16 @@ class Odd(Reads):
         return super().forward(words) * (2.0 if words.shape[1] % 2 else 0.5)
 
 
-def test_a_forward_that_decides_by_lengths_is_captured_again_or_refused() -> None:
-    """Each graph has one of both factors."""
+def test_a_forward_that_decides_by_lengths_has_several_graphs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each has one of both factors."""
     net, plain = Odd().double(), Odd().double()
     for one in (net, plain):
         one.norm.eval()
     step = torch.optim.SGD(plain.parameters(), 0.1)
-    lengths = [7, 6, 9, 4, 5, 8, 5, 6]
-    with make_pipeline(net) as pipeline:
+    lengths = [7, 6, 9, 4, 5, 8, 5, 6, 7, 6]
+    with caplog.at_level(logging.INFO, "hocket"), make_pipeline(net) as pipeline:
         for words, targets in texts(*lengths):
             step.zero_grad()
             whole = loss(plain(words), targets)
@@ -252,8 +260,34 @@ def test_a_forward_that_decides_by_lengths_is_captured_again_or_refused() -> Non
             step.step()
             result = pipeline.step((words, targets))
             assert result.loss == pytest.approx(whole.item(), rel=1e-10)
-        with pytest.raises(ModelError, match=r"decides by lengths: .*shape\[1\]"):
-            pipeline.step(texts(7)[0])
+    captures = [x for x in caplog.messages if x.startswith("capturing the model for")]
+    assert len(captures) == 2
+
+
+class Fixed(nn.Module):
+    """An LSTM, whose graph is one of so many words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.mix = nn.LSTM(8, 8, batch_first=True)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """(samples, length) -> (samples, length, 3)."""
+        return self.head(self.mix(self.words(words))[0])
+
+
+def test_no_more_than_eight_graphs_are_kept() -> None:
+    """One for each length, that of the example among them; all still serve."""
+    net = Fixed().double()
+    with make_pipeline(net) as pipeline:
+        for batch in texts(2, 3, 4, 6, 7, 8, 9):
+            pipeline.step(batch)
+        with pytest.raises(ModelError, match="and 8 graphs of it are kept already"):
+            pipeline.step(texts(10)[0])
+        for batch in texts(5, 9, 2):
+            pipeline.step(batch)
 
 
 def distilled(output: Tensor, targets: Tensor, teachers: Any) -> Tensor:

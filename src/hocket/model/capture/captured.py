@@ -12,7 +12,7 @@ made in another way. A cut is right only at the same place in both:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any, Final
@@ -212,31 +212,21 @@ def with_more_layers(
     return replace(captured, starts=both, layers=layers)
 
 
-def with_starts(captured: Captured, like: Captured) -> Captured | None:
-    """Return a model with its layers where another capture of it has them.
+def with_starts(
+    captured: Captured,
+    starts: Sequence[tuple[int, int]],
+    homes: Sequence[Collection[str]] = (),
+) -> Captured:
+    """Return the same model with its layers at other places.
 
     Args:
         captured: the model.
-        like: another capture.
-
-    Returns:
-        None if they make other calls, or calls that return other shapes and types.
+        starts: where each begins, in training and in evaluation.
+        homes: the state of each layer; what it uses when not given, and what is near.
     """
-    for here, there in (
-        (captured.training, like.training),
-        (captured.evaluation, like.evaluation),
-    ):
-        calls = [
-            [(flow.trace.path_of(x), flow.facts[x].structure) for x in flow.compute]
-            for flow in (here, there)
-        ]
-        if calls[0] != calls[1]:
-            return None
     values = captured.values
-    layers = _layers(captured.training, captured.evaluation, like.starts, values)
-    return replace(
-        captured, starts=like.starts, own_starts=like.own_starts, layers=layers
-    )
+    layers = _layers(captured.training, captured.evaluation, starts, values, homes)
+    return replace(captured, starts=tuple(starts), layers=layers)
 
 
 def with_module(captured: Captured, name: str, module: nn.Module) -> Captured:
@@ -303,16 +293,25 @@ def _trained(state: State) -> frozenset[str]:
     return frozenset(name for name, x in state.tensors.items() if x.requires_grad)
 
 
+def used_in_both(
+    training: TraceFlow, evaluation: TraceFlow, starts: Sequence[tuple[int, int]]
+) -> list[set[str]]:
+    """Return, for each layer, the parameters and buffers that it uses in some mode."""
+    here, there = zip(*starts, strict=True)
+    used = zip(used_state(training, here), used_state(evaluation, there), strict=True)
+    return [a | b for a, b in used]
+
+
 def _layers(
     training: TraceFlow,
     evaluation: TraceFlow,
     starts: Sequence[tuple[int, int]],
     values: Mapping[fx.Node, SentTensor],
+    homes: Sequence[Collection[str]] = (),
 ) -> tuple[Layer, ...]:
     state = training.trace.state
-    here, there = zip(*starts, strict=True)
-    used = zip(used_state(training, here), used_state(evaluation, there), strict=True)
-    homes = with_unused(state, [a | b for a, b in used])
+    here = [start for start, _ in starts]
+    homes = homes or with_unused(state, used_in_both(training, evaluation, starts))
     layers = []
     for start, home, (name, modules) in zip(
         here, homes, layer_names(training, here), strict=True

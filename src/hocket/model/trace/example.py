@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,6 +33,24 @@ Lengths: TypeAlias = tuple[tuple[int, ...], ...]
 
 Place: TypeAlias = tuple[int, int]  # a leaf, and a dimension of it
 
+PLAIN: Final = (bool, int, float, str, type(None))
+
+
+class Form(NamedTuple):
+    """What may differ from batch to batch besides samples.
+
+    Args:
+        lengths: see `Lengths`.
+        values: the type and value of each leaf that is a number, a text or None; of
+            others, nothing.
+    """
+
+    lengths: Lengths = ()
+    values: tuple[tuple[Any, ...], ...] = ()
+
+
+NO_FORM: Final = Form()  # all is as in the example
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -47,7 +65,7 @@ class Example:
             samples; not for what is `Shared`.
         open: the dimensions that may be of any size, each with a size that a model is
             exported with.
-        any_length: whether batches may have other lengths, which nets then follow.
+        any_form: whether batches may have other forms, which nets then follow.
     """
 
     leaves: tuple[Any, ...]
@@ -56,7 +74,7 @@ class Example:
     num_samples: int
     batched: tuple[bool, ...]
     open: Mapping[Place, int] = field(default_factory=dict)
-    any_length: bool = False
+    any_form: bool = False
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
@@ -120,15 +138,49 @@ class Example:
         """Return an example of other lengths; values repeat if needed."""
         return replace(replace(self, open=self.sizes(lengths)).stretched(), open={})
 
-    def lengths_of(self, leaves: Sequence[Any]) -> Lengths:
-        """Return the lengths of a batch of this form; nothing if they are its own."""
-        own, other = self.lengths, self._lengths(leaves)
-        return other if other != own else ()
+    def with_values(self, form: Form, *, as_tensors: bool = False) -> Example:
+        """Return an example with the numbers and texts of a form.
+
+        Args:
+            form: a batch's.
+            as_tensors: whether floats that differ become tensors of no dimensions. A
+                leaf that is one stays one.
+        """
+        leaves = [*self.leaves]
+        for i, (own, new) in enumerate(zip(self.form.values, form.values, strict=True)):
+            if own == new or not self._fault_of_value(i, new):
+                continue
+            leaves[i] = new[1]
+            if as_tensors and isinstance(new[1], float):
+                leaves[i] = torch.tensor(new[1], dtype=torch.float64)
+        return replace(self, leaves=tuple(leaves))
+
+    def form_of(self, leaves: Sequence[Any]) -> Form:
+        """Return the form of a batch; of what is as in this example, nothing."""
+        pairs = zip(self._form(leaves), self.form, strict=True)
+        lengths, values = (x if x != own else () for x, own in pairs)
+        return Form(lengths, values)
 
     @property
-    def lengths(self) -> Lengths:
-        """Its own lengths."""
-        return self._lengths(self.leaves)
+    def form(self) -> Form:
+        """Its own form."""
+        return self._form(self.leaves)
+
+    def fault_of_values(self, form: Form) -> str:
+        """Return which number or text of a form is another one; nothing if none is.
+
+        Any float is right where this example has a tensor of no dimensions for it.
+        """
+        faults = (self._fault_of_value(i, x) for i, x in enumerate(form.values))
+        return next(filter(None, faults), "")
+
+    def _fault_of_value(self, place: int, value: tuple[Any, ...]) -> str:
+        leaf = self.leaves[place]
+        if not value or (is_number(leaf) and isinstance(value[1], float)):
+            return ""
+        if value == (type(leaf).__name__, leaf):
+            return ""
+        return f"{self.names[place]} is {value[1]!r}, and it is captured for {leaf!r}"
 
     def sizes(self, lengths: Lengths) -> dict[Place, int]:
         """Return lengths by place."""
@@ -138,11 +190,16 @@ class Example:
             for dim, size in enumerate(shape, start=self.batched[i])
         }
 
-    def _lengths(self, leaves: Sequence[Any]) -> Lengths:
-        return tuple(
+    def _form(self, leaves: Sequence[Any]) -> Form:
+        lengths = (
             tuple(leaf.shape[cut:]) if isinstance(leaf, _ARRAYS) else ()
             for leaf, cut in zip(leaves, self.batched, strict=True)
         )
+        values = (
+            (type(leaf).__name__, leaf) if isinstance(leaf, PLAIN) else ()
+            for leaf in leaves
+        )
+        return Form(tuple(lengths), tuple(values))
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Example:
         """Return an example with a function applied to every tensor."""
@@ -152,8 +209,8 @@ class Example:
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the leaves of another batch of the example's form.
 
-        Leaves that are not tensors were fixed when the model was captured, so they must
-        be equal.
+        Leaves that are not tensors were fixed when the model was captured. They must be
+        equal, but for numbers and texts where it may be captured again (`any_form`).
 
         Raises:
             ModelError: another structure, or another value that is not a tensor; or a
@@ -180,8 +237,13 @@ class Example:
                     f"{'not Shared' if cut else 'Shared'}: give what all samples share "
                     "as hocket.Shared(x) in the example and in every batch"
                 )
-            _check_same(name, unshared(leaf), old, cut, self.any_length)
+            _check_same(name, unshared(leaf), old, cut, self.any_form)
         return leaves
+
+
+def is_number(leaf: object) -> bool:
+    """Whether a leaf is a tensor of no dimensions, as a float is captured."""
+    return isinstance(leaf, Tensor) and (leaf.ndim, leaf.dtype) == (0, torch.float64)
 
 
 def argument_name(path: tuple[Any, ...]) -> str:
@@ -192,15 +254,15 @@ def argument_name(path: tuple[Any, ...]) -> str:
     return str(rest[0].key) + "".join(str(key) for key in rest[1:])
 
 
-def _check_same(name: str, leaf: Any, old: Any, cut: bool, any_length: bool) -> None:
+def _check_same(name: str, leaf: Any, old: Any, cut: bool, any_form: bool) -> None:
     are_tensors = isinstance(leaf, Tensor) and isinstance(old, Tensor)
     if are_tensors or (isinstance(leaf, _ARRAYS) and type(leaf) is type(old)):
         is_other = leaf.shape[cut:] != old.shape[cut:]
-        if any_length:
+        if any_form:
             is_other = leaf.ndim != old.ndim
         if leaf.dtype != old.dtype or is_other:
             may = "what is Shared keeps its shape"
-            if any_length:
+            if any_form:
                 may = "the type and the number of dimensions stay"
             elif cut:
                 may = "only the number of samples may change"
@@ -209,7 +271,8 @@ def _check_same(name: str, leaf: Any, old: Any, cut: bool, any_length: bool) -> 
                 f"{_kind(old)}; {may}"
             )
         return
-    if isinstance(leaf, PerSample) and isinstance(old, PerSample):
+    free = (PerSample, PLAIN) if any_form else (PerSample,)
+    if any(isinstance(leaf, kind) and isinstance(old, kind) for kind in free):
         return
     is_other = type(leaf) is not type(old) or isinstance(leaf, _ARRAYS)
     if is_other or leaf != old:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hocket.errors import SchemaError
-from hocket.model.trace.example import Lengths
+from hocket.model.trace.example import NO_FORM, Form, Lengths
 from hocket.run.cluster.group import GroupWork, WorkerGroup
 from hocket.run.comm.schema import Schema, TensorSpec
 
@@ -42,7 +42,8 @@ class StepHeader:
         sizes: samples of each of the batch's microbatches in this replica.
         first: the batch's first microbatch, counted over the whole step.
         changes: a digest of what the loop has changed in the models so far.
-        lengths: the batch's, if they are others than the example's.
+        form: the batch's, as far as it is another than the example's. Values do not
+            change the shapes of messages.
 
     Attributes:
         key: the step's number, and the batch's first microbatch.
@@ -54,7 +55,7 @@ class StepHeader:
     sizes: tuple[int, ...]
     first: int = 0
     changes: int = 0
-    lengths: Lengths = ()
+    form: Form = NO_FORM
     key: tuple[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,8 @@ class StepHeader:
 
     def shapes(self, sizes: int | tuple[int, ...]) -> Signature:
         """Return what the shapes of a message follow from that has so many samples."""
-        return (sizes, self.lengths) if self.lengths else sizes
+        lengths = self.form.lengths
+        return (sizes, lengths) if lengths else sizes
 
     def header(self) -> Tensor:
         """Return the four numbers that are sent."""

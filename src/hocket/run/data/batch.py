@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import DataError, ModelError, ShapeError
-from hocket.model.trace.example import Example
+from hocket.model.trace.example import PLAIN, Example
 from hocket.model.trace.local import local
 from hocket.model.trace.per_sample import (
     PerSample,
@@ -248,7 +248,7 @@ def _split_part(
     args, kwargs = call_arguments(() if inputs is None else inputs)
     refuse_unclear(args, kwargs, targets, cuts=last > first + 1)
     if example is not None:  # other workers read other rows
-        example = replace(example, any_length=False)
+        example = replace(example, any_form=False)
     arguments = [] if inputs is None else _flat(inputs, example)
     for leaf in [*arguments, *pytree.tree_leaves(targets)]:
         if num_rows(leaf) not in (None, num_here):
@@ -318,12 +318,13 @@ def digest(batch: Any) -> int:
     """Return 32 bits that differ between batches, so that workers detect it.
 
     Of each tensor on the CPU, some thousand elements count; on a GPU, where looking
-    would wait for it, the shape alone.
+    would wait for it, the shape alone. Numbers and texts count whole.
     """
     if isinstance(batch, PartBatch):
         return batch.digest
-    total = 0
     leaves = pytree.tree_leaves(opened(batch))
+    plain = [x for x in leaves if isinstance(x, PLAIN)]
+    total = zlib.crc32(repr(plain).encode()) if plain else 0
     arrays = (x for x in leaves if isinstance(x, np.ndarray))
     numbers = [torch.tensor(x) for x in arrays if x.dtype.kind in "biufc"]
     for leaf in tensors_in([*leaves, *numbers]):

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 
 from hocket.core.program import Net
-from hocket.model.trace.example import Example
+from hocket.model.trace.example import NO_FORM, Example
 from hocket.run.cluster.layout import Layout
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import Microbatch, digest, on_device, split_batch
@@ -122,7 +122,7 @@ def make_step_batches(
     for i, salt in enumerate(salts):
         by_net: dict[str, StepBatch] = {}
         first, leaves = 0, parts[i][0].leaves
-        lengths = example.lengths_of(leaves) if example is not None and leaves else ()
+        form = example.form_of(leaves) if example is not None and leaves else NO_FORM
         for net, count in num_microbatches.items():
             begins = range(first, num_parts, each)
             everywhere = _numbered(
@@ -131,7 +131,7 @@ def make_step_batches(
             mine = everywhere[layout.pipeline * count :][:count]
             sizes = tuple(map(_samples_of, mine))
             step = StepHeader(
-                number, salt, num_samples, sizes, first=i * num_parts, lengths=lengths
+                number, salt, num_samples, sizes, first=i * num_parts, form=form
             )
             ends_step = i == len(batches) - 1
             by_net[net] = StepBatch(step, mine, ends_step, everywhere=everywhere)

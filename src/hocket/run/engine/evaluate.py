@@ -18,7 +18,7 @@ import torch
 from hocket.core.op import Kind, Op
 from hocket.core.program import Net, Program, Stage
 from hocket.core.schedule import Lane, Schedule
-from hocket.model.trace.example import Lengths
+from hocket.model.trace.example import NO_FORM, Form
 from hocket.run.comm.step_header import StepHeader
 from hocket.run.data.batch import (
     BatchOutput,
@@ -58,12 +58,12 @@ class Evaluator:
     Args:
         executor: whose stages and connections are used.
         plan: for training: evaluation uses its placement and microbatches.
-        follow_lengths: called before a batch is played, with its lengths.
+        follow_form: called before a batch is played, with its form.
     """
 
     executor: Executor
     plan: Plan
-    follow_lengths: Callable[[Lengths], None]
+    follow_form: Callable[[Form], None]
 
     def __post_init__(self) -> None:
         """Open the channels of evaluations; every worker must call this."""
@@ -161,11 +161,11 @@ class Evaluator:
         self._digest = zlib.crc32(salt.to_bytes(4), self._digest)
         if mine:
             sizes = tuple(part.num_samples for part in mine)
-            lengths = self._example.lengths_of(mine[0].leaves) if mine[0].leaves else ()
-            self.follow_lengths(lengths)
+            form = self._example.form_of(mine[0].leaves) if mine[0].leaves else NO_FORM
+            self.follow_form(form)
             changes = self.executor.changes
             step = StepHeader(
-                self._number, salt, num_samples, sizes, changes=changes, lengths=lengths
+                self._number, salt, num_samples, sizes, changes=changes, form=form
             )
             nets = (net.name for net in self._program.nets)
             batch = dict.fromkeys(nets, StepBatch(step, mine))

@@ -5,6 +5,7 @@
     net.head = Other()        refused, if either has weights
     net.block.requires_grad_(False)       gets no gradient from now on
     a batch of longer texts   the model is captured again, for any length
+    a batch of another task   the same, for this one
 
 A graph has fixed what the model was when it was captured. Before each step that is
 compared (`hocket.model.guards`). What has changed is read by modules; each of them runs
@@ -27,15 +28,16 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import HocketError, ModelError
-from hocket.model.capture.captured import Captured, with_module, with_starts
+from hocket.model.capture.captured import Captured
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
 from hocket.model.stages.outline import on_tensors
+from hocket.model.stages.recut import Placed, calls_alike, placed_again
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
-from hocket.model.trace.example import Example, Lengths
-from hocket.run.nets.lengths import KnownLengths
+from hocket.model.trace.example import Example, Form
+from hocket.run.nets.forms import KnownForms
 from hocket.run.nets.live_model import LiveModel
 from hocket.run.stage.compiled.function import is_compiled
 from hocket.run.stage.runner import StageRunner
@@ -77,8 +79,9 @@ class FollowedNet:
         self._flows = flows
         self.stages = numbers
         self._numbers: set[str] = set()  # attributes that stages read as tensors
-        self._lengths = KnownLengths()
         self._captured = on_tensors(captured, {}, live=nn.Module())
+        self._first = self._placed  # others are cut where it was
+        self._forms = KnownForms(self._first)
 
     def cut_at(self, boundaries: Sequence[int], flows: Flows) -> None:
         """Note another cut, which has followed all changes so far.
@@ -87,6 +90,8 @@ class FollowedNet:
         """
         self._guards.changes()
         self._boundaries, self._flows = boundaries, flows
+        self._first = self._placed
+        self._forms.restart(self._first)
         self.stages = range(self.stages[0], self.stages[0] + len(boundaries) + 1)
 
     def forget(self, runners: Mapping[int, StageRunner]) -> None:
@@ -105,18 +110,19 @@ class FollowedNet:
         """Put the user's own model into evaluation mode, for losses that read it."""
         return self._live.evaluating()
 
-    def runs_with(self, lengths: Lengths) -> bool:
-        """Whether the stages are right for a batch of these lengths."""
-        return self._lengths.covers(self._captured, lengths)
+    def runs_with(self, form: Form) -> bool:
+        """Whether the stages are right for a batch of this form."""
+        return self._forms.covers(self._captured, form)
 
-    def follow_lengths(self, lengths: Lengths, step: int) -> bool:
-        """Let the model take batches of other lengths; no step is under way.
+    def follow_form(self, form: Form, step: int) -> bool:
+        """Let the model take batches of another form; no step is under way.
 
-        The dimensions that differ from the example's are open from then on. Of an
-        `nn.Sequential`, modules run as they are: it is only tried.
+        The dimensions that differ from the example's are open from then on, and floats
+        are tensors, where its code lets them; else it is captured for this form alone.
+        Of an `nn.Sequential`, modules run as they are: it is only tried.
 
         Args:
-            lengths: those of the next batch, for which `runs_with` is false.
+            form: that of the next batch, for which `runs_with` is false.
             step: the next step.
 
         Returns:
@@ -126,15 +132,21 @@ class FollowedNet:
             ModelError: the model cannot take them; says why. Nothing has changed.
         """
         with self._live.training():
-            found = self._lengths.follow(
-                self._captured,
-                lengths,
+            found = self._forms.follow(
+                self._placed,
+                form,
                 step,
                 partial(self._capture, self._numbers),
                 partial(self._captured_with, self._numbers),
+                lambda kept: check_as_is(*kept, self._flows),
             )
-        self._captured = found or self._captured
+        if found is not None:
+            self._captured, self._boundaries = found
         return found is not None
+
+    @property
+    def _placed(self) -> Placed:
+        return Placed(self._captured, self._boundaries)
 
     def check_samples(self, sizes: Collection[int], step: int) -> None:
         """Refuse numbers of samples that the stages are not right for in training.
@@ -324,35 +336,40 @@ class FollowedNet:
         self._numbers = {x for x in self._numbers if self._live.number(x) is not None}
         for numbers in dict.fromkeys((frozenset(self._numbers | names), frozenset())):
             try:
-                found = self._captured_with(numbers)
+                found = self._captured_with(
+                    numbers, self._captured.example, bool(numbers - self._numbers)
+                )
             except (HocketError, TypeError, RuntimeError) as error:
-                why: Exception = error
-                continue
-            if found is not None:
-                self._captured, self._numbers = found, set(numbers)
-                self._lengths.forget()
+                why = error
+            else:
+                self._captured, self._boundaries = found
+                self._numbers = set(numbers)
+                self._forms.restart(found)
                 return
-            why = ModelError(
-                "the code of a module that is cut apart makes other calls now, or "
-                "calls that return other shapes. Put what depends on it into a "
-                "submodule, or cut elsewhere (cut=[...], or fewer stages)"
-            )
         raise _refused(changes[0], step, str(why)) from why
 
-    def _captured_with(self, numbers: Collection[str]) -> Captured | None:
-        """Return the captured model, some numbers as tensors; None if it differs."""
+    def _captured_with(
+        self, numbers: Collection[str], example: Example, as_tensors: bool
+    ) -> Placed:
+        """Return the captured model, some numbers as tensors.
+
+        Raises:
+            ModelError: its stages cannot be what they are; see `placed_again`.
+        """
         old = self._captured
-        found = with_starts(self._capture(numbers, old.example), old)
-        if found is None:
-            return None
-        for name, part in old.beside.items():
-            found = with_module(found, name, part)
+        found = self._capture(numbers, example)
+        if as_tensors and not calls_alike(found, old, but_numbers=True):
+            raise ModelError("with a tensor in place of a number it makes other calls")
+        first = self._first
+        is_same = example.form.lengths == first.captured.example.form.lengths
+        found, boundaries = placed_again(
+            found, first, self._flows, is_same_form=is_same
+        )
         old.as_is.update(found.as_is)
-        return on_tensors(replace(found, as_is=old.as_is), {}, live=nn.Module())
+        return Placed(replace(found, as_is=old.as_is), boundaries)
 
     def _capture(self, numbers: Collection[str], example: Example) -> Captured:
-        trained, lengths = self._captured.trained, self._lengths.open
-        return self._live.captured(numbers, example, trained, lengths)
+        return self._live.captured(numbers, example, self._captured.trained)
 
     def _replace(
         self, change: ModelChange, step: int, runners: Mapping[int, StageRunner]
@@ -420,9 +437,8 @@ class FollowedNet:
         for runner in own.values():
             for name in self._numbers:
                 value = self._live.number(name)
-                tensors[name] = torch.tensor(
-                    value, dtype=torch.float64, device=runner.device
-                )
+                # On the host, as a float is: from there operators round it as one.
+                tensors[name] = torch.tensor(value, dtype=torch.float64)
             module = runner.module
             every = (
                 *module.named_parameters(remove_duplicate=False),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -15,7 +15,7 @@ from hocket.errors import ModelError
 from hocket.model.capture.capture import capture
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.outline import aliased, copied, on_meta
-from hocket.model.trace.example import Example, Place
+from hocket.model.trace.example import Example
 from hocket.model.trace.observe import in_mode
 from hocket.model.trace.state import State, home_of
 
@@ -76,15 +76,13 @@ class LiveModel:
         numbers: Collection[str],
         example: Example,
         trained: Collection[str],
-        lengths: Mapping[Place, int],
     ) -> Captured:
         """Capture it as it is now.
 
         Args:
             numbers: attributes to capture as tensors, by their full names.
-            example: the microbatch.
+            example: the microbatch, and which of its dimensions are open.
             trained: the parameters that want a gradient.
-            lengths: see `capture`.
 
         Raises:
             ModelError: it is gone, or cannot be captured.
@@ -112,7 +110,7 @@ class LiveModel:
         if not copy.training and self._was_training:
             _evaluate_root(copy, self._evaluated)
         args, kwargs = example.call(marked=True)
-        return capture(copy, args, kwargs, lengths=lengths)
+        return capture(copy, args, kwargs, lengths=example.open)
 
 
 def _evaluate_root(model: nn.Module, evaluated: Sequence[str]) -> None:

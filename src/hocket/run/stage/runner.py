@@ -401,6 +401,15 @@ class StageRunner:
         sent = tuple(map(Tensor.detach, sent))
         return SavedForward(leaves, edges, depends=depends), sent
 
+    def _given(self, leaf: Any) -> Any:
+        """Return what the module gets of a batch's leaf: a float as a tensor.
+
+        Operators on any device take it from the host, as they take a float.
+        """
+        if not isinstance(leaf, float) or self.module.whole:
+            return leaf
+        return torch.tensor(leaf, dtype=torch.float64)
+
     def _call(
         self, inputs: Sequence[Tensor], microbatch: Microbatch, *, splits: bool = False
     ) -> Any:
@@ -409,7 +418,7 @@ class StageRunner:
         if self._others and self.loss.function is None:
             leaves = (*inputs[self._num_own :], *leaves)
         received = inputs[: self._num_own]
-        own = map(leaves.__getitem__, self.module.batch_inputs)
+        own = (self._given(leaves[i]) for i in self.module.batch_inputs)
         if not splits:
             return self._module(*received, *own)
         splitter = self._made_splitter()

@@ -136,7 +136,7 @@ def build_plan(
             *(names for teacher in found.teachers for names in teacher.state_names),
             *(tuple(saved_tensors(module)) for module in own),
         ),
-        replace(captured.example, any_length=config.freeze is None),
+        replace(captured.example, any_form=config.freeze is None),
         "" if isinstance(config.schedule, Schedule) else str(config.schedule),
         order,
         found.known.profile,

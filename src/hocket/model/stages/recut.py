@@ -1,0 +1,251 @@
+"""Cut a model that was captured again where it was cut before.
+
+    before   embed  a  b | c  head        stage 1 begins with c
+    now      embed  a  | c  d  head       as it does now; the weights of b stay where
+                                          they are, and those of d must be there
+
+The model's code may make other calls now, and a batch may be of another form. What was
+made for the first cut stays: weights and their optimizers, and channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from hocket.errors import ModelError
+from hocket.model.capture.captured import (
+    Captured,
+    used_in_both,
+    with_module,
+    with_starts,
+)
+from hocket.model.stages.cut import check_as_is, names_in_stages
+from hocket.model.stages.outline import on_tensors
+from hocket.model.stages.routes import Flows, routes
+from hocket.model.trace.example import is_number
+from hocket.model.trace.flow import TraceFlow
+from hocket.model.trace.observe import TensorInfo
+from hocket.model.trace.value import SentTensor
+
+WAY_OUT: Final = (
+    "Put what depends on it into a submodule, or cut elsewhere (cut=[...], or fewer "
+    "stages)"
+)
+
+
+class Placed(NamedTuple):
+    """A captured model, and where its stages begin.
+
+    Args:
+        captured: the model, without values.
+        boundaries: the layers at which stages 1, 2, ... begin.
+    """
+
+    captured: Captured
+    boundaries: Sequence[int]
+
+
+def placed_again(
+    found: Captured, before: Placed, flows: Flows, *, is_same_form: bool = True
+) -> Placed:
+    """Return a model that was captured again, without values, cut as it was before.
+
+    Args:
+        found: the model as it is captured now.
+        before: the same model, as it was.
+        flows: see `hocket.model.stages.cut.cut`.
+        is_same_form: whether batches have the same form; if not, other shapes cross.
+
+    Raises:
+        ModelError: a stage would begin at another place, use weights of another one,
+            or exchange other values with it; or a module is cut apart that must run as
+            it is.
+    """
+    old, boundaries = before
+    names = names_in_stages(old, boundaries)
+    if calls_alike(found, old):
+        placed = with_starts(found, old.starts)
+        placed = replace(placed, own_starts=old.own_starts)
+    else:
+        begins = _begins(found, old, boundaries)
+        boundaries = range(1, len(begins))
+        used = used_in_both(found.training, found.evaluation, begins)
+        for stage, (own, known) in enumerate(zip(used, names, strict=True)):
+            if other := sorted(own - known):
+                raise ModelError(
+                    f"stage {stage} would compute with {other[0]}, whose weights and "
+                    f"optimizer are in another stage. {WAY_OUT}"
+                )
+        placed = with_starts(found, begins, names)
+        seeds = _moved(found, old, old.own_starts)  # by which layers draw, as before
+        placed = replace(placed, own_starts=tuple(seeds))
+    for name, part in old.beside.items():
+        placed = with_module(placed, name, part)
+    placed = replace(placed, as_is=old.as_is | found.as_is)
+    check_as_is(placed, boundaries, flows)
+    if names_in_stages(placed, boundaries) != names:
+        raise ModelError(f"a stage would have weights of another one. {WAY_OUT}")
+    if _messages(placed, boundaries, flows, has_shapes=is_same_form) != _messages(
+        old, before.boundaries, flows, has_shapes=is_same_form
+    ):
+        raise ModelError(
+            "the code of a module that is cut apart makes other calls now, between "
+            f"which other tensors cross. {WAY_OUT}"
+        )
+    if is_same_form and _outputs(placed) != _outputs(old):
+        raise ModelError(f"its forward returns something else now. {WAY_OUT}")
+    return Placed(on_tensors(placed, {}, live=nn.Module()), boundaries)
+
+
+def calls_alike(found: Captured, old: Captured, *, but_numbers: bool = False) -> bool:
+    """Whether two captures make the same calls, which return the same shapes and types.
+
+    Args:
+        found: a capture.
+        old: another one of the same model.
+        but_numbers: whether the first may compute with numbers besides, where the
+            other one has values.
+    """
+    for here, there in (
+        (found.training, old.training),
+        (found.evaluation, old.evaluation),
+    ):
+        if but_numbers:
+            numbers = _numbers(found, here)
+            if _takes_any(here, numbers):  # a module would get a tensor for a float
+                return False
+            nodes = here.trace.calls, there.trace.calls
+            skipped = numbers | _numbers(old, there)
+        else:
+            nodes, skipped = (here.compute, there.compute), set()
+        own, known = (
+            [
+                # With a number and with a tensor, operators may round in two ways.
+                (
+                    flow.trace.path_of(x),
+                    but_numbers and str(x.target),
+                    flow.facts[x].structure,
+                )
+                for x in calls
+                if x not in skipped
+            ]
+            for flow, calls in zip((here, there), nodes, strict=True)
+        )
+        if own != known:
+            return False
+    return True
+
+
+def _numbers(captured: Captured, flow: TraceFlow) -> set[fx.Node]:
+    """Return the nodes of numbers: tensors of no dimensions, and what is made of them.
+
+    Of them a graph computes what Python does with floats.
+    """
+    trace, leaves = flow.trace, captured.example.leaves
+    found = {node for node, i in trace.leaf_of.items() if is_number(leaves[i])}
+    found |= {
+        node
+        for node in trace.graph.nodes
+        if trace.is_state(node)
+        and not trace.state.is_parameter(str(node.target))
+        and is_number(trace.state.tensors[str(node.target)])
+    }
+    for node in trace.calls:
+        seen = flow.facts[node].structure
+        is_one = isinstance(seen, TensorInfo) and not seen.shape
+        is_double = is_one and seen.dtype is torch.float64
+        # What `torch.tensor(number)` makes, has another type without the tensor.
+        is_clone = node.target is torch.ops.aten.clone.default
+        is_arithmetic = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        inputs = node.all_input_nodes
+        if is_double and is_arithmetic and not is_clone and found.issuperset(inputs):
+            found.add(node)
+    return found
+
+
+def _takes_any(flow: TraceFlow, numbers: set[fx.Node]) -> bool:
+    """Whether a module that runs as it is, or may at some step, is called with some."""
+    calls = (x for x in flow.trace.calls if x.op == "call_module")
+    spans = (x for x in flow.trace.spans.values() if x.path)  # not the model itself
+    given = chain((x.all_input_nodes for x in calls), (x.given for x in spans))
+    return not numbers.isdisjoint(x for x in chain(*given) if isinstance(x, fx.Node))
+
+
+def _moved(found: Captured, old: Captured, starts: Sequence[int]) -> list[int]:
+    """Return where what began at some positions in training begins now.
+
+    With the same call; if that is no longer made, behind the one before it.
+
+    Args:
+        found: a model that was captured again.
+        old: as it was captured before.
+        starts: positions in it, the first of all among them.
+    """
+    before, now = (
+        [(str(x.target), flow.trace.path_of(x)) for x in flow.compute]
+        for flow in (old.training, found.training)
+    )
+    place: dict[int, int] = {}
+    matcher = SequenceMatcher(None, before, now, autojunk=False)
+    for a, b, size in matcher.get_matching_blocks():
+        place |= {a + i: b + i for i in range(size)}
+    moved = [0]
+    for start in starts[1:]:
+        begin = place.get(start, place.get(start - 1, -1) + 1)
+        moved.append(max(begin, moved[-1]))
+    return moved
+
+
+def _begins(
+    found: Captured, old: Captured, boundaries: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return where the stages begin, in training and in evaluation.
+
+    Raises:
+        ModelError: nothing is left of a stage, or the model cannot be cut before it.
+    """
+    begins = [(0, 0)]
+    moved = _moved(found, old, [0, *(old.starts[layer][0] for layer in boundaries)])
+    for layer, begin in zip(boundaries, moved[1:], strict=True):
+        if begin == begins[-1][0] or begin not in found.places:
+            raise ModelError(
+                "the code of a module that is cut apart makes other calls now, and "
+                f"cannot be cut before {old.layers[layer].name} as it was. {WAY_OUT}"
+            )
+        begins.append((begin, found.places[begin]))
+    return begins
+
+
+def _messages(
+    captured: Captured, boundaries: Sequence[int], flows: Flows, *, has_shapes: bool
+) -> list[Any]:
+    """Return the forms of what each stage sends to each other one."""
+    values = captured.values
+
+    def form(x: SentTensor) -> tuple[Any, ...]:
+        shape = (x.shape, x.per_sample) if has_shapes else len(x.shape)
+        return x.dtype, x.requires_grad, x.order, shape
+
+    return [
+        {target: [form(values[x]) for x in nodes] for target, nodes in sent.items()}
+        for sent in routes(captured, (0, *boundaries), flows).sent
+    ]
+
+
+def _outputs(captured: Captured) -> list[Any]:
+    """Return the structure of what the model returns, in training and evaluation."""
+    found: list[Any] = []
+    for flow in (captured.training, captured.evaluation):
+        nodes = flow.trace.output.all_input_nodes
+        known = [
+            flow.facts[x].structure if x in flow.facts else x.target for x in nodes
+        ]
+        found.append((flow.trace.out_spec, known))
+    return found

@@ -1,0 +1,249 @@
+"""Numbers and texts among the inputs that differ from batch to batch are followed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import HocketError, ModelError
+from tests.run.support.forked import answers_of
+from tests.run.support.started import started
+
+pytestmark = pytest.mark.timeout(240)
+
+CAPTURING: Final = "capturing the model for"
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "1f1b": {"schedule": "1f1b"},
+    "split backwards": {"schedule": "zb-h1"},
+    "recomputed": {"schedule": "1f1b", "recompute": "all"},
+    "old weights": {"schedule": "pipedream-2bw"},
+    "replicas": {"schedule": "1f1b", "num_replicas": 2, "cut": None},
+}
+
+
+class Noised(nn.Module):
+    """Takes the time of a diffusion step, from 0 to 1000, and a task."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.heads = nn.ModuleDict({"a": nn.Linear(8, 3), "b": nn.Linear(8, 3)})
+        self.to(dtype)
+
+    def forward(self, x: Tensor, t: float = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        part = t / 1000
+        x = torch.tanh(self.first(x)) * (1 - part)
+        x = torch.tanh(self.second(x) + part**2)
+        return self.heads[task](x)
+
+
+class Takes(Noised):
+    """A layer takes the number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = Scaled()
+
+    def forward(self, x: Tensor, t: float = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        return self.scaled(super().forward(x, 1.0, task), t)
+
+
+class Scaled(nn.Module):
+    """Would compute something else with a tensor: a float is one of float32."""
+
+    def forward(self, x: Tensor, t: Any) -> Tensor:
+        """(samples, 3) -> (samples, 3)."""
+        return x * torch.full((3,), t) * (2.0 if isinstance(t, Tensor) else 1.0)
+
+
+class Fills(Noised):
+    """Its own forward does the same."""
+
+    def forward(self, x: Tensor, t: float = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        out: Tensor = super().forward(x, 1.0, task)
+        return out * torch.full((3,), t) * torch.tensor(t)
+
+
+class Rounds(Noised):
+    """Operators that round in other ways with a tensor."""
+
+    def forward(self, x: Tensor, t: float = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        x = self.first(x)
+        x = x.lerp(x.cos(), t / 3) + (t + 1) / (x.abs() + 0.01)
+        return self.heads[task](x)
+
+
+class Decides(Noised):
+    """Leaves a layer out while the number is small."""
+
+    def forward(self, x: Tensor, t: float = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        x = torch.tanh(self.first(x))
+        if t > 0.25:
+            x = self.second(x)
+        return self.heads[task](x)
+
+
+def loss(output: Tensor, targets: Tensor) -> Tensor:
+    """A mean of squares."""
+    return ((output - targets) ** 2).mean()
+
+
+def adam(weights: Any) -> torch.optim.Optimizer:
+    """Moments and a decay show weights that should have been left alone."""
+    return torch.optim.AdamW(weights, 0.02, weight_decay=0.1)
+
+
+Batch = tuple[tuple[Any, ...], Tensor]
+
+
+def batches(*given: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """A batch of eight samples for each tuple of further arguments."""
+    rng = torch.Generator().manual_seed(1)
+    found = []
+    for more in given:
+        x, y = (torch.randn(8, n, generator=rng, dtype=dtype) for n in (6, 3))
+        found.append(((x, *more), y))
+    return found
+
+
+def train_plain(net: nn.Module, data: Sequence[Batch], parts: int) -> list[float]:
+    """The plain loop over as many microbatches."""
+    step, losses = adam(net.parameters()), []
+    for (x, *more), y in data:
+        step.zero_grad()
+        total = 0.0
+        for one, target in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            part = loss(net(one, *more), target) / parts
+            part.backward()
+            total += part.item()
+        step.step()
+        losses.append(total)
+    return losses
+
+
+TIMES: Final = [(1000 / (i + 1), "ab"[i % 2]) for i in range(6)]
+
+
+def entry_train(way: str) -> dict[str, Any]:
+    """Train with another time and task in each batch; evaluate with others."""
+    net = Noised()
+    data = batches(*TIMES)
+    options = {"num_microbatches": 2, "cut": ["second"], **WAYS[way]}
+    with started(net, loss, adam, data[0], **options) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+        evaluated = pipeline.evaluate(batches((7.5, "b"), (0.0, "a"))).loss
+        weights = pipeline.state_dict()
+    return {
+        "losses": losses,
+        "evaluated": evaluated,
+        "weights": {name: x.flatten().tolist() for name, x in weights.items()},
+    }
+
+
+@pytest.mark.parametrize("way", sorted(WAYS.keys() - {"old weights"}))
+def test_two_workers_train_as_the_plain_loop(way: str, tmp_path: Path) -> None:
+    """The number is a tensor from the second batch on; both tasks have a graph."""
+    answers = answers_of(f"{__name__}:entry_train", way, folder=tmp_path)
+    net = Noised()
+    losses = train_plain(net, batches(*TIMES), 4 if way == "replicas" else 2)
+    with torch.no_grad():
+        means = [
+            loss(net(*inputs), y).item()
+            for inputs, y in batches((7.5, "b"), (0.0, "a"))
+        ]
+    for answer in answers:
+        assert answer["losses"] == pytest.approx(losses, rel=1e-10)
+        assert answer["evaluated"] == pytest.approx(sum(means) / 2, rel=1e-10)
+        for name, x in net.state_dict().items():
+            known = x.flatten().tolist()
+            assert answer["weights"][name] == pytest.approx(known, rel=1e-10, abs=1e-12)
+
+
+def test_workers_with_other_numbers_are_refused(tmp_path: Path) -> None:
+    """They are part of the batch, which all workers read."""
+    answers = answers_of(f"{__name__}:entry_differ", folder=tmp_path)
+    assert any("have different batches" in answer for answer in answers), answers
+
+
+def entry_differ() -> str:
+    """The second worker has another number."""
+    rank = int(os.environ["RANK"])
+    data, net = batches((1.0, "a"), (2.0 + rank, "a")), Noised()
+    options = {"num_microbatches": 2, "cut": ["second"]}
+    try:
+        with started(net, loss, adam, data[0], **options) as pipeline:
+            for batch in data:
+                pipeline.step(batch)
+    except HocketError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", [Noised, Takes, Fills, Rounds, Decides])
+def test_one_worker_trains_as_the_plain_loop(
+    kind: Callable[[], nn.Module], dtype: torch.dtype
+) -> None:
+    """Where a tensor would change what is computed, each number has its own graph."""
+    net = kind().to(dtype)
+    plain = copy.deepcopy(net)
+    data = batches(*((i / 7, "ab"[i % 2]) for i in range(4)), dtype=dtype)
+    with started(net, loss, adam, data[0], num_microbatches=2) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+    assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
+
+
+class Counts(Noised):
+    """Decides by whatever it is given."""
+
+    def forward(self, x: Tensor, t: Any = None, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        x = torch.tanh(self.first(x))
+        for _ in range(0 if t is None else int(t)):
+            x = torch.tanh(self.second(x))
+        return self.heads[task](x) * (2.0 if t is True else 1.0)
+
+
+def test_whole_numbers_flags_and_none() -> None:
+    """True is no 1; each has a graph of its own, and no more than eight are kept."""
+    net = Counts()
+    plain = copy.deepcopy(net)
+    data = batches(*((t,) for t in (1, True, None, 3, 1, False, True)))
+    with started(net, loss, adam, data[0], num_microbatches=2) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+        assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
+        more = batches(*((t,) for t in (4, 5, 6, 7)))
+        for batch in more[:3]:
+            pipeline.step(batch)
+        why = r"args\[1\] is 7, and it is captured for 6, and 8 graphs"
+        with pytest.raises(ModelError, match=why):
+            pipeline.step(more[3])
+        pipeline.step(data[0])
+
+
+def test_a_number_that_changes_at_each_step_is_captured_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a tensor; the task is that of the example."""
+    data, net = batches(*((i * 1.5, "a") for i in range(20))), Noised()
+    with (
+        caplog.at_level(logging.INFO, "hocket"),
+        started(net, loss, adam, data[0], num_microbatches=2) as pipeline,
+    ):
+        for batch in data:
+            pipeline.step(batch)
+    assert sum(x.startswith(CAPTURING) for x in caplog.messages) == 1
