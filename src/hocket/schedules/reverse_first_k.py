@@ -83,10 +83,10 @@ def reverse_first_k(
     ops = [*forwards, *backwards]
     begin = len(ops)
     for step in range(1, shape.num_steps):
-        ops += [_in_step(op, step - (op.kind is Kind.UPDATE)) for op in between]
-        ops += [_in_step(op, step) for op in backwards]
+        ops += [op.later(step - (op.kind is Kind.UPDATE)) for op in between]
+        ops += [op.later(step) for op in backwards]
     end = len(ops)
-    ops += [_in_step(op, shape.num_steps - 1) for op in ends]
+    ops += [op.later(shape.num_steps - 1) for op in ends]
     return Schedule(
         replace(program, num_steps=shape.num_steps),
         (Lane(0, 0, tuple(ops)),),
@@ -120,10 +120,6 @@ def _merged(updates: Iterable[Op], forwards: Iterable[Op]) -> Iterator[Op]:
         if forward.stage in due:
             yield due[forward.stage]
         yield forward
-
-
-def _in_step(op: Op, step: int) -> Op:
-    return replace(op, step=step)
 
 
 ENTRY: Final = Entry(

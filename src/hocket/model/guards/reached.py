@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from threading import local
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -87,6 +87,9 @@ class Holders:
 
     def __init__(self, model: nn.Module | None = None) -> None:
         self._names = set[str]() if model is None else names_in(model)
+        used = partial(used_by_forward, others=self._names)
+        # Models have many modules of one class.
+        self._used_by: Callable[[type], set[str]] = cache(used)
         self.iterators: dict[str, str] = {}
         self.unseen: dict[str, str] = {}
         self.holders: dict[Any, Holder] = {}
@@ -104,7 +107,7 @@ class Holders:
         """
         seen: set[int] = set()
         own = own_attributes(module)
-        used = used_by_forward(type(module), self._names)
+        used = self._used_by(type(module))
         for name, value in own.items():
             if name in used or not isinstance(value, Iterator):
                 self._value(value, name, path, seen)
@@ -168,7 +171,7 @@ class Holders:
             self._value(value, name, path, seen)
 
     def _class(self, kind: type, path: str, seen: set[int]) -> None:
-        names = issubclass(kind, nn.Module) and used_by_forward(kind, self._names)
+        names = issubclass(kind, nn.Module) and self._used_by(kind)
         for base in kind.__mro__:
             if is_installed(base.__module__):
                 if names and "forward" in vars(base):
@@ -265,8 +268,8 @@ def used_by_forward(kind: type[nn.Module], others: Iterable[str] = ()) -> set[st
         names.add(name)
         found = [vars(base)[name] for base in kind.__mro__ if name in vars(base)]
         for value in found:
-            parts = value if isinstance(value, FunctionType) else [*_inside(value)]
-            for function in [parts] if isinstance(parts, FunctionType) else parts:
+            is_function = isinstance(value, FunctionType)
+            for function in (value,) if is_function else _inside(value):
                 code = getattr(function, "__code__", None)
                 every = () if code is None else (code, *inner_code(code))
                 todo += {x for one in every for x in one.co_names} - names
