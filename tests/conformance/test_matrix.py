@@ -25,10 +25,12 @@ MOST_REFUSED: Final = 12  # of 60 cases
 STRICT: Final = True  # whether a cell that is no longer open must be changed
 MAIN: Final = ("own-1", "own-2", "seq-1", "seq-2")
 LONG: Final = {"2bw"}  # as WPipe, whose stages have two delays
-# Ways that are alike: `make test` leaves out one of each for a case, and `make
-# test-long` runs it.
 QUICK: Final = "temperature"  # the case of `make quick`
-ALIKE: Final = (("seq-1", "seq-2"), ("teacher", "freeze", "wpipe"))
+# `make test` runs a case on one worker and on two, with an own forward and as a
+# Sequential, and in one of the ways that are alike, by turns; and in all that give
+# something else. `make test-long` runs the others.
+TURNS: Final = (("own-1", "seq-2"), ("own-2", "seq-1"))
+ALIKE: Final = ("teacher", "freeze", "wpipe")
 CELLS: Final = {
     way: [name for name, found in CASES.items() if found.verdict(way).kind != "none"]
     for way in WAYS
@@ -53,9 +55,18 @@ def marks_of(name: str, way: str) -> list[pytest.MarkDecorator]:
 
 
 def is_long(name: str, way: str) -> bool:
-    """Whether a cell is left to `make test-long`, which the name of its case says."""
-    number = crc32(name.encode())
-    return way in LONG or any(way == group[number % len(group)] for group in ALIKE)
+    """Whether a cell is left to `make test-long`: the name of its case says whose turn.
+
+    No cell is whose verdict no cell of the first four columns has.
+    """
+    case, number = CASES[name], crc32(name.encode())
+    main = {case.verdict(x) for x in MAIN}
+    if way in MAIN:
+        return len(main) == 1 and way not in TURNS[number % 2]
+    if way in ALIKE and case.verdict(way) in main:
+        ways = [x for x in ALIKE if name in CELLS[x]]
+        return ways[number // 2 % len(ways)] != way
+    return way in LONG
 
 
 def check(verdict: Verdict, outcome: Outcome) -> None:

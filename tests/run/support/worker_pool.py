@@ -14,6 +14,8 @@ from tests.run.support.forked import start_forked
 
 LIMIT_S: Final = 60.0  # for one text, on a busy machine
 END: Final = "end"
+SHORT_S: Final = 0.002  # between two looks for a file
+LONG_S: Final = 0.1  # the same, of workers that have waited for a second: tests go on
 
 
 @dataclass
@@ -58,7 +60,7 @@ class WorkerPool:
                 time.sleep(0.5)  # for reports of those that have just found out
                 self.end()
                 raise AssertionError(self._reported())
-            time.sleep(0.002)
+            time.sleep(SHORT_S)
         self._num_texts += 1
         return [answer.read_text() for answer in answers]
 
@@ -107,9 +109,10 @@ def serve_texts(folder: str, answer: Callable[[World, str], str]) -> None:
     world = join_world()
     number = 0
     while True:
-        path = Path(folder) / f"{number}.txt"
+        path, pause_s = Path(folder) / f"{number}.txt", SHORT_S
         while not path.exists():
-            time.sleep(0.002)
+            time.sleep(pause_s)
+            pause_s = min(1.1 * pause_s, LONG_S)
         text = path.read_text()
         if text == END:
             world.close()
