@@ -13,13 +13,15 @@ from hocket.core.schedule import Lane, Schedule
 from hocket.core.simulate import simulate
 from hocket.errors import ScheduleError
 from hocket.schedules import SCHEDULES, Shape
+from tests.in_turns import in_turns
 from tests.passes.support.filled_case import Case
 from tests.passes.support.teachers import equal_costs, with_teacher
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("teacher_s", [0.5, 1.0, 1.5, 2.0, 3.0])
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "teacher_s", "delay"),
+    in_turns(["gpipe", "1f1b"], [0.5, 1.0, 1.5, 2.0, 3.0], [0, 1]),
+)
 def test_no_order_of_two_devices_is_faster(
     name: str, teacher_s: float, delay: int
 ) -> None:

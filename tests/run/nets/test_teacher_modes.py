@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hocket
+from tests.in_turns import in_turns
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -168,9 +169,9 @@ def pipeline_of(student: nn.Module, teacher: nn.Module, mode: Any) -> hocket.Pip
     )
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize("kind", [Net, in_order])
+@pytest.mark.parametrize(
+    ("kind", "given", "change"), in_turns([Net, in_order], GIVEN, CHANGES)
+)
 def test_a_teacher_has_the_modes_of_a_loop(
     kind: Callable[[], nn.Module], given: str, change: Change
 ) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import hocket
 from tests.conformance.cases.inner_backwards import Energy, Forces, Slope, Transformed
 from tests.conformance.script import batches, chain, mse, sgd
+from tests.in_turns import in_turns
 from tests.run.support.plainly import train_plainly
 from tests.run.support.started import started
 
@@ -33,9 +34,10 @@ class Along(Energy):
 
 # torch's own forward mode compiles some operators with torch.jit.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize("kind", [Forces, Slope, Transformed, Along])
-@pytest.mark.parametrize("recompute", ["none", "all"])
-@pytest.mark.parametrize("schedule", [SPLIT, "gpipe"])
+@pytest.mark.parametrize(
+    ("kind", "recompute", "schedule"),
+    in_turns([Forces, Slope, Transformed, Along], ["none", "all"], [SPLIT, "gpipe"]),
+)
 def test_trains_as_a_plain_loop(
     kind: type[nn.Module], recompute: Any, schedule: str
 ) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hocket.errors import ModelError
 from hocket.model.stages.splitter import Remainder
 from hocket.model.stages.stage import StageModule
+from tests.in_turns import in_turns
 from tests.run.stage.split.halves import How, assert_same, halves, whole
 from tests.run.stage.split.layers import AT_ONCE, LAYERS
 
@@ -24,19 +25,22 @@ def made(name: str, dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("how", "dtype"),
-    [
-        ("export", torch.float32),
-        ("sequential", torch.float32),
-        ("sequential", torch.float64),
-    ],
+    ("name", "wants_grad", "way"),
+    in_turns(
+        LAYERS,
+        [True, False],
+        [
+            ("export", torch.float32),
+            ("sequential", torch.float32),
+            ("sequential", torch.float64),
+        ],
+    ),
 )
-@pytest.mark.parametrize("wants_grad", [True, False])
-@pytest.mark.parametrize("name", LAYERS)
 def test_equals_the_backward(
-    name: str, wants_grad: bool, dtype: torch.dtype, how: How
+    name: str, wants_grad: bool, way: tuple[How, torch.dtype]
 ) -> None:
     """To the last bit; and no weight has a gradient before W."""
+    how, dtype = way
     inputs = LAYERS[name].inputs(wants_grad=wants_grad, dtype=dtype)
 
     expected = whole(made(name, dtype), inputs, how)
@@ -91,9 +95,14 @@ def test_equals_the_backward_under_autocast(name: str) -> None:
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("by", ["layers", "graph"])
-@pytest.mark.parametrize("which", ["weight", "bias", "both"])
-@pytest.mark.parametrize("name", ["linear", "conv2d", "transposed 2d", "bilinear"])
+@pytest.mark.parametrize(
+    ("name", "which", "by"),
+    in_turns(
+        ["linear", "conv2d", "transposed 2d", "bilinear"],
+        ["weight", "bias", "both"],
+        ["layers", "graph"],
+    ),
+)
 def test_what_is_frozen_gets_nothing(name: str, which: str, by: str) -> None:
     """And what is left gets all of its own."""
     inputs = LAYERS[name].inputs(wants_grad=True, dtype=torch.float64)

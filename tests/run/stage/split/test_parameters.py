@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hocket.model.stages.splitter import Remainder
 from hocket.model.stages.stage import StageModule
+from tests.in_turns import in_turns
 from tests.run.stage.split.halves import How, assert_same, halves, whole
 
 HOWS: tuple[How, How] = ("export", "sequential")
@@ -136,9 +137,7 @@ def _inputs(name: str) -> tuple[Tensor, ...]:
     return (torch.randn(shape, generator=rng, dtype=torch.float64).requires_grad_(),)
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("by", SPLITTERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "by", "how"), in_turns(MODELS, SPLITTERS, HOWS))
 def test_equals_the_backward(name: str, by: str, how: How) -> None:
     """Up to the order in which a parameter's gradients of several uses are added."""
     expected = whole(_make(name), _inputs(name), how)
@@ -177,9 +176,7 @@ def test_a_parameter_comes_whole_with_w_or_whole_with_i(name: str) -> None:
     assert waited == set(WAIT[name])
 
 
-@pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("by", SPLITTERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "by", "how"), in_turns(MODELS, SPLITTERS, HOWS))
 def test_hooks_hear_of_complete_gradients_once(name: str, by: str, how: How) -> None:
     """Those on the gradient, which may change it, and those behind the adding up."""
     logs: list[dict[str, list[Tensor]]] = []

@@ -20,6 +20,7 @@ from hocket.run.stage.compiled.function import make_splitter
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 from hocket.run.stage.split.by_layers import ByLayers
+from tests.in_turns import in_turns
 from tests.run.support.comparison import difference
 from tests.run.support.small_models import ZOO, batches, make_model
 from tests.run.support.split_by_graph import ByGraph
@@ -87,9 +88,10 @@ def assert_close(a: StageRunner, b: StageRunner, tolerance: float = 0.0) -> None
         assert difference(y, x) <= tolerance
 
 
-@pytest.mark.parametrize("make_splitter", [ByLayers, ByGraph])
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("name", ["dropout", "resnet", "tied-dropout"])
+@pytest.mark.parametrize(
+    ("name", "recomputes", "make_splitter"),
+    in_turns(["dropout", "resnet", "tied-dropout"], [False, True], [ByLayers, ByGraph]),
+)
 def test_three_microbatches_on_their_way(
     name: str, recomputes: bool, make_splitter: MakeSplitter
 ) -> None:
