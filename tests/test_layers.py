@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -41,13 +42,19 @@ def modules_named(node: ast.AST) -> Iterator[str]:
             yield from (f"{module}.{name.name}" for name in names)
 
 
+@cache
+def modules_in(source: str) -> tuple[str, ...]:
+    """The modules that a file's imports name, at any depth; several tests ask."""
+    nodes = ast.walk(ast.parse(source))
+    return tuple(module for node in nodes for module in modules_named(node))
+
+
 def rooms_imported(source: str) -> set[str]:
     """The folders and top modules of hocket that a file imports, at any depth.
 
     `import hocket` gives the empty name: the public interface, which stands on top.
     """
-    imports = [m for node in ast.walk(ast.parse(source)) for m in modules_named(node)]
-    parts = [module.split(".") for module in imports]
+    parts = [module.split(".") for module in modules_in(source)]
     ours = {".".join(part[1:2]) for part in parts if part[0] == "hocket"}
     return ours - {"__version__"}
 
@@ -123,14 +130,13 @@ def test_rooms_import_only_those_before_them(folder: str) -> None:
     wrong = []
     for path in sorted((SOURCE / folder).rglob("*/*.py")):
         room = path.relative_to(SOURCE / folder).parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
-            for module in modules_named(node):
-                prefix = f"hocket.{folder.replace('/', '.')}."
-                if not module.startswith(prefix):
-                    continue
-                other = module.removeprefix(prefix).split(".")[0]
-                if order.get(other, len(order)) > order[room]:
-                    wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
+        for module in modules_in(path.read_text()):
+            prefix = f"hocket.{folder.replace('/', '.')}."
+            if not module.startswith(prefix):
+                continue
+            other = module.removeprefix(prefix).split(".")[0]
+            if order.get(other, len(order)) > order[room]:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {module}")
     assert not wrong
 
 
@@ -143,8 +149,7 @@ def imports_of_modules() -> dict[str, set[str]]:
     homes = {name.removesuffix(".__init__"): name for name in paths}
     found: dict[str, set[str]] = {}
     for name, path in paths.items():
-        nodes = ast.walk(ast.parse(path.read_text()))
-        named = [m for node in nodes for m in modules_named(node)]
+        named = modules_in(path.read_text())
         ours = [m.removeprefix("hocket.") for m in named if m.startswith("hocket.")]
         found[name] = {
             homes.get(m) or homes.get(m.rpartition(".")[0]) or "__init__" for m in ours
