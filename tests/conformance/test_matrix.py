@@ -57,7 +57,7 @@ def marks_of(name: str, way: str) -> list[pytest.MarkDecorator]:
 def is_long(name: str, way: str) -> bool:
     """Whether a cell is left to `make test-long`: the name of its case says whose turn.
 
-    No cell is whose verdict no cell of the first four columns has.
+    But for 2BW, cells with a verdict that none of the case's `MAIN` ones has never are.
     """
     case, number = CASES[name], crc32(name.encode())
     main = {case.verdict(x) for x in MAIN}
