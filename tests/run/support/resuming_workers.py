@@ -11,7 +11,7 @@ import hocket
 from hocket.errors import HocketError
 from hocket.freeze import Plasticity
 from hocket.freeze.cache import shard
-from hocket.freeze.cache.shard import Content, Key, Record
+from hocket.freeze.cache.shard import Content, Key, record_of
 from hocket.freeze.policy import LayerObservation
 from hocket.run.elastic import reshape
 from hocket.run.nets.net import transfer
@@ -176,9 +176,9 @@ def die_in_cache_write(folder: str, cache: str) -> None:
     world = join()
 
     def torn(self: shard.Shard, slot: int, key: Key, content: Content) -> None:
-        half, record = content.data[: len(content) // 2], Record.of(key, content)
+        half, record = content.data[: len(content) // 2], record_of(key, content)
         shard._write(self._handle, half, self._content_at(slot))
-        shard._write(self._handle, memoryview(record.pack()), self._record_at(slot))
+        shard._write(self._handle, memoryview(record), self._record_at(slot))
         mark_fault(Path(folder).parent, 1)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -14,14 +14,12 @@ import errno
 import json
 import os
 import secrets
-import threading
 from collections import defaultdict
-from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from hocket.errors import ConfigError
-from hocket.freeze.cache.next_use import Furthest, NextUse
+from hocket.freeze.cache.next_use import NextUse, Tier
 from hocket.freeze.cache.shard import (
     SUFFIX,
     Content,
@@ -38,10 +36,8 @@ _STEPS_PER_OCTAVE: Final = 8  # of the sizes of slots
 _Place = tuple[Shard, int]
 
 
-class Disk:
+class Disk(Tier[_Place]):
     """What one worker keeps in the folder, and finds there.
-
-    Any thread may read; one at a time may do all else.
 
     Args:
         folder: it exists.
@@ -53,38 +49,28 @@ class Disk:
     """
 
     def __init__(self, folder: Path, budget_bytes: int, use: NextUse) -> None:
+        super().__init__(use)
         self.problem = ""
-        self.use = use
         self._folder = folder
         self._budget_bytes = budget_bytes
-        self._lock = threading.RLock()
         self._shards: dict[Path, Shard] = {}
-        self._index: dict[Key, _Place] = {}
-        self._held: dict[Shard, dict[int, Key]] = {}  # in this worker's own
         self._free: defaultdict[int, list[_Place]] = defaultdict(list)  # by size
-        self._order: defaultdict[int, Furthest] = defaultdict(Furthest)  # by size
-        self._prefixes: Collection[bytes] = ()
-        self._present = b""
+        self._prefixes: tuple[bytes, ...] = ()  # the present one, and one before
 
     @property
     def num_bytes(self) -> int:
         """The bytes of this worker's shards."""
-        return sum(shard.num_bytes for shard in self._held)
-
-    def __contains__(self, key: Key) -> bool:
-        """Whether an entry is said to be there."""
-        return key in self._index
+        return sum(shard.num_bytes for shard in self._shards.values() if shard.is_own)
 
     def read(self, key: Key) -> Content | None:
         """Return an entry; None if there is no whole one."""
-        place = self._index.get(key)
+        place = self._entries.get(key)
         if place is None:
             return None
         shard, slot = place
         content = shard.read(slot, key)
         if content is None:
-            with self._lock:
-                self._forget(key)
+            self.drop(key)
         return content
 
     def write(self, key: Key, content: Content) -> bool:
@@ -95,56 +81,39 @@ class Disk:
         Returns:
             Whether it is there.
         """
-        if key in self._index:
+        if key in self:
             return True
         with self._lock:
-            place = self._place_for(len(content), self.use.of(key))
+            place = self._place_for(slot_size(len(content)), self.use.of(key))
         if place is None:
             return False
         shard, slot = place
         try:
             shard.write(slot, key, content)
         except OSError as error:
-            self._stop(f"could not be written: {error.strerror or error}")
+            self._stop("could not be written", error)
             return False
         with self._lock:
-            self._enter(shard, slot, key)
+            self._enter(key, place)
         return True
-
-    def move(self, key: Key) -> None:
-        """Rank an entry again, whose next use has changed."""
-        with self._lock:
-            place = self._index.get(key)
-            if place is not None:
-                self._order[place[0].slot_bytes].move(key, self.use.of(key))
-
-    def rank(self, use: NextUse) -> None:
-        """Begin another order of samples, or another place in it."""
-        with self._lock:
-            self.use = use
-            for held in self._held.values():
-                for key in held.values():
-                    self.move(key)
 
     def drop(self, key: Key) -> None:
         """Give the place of an entry to others."""
         with self._lock:
-            self._forget(key)
+            place = self._entries.pop(key, None)
+            if place is not None and place[0].is_own:
+                self._orders[place[0].slot_bytes].remove(key)
+                self._free[place[0].slot_bytes].append(place)
 
     def keep(self, present: bytes, before: bytes) -> None:
-        """Drop all entries but those of two prefixes, and delete files without any.
-
-        Args:
-            present: what is stored from now on.
-            before: what it is computed from.
-        """
+        """Drop all entries but those of two prefixes, and delete files without any."""
         with self._lock:
-            self._present, self._prefixes = present, (present, before)
-            for key in [x for x in self._index if x.prefix not in self._prefixes]:
-                self._forget(key)
+            super().keep(present, before)
+            self._prefixes = present, before
             self.refresh()
+            used = {shard for shard, _ in self._entries.values()}
             for shard in [*self._shards.values()]:
-                if not self._kept(shard) and shard.take_over():
+                if shard not in used and shard.take_over():
                     self._delete(shard)
 
     def refresh(self) -> None:
@@ -152,42 +121,24 @@ class Disk:
         with self._lock:
             for path in sorted(self._folder.glob(f"*{SUFFIX}")):
                 if path not in self._shards:
-                    self._open(path)
-            for shard in [*self._shards.values()]:
-                if shard in self._held:
-                    continue
-                if not shard.path.exists():
+                    shard = Shard.open(path, own=self._fits(path))
+                    if shard is not None:
+                        self._add(shard)
+            for shard in [x for x in self._shards.values() if not x.is_own]:
+                if shard.path.exists():
+                    self._find(shard)
+                else:
                     self._delete(shard)
-                    continue
-                for slot, key in shard.records().items():
-                    if key.prefix in self._prefixes:
-                        self._index.setdefault(key, (shard, slot))
 
     def close(self) -> None:
         """Close all files."""
         with self._lock:
-            self._index.clear()
-            self._held.clear()
-            for shard in self._shards.values():
+            for shard in [*self._shards.values()]:
                 shard.close()
+            self._entries.clear()
+            self._orders.clear()
             self._shards.clear()
-
-    def _open(self, path: Path) -> None:
-        """Open a shard; write it from now on, if it has no writer and fits."""
-        shard = Shard.open(path, own=self._fits(path))
-        if shard is None:
-            return
-        self._shards[path] = shard
-        if not shard.is_own:
-            return
-        self._held[shard] = {}
-        known = shard.records()
-        for slot in range(shard.num_slots):
-            key = known.get(slot)
-            if key is None or key.prefix not in self._prefixes or key in self._index:
-                self._free[shard.slot_bytes].append((shard, slot))
-            else:
-                self._enter(shard, slot, key)
+            self._free.clear()
 
     def _fits(self, path: Path) -> bool:
         try:
@@ -195,36 +146,32 @@ class Disk:
         except OSError:  # it is gone
             return False
 
-    def _kept(self, shard: Shard) -> bool:
-        if shard in self._held:
-            return bool(self._held[shard])
-        return any(key.prefix in self._prefixes for key in shard.records().values())
+    def _add(self, shard: Shard) -> None:
+        """Take the entries of a shard, and the other slots of one's own."""
+        self._shards[shard.path] = shard
+        self._find(shard)
+        if shard.is_own:
+            taken = {*self._entries.values()}
+            slots = ((shard, slot) for slot in reversed(range(shard.num_slots)))
+            self._free[shard.slot_bytes] += [x for x in slots if x not in taken]
 
-    def _enter(self, shard: Shard, slot: int, key: Key) -> None:
-        self._index[key] = shard, slot
-        self._held[shard][slot] = key
-        self._order[shard.slot_bytes].set(key, self.use.of(key))
+    def _find(self, shard: Shard) -> None:
+        """Take the entries of a shard that are not found elsewhere."""
+        for slot, key in shard.records().items():
+            if key.prefix in self._prefixes and key not in self:
+                self._enter(key, (shard, slot))
 
-    def _forget(self, key: Key) -> None:
-        place = self._index.pop(key, None)
-        if place is None or place[0] not in self._held:
-            return
-        shard, slot = place
-        del self._held[shard][slot]
-        self._order[shard.slot_bytes].remove(key)
-        self._free[shard.slot_bytes].append(place)
+    def _enter(self, key: Key, place: _Place) -> None:
+        self._entries[key] = place
+        if place[0].is_own:
+            self._orders[place[0].slot_bytes].set(key, self.use.of(key))
 
-    def _place_for(self, num_bytes: int, time: int) -> _Place | None:
+    def _place_for(self, size: int, time: int) -> _Place | None:
         """Return a free place; if there is none, that of the entry used last of all."""
-        size = slot_size(num_bytes)
         free = self._free[size]
-        while not free and self._make_room(size):
-            pass
-        if not free:
-            last = self._order[size].last()
-            if last is None or last[0] <= time:
+        while not free:
+            if not self._make_room(size) and not self._drops_later(time, size):
                 return None
-            self._forget(last[1])
         return free.pop()
 
     def _make_room(self, size: int) -> bool:
@@ -237,39 +184,35 @@ class Disk:
         if num_slots:
             return self._create(size, num_slots)
         others = [
-            (len(held), shard.path, shard)
-            for shard, held in self._held.items()
-            if shard.slot_bytes != size
-            and all(key.prefix != self._present for key in held.values())
+            shard
+            for shard in self._shards.values()
+            if shard.is_own
+            and shard.slot_bytes != size
+            and all(key.prefix != self._prefixes[0] for key in shard.keys.values())
         ]
         if others:
-            self._delete(min(others)[2])
+            self._delete(min(others, key=lambda shard: shard.num_bytes))
         return bool(others)
 
     def _create(self, size: int, num_slots: int) -> bool:
         path = self._folder / f"{secrets.token_hex(8)}{SUFFIX}"
         try:
-            shard = Shard.create(path, size, num_slots)
+            self._add(Shard.create(path, size, num_slots))
         except BlockingIOError:
-            return True  # and try again, under another name
+            pass  # and try again, under another name
         except OSError as error:
-            self._stop(f"cannot grow: {error.strerror or error}")
+            self._stop("cannot grow", error)
             return False
-        self._shards[path] = shard
-        self._held[shard] = {}
-        self._free[size] += [(shard, slot) for slot in reversed(range(num_slots))]
         return True
 
-    def _stop(self, why: str) -> None:
-        self._budget_bytes = self.num_bytes
-        self.problem = f"the cache in {self._folder} {why}"
+    def _stop(self, why: str, error: OSError) -> None:
+        self.problem = f"the cache in {self._folder} {why}: {error.strerror or error}"
 
     def _delete(self, shard: Shard) -> None:
         """Delete a shard that no other process writes; close any other."""
         del self._shards[shard.path]
-        for key in [x for x, place in self._index.items() if place[0] is shard]:
-            self._forget(key)
-        self._held.pop(shard, None)
+        for key in [x for x, place in self._entries.items() if place[0] is shard]:
+            self.drop(key)
         size = shard.slot_bytes
         self._free[size] = [x for x in self._free[size] if x[0] is not shard]
         if shard.is_own:

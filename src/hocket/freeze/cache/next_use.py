@@ -9,16 +9,20 @@ Source: Belady, "A study of replacement algorithms for a virtual-storage compute
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.freeze.cache.shard import Key
 
+T = TypeVar("T")
 NEVER: Final = 1 << 62
 _EPOCHS_AHEAD: Final = 3
 
@@ -80,10 +84,6 @@ class Furthest:
         self._times: dict[Key, int] = {}
         self._heap: list[tuple[int, Key]] = []  # of negative times, some outdated
 
-    def __len__(self) -> int:
-        """Return the number of keys."""
-        return len(self._times)
-
     def set(self, key: Key, time: int) -> None:
         """Add a key, or move it."""
         self._times[key] = time
@@ -109,3 +109,67 @@ class Furthest:
                 return -time, key
             heappop(self._heap)
         return None
+
+
+class Tier(ABC, Generic[T]):
+    """Entries in memory or on disk; those that are used last of all leave first.
+
+    Any thread may look for an entry; one at a time may do all else, but for `move`.
+
+    Args:
+        use: when entries are used next.
+
+    Attributes:
+        use: the same.
+    """
+
+    def __init__(self, use: NextUse) -> None:
+        self.use = use
+        self._lock = threading.RLock()
+        self._entries: dict[Key, T] = {}
+        self._orders: defaultdict[int, Furthest] = defaultdict(Furthest)  # by size
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether an entry is said to be there."""
+        return key in self._entries
+
+    @abstractmethod
+    def drop(self, key: Key) -> None:
+        """Drop an entry, if it is there; give its place to others."""
+
+    def move(self, key: Key) -> None:
+        """Rank an entry again, whose next use has changed."""
+        with self._lock:
+            for order in self._orders.values():
+                order.move(key, self.use.of(key))
+
+    def rank(self, use: NextUse) -> None:
+        """Begin another order of samples, or another place in it."""
+        with self._lock:
+            self.use = use
+            for key in self._entries:
+                self.move(key)
+
+    def keep(self, present: bytes, before: bytes) -> None:
+        """Drop all entries but those of two prefixes.
+
+        Args:
+            present: what is stored from now on.
+            before: what it is computed from.
+        """
+        with self._lock:
+            for key in [x for x in self._entries if x.prefix not in (present, before)]:
+                self.drop(key)
+
+    def _drops_later(self, time: int, size: int = 0) -> bool:
+        """Drop the entry of a size that is used last; return whether there was one.
+
+        Args:
+            time: entries that are used until then stay.
+            size: the entry's.
+        """
+        last = self._orders[size].last()
+        if last is None or last[0] <= time:
+            return False
+        self.drop(last[1])
+        return True

@@ -14,7 +14,6 @@ process ends. Other processes read it at the same time.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -39,23 +38,32 @@ class Shard:
     Args:
         path: the file.
         handle: its descriptor, which the shard closes.
+        is_own: whether this process writes it.
+
+    Attributes:
         slot_bytes: the most that an entry may have.
         num_slots: entries that it has room for.
-        is_own: whether this process writes it.
+        num_bytes: the length of the file.
+        keys: by slot, what was written here, or the table said when it was last read.
+
+    Raises:
+        ValueError: the file is no whole shard.
     """
 
-    def __init__(
-        self, path: Path, handle: int, slot_bytes: int, num_slots: int, *, is_own: bool
-    ) -> None:
+    def __init__(self, path: Path, handle: int, *, is_own: bool) -> None:
         self.path = path
-        self.slot_bytes = slot_bytes
-        self.num_slots = num_slots
         self.is_own = is_own
-        self.num_bytes = file_bytes(slot_bytes, num_slots)
         self._handle = handle
+        header = os.pread(handle, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+        magic, slot_bytes, num_slots = _HEADER.unpack(header)
+        self.slot_bytes: int = slot_bytes
+        self.num_slots: int = num_slots
+        self.num_bytes = file_bytes(slot_bytes, num_slots)
+        if magic != _MAGIC or os.fstat(handle).st_size != self.num_bytes:
+            raise ValueError(path)
         mapped = mmap.mmap(handle, self.num_bytes, access=mmap.ACCESS_READ)
         self._bytes = np.frombuffer(mapped, np.uint8)  # unmapped with its last reader
-        self._keys: dict[int, Key] = {}  # by slot, as the table said when last read
+        self.keys: dict[int, Key] = {}
         self._table = np.zeros((num_slots, RECORD_BYTES), np.uint8)
 
     @classmethod
@@ -72,7 +80,7 @@ class Shard:
             _lock_new(handle)
             os.posix_fallocate(handle, 0, file_bytes(slot_bytes, num_slots))
             os.pwrite(handle, _HEADER.pack(_MAGIC, slot_bytes, num_slots), 0)
-            return cls(path, handle, slot_bytes, num_slots, is_own=True)
+            return cls(path, handle, is_own=True)
         except BaseException:
             os.close(handle)
             path.unlink(missing_ok=True)
@@ -95,18 +103,13 @@ class Shard:
         except OSError:
             return None
         is_own = own and _lock(handle)
-        header = os.pread(handle, _HEADER_BYTES, 0)
-        magic, slot_bytes, num_slots = _HEADER.unpack(
-            header[: _HEADER.size].ljust(_HEADER.size, b"\0")
-        )
-        if magic != _MAGIC or os.fstat(handle).st_size != file_bytes(
-            slot_bytes, num_slots
-        ):
+        try:
+            return cls(path, handle, is_own=is_own)
+        except ValueError:
             if is_own:
                 path.unlink(missing_ok=True)
             os.close(handle)
             return None
-        return cls(path, handle, slot_bytes, num_slots, is_own=is_own)
 
     def records(self) -> dict[int, Key]:
         """Return the slots that are said to have an entry, with its key.
@@ -118,12 +121,12 @@ class Shard:
         end = _HEADER_BYTES + self._table.size
         table = self._bytes[_HEADER_BYTES:end].reshape(self._table.shape).copy()
         for slot in np.flatnonzero((table != self._table).any(axis=1)).tolist():
-            record = Record.parse(table[slot].tobytes())
-            self._keys.pop(slot, None)
-            if record is not None:
-                self._keys[slot] = record.key
+            *key, _, _ = _RECORD.unpack(table[slot])
+            self.keys.pop(slot, None)
+            if any(key[0]):
+                self.keys[slot] = Key(*key)
         self._table = table
-        return self._keys
+        return self.keys
 
     def read(self, slot: int, key: Key) -> Content | None:
         """Return a slot's content; None unless it is this key's, whole and unchanged.
@@ -134,12 +137,14 @@ class Shard:
         """
         if not self._is_whole:
             return None
-        record = self._record(slot)
-        if record is None or record.key != key or record.num_bytes > self.slot_bytes:
+        at = self._record_at(slot)
+        record = self._bytes[at : at + RECORD_BYTES].tobytes()
+        *found, num_bytes, _ = _RECORD.unpack(record)
+        if tuple(found) != key or num_bytes > self.slot_bytes:
             return None
         at = self._content_at(slot)
-        content = self._bytes[at : at + record.num_bytes].copy()
-        return content if Record.of(key, content) == record else None
+        content = self._bytes[at : at + num_bytes].copy()
+        return content if record_of(key, content) == record else None
 
     def write(self, slot: int, key: Key, content: Content) -> None:
         """Put an entry into a slot, over what is there.
@@ -148,8 +153,9 @@ class Shard:
             OSError: it could not be written.
         """
         _write(self._handle, content.data, self._content_at(slot))
-        record = Record.of(key, content).pack()
-        _write(self._handle, memoryview(record), self._record_at(slot))
+        record = memoryview(record_of(key, content))
+        _write(self._handle, record, self._record_at(slot))
+        self.keys[slot] = key
 
     def close(self) -> None:
         """Close it, and let other processes write it."""
@@ -174,10 +180,6 @@ class Shard:
         with contextlib.suppress(OSError):  # another thread has closed it
             return os.fstat(self._handle).st_size >= self.num_bytes
         return False
-
-    def _record(self, slot: int) -> Record | None:
-        at = self._record_at(slot)
-        return Record.parse(self._bytes[at : at + RECORD_BYTES].tobytes())
 
     def _record_at(self, slot: int) -> int:
         return _HEADER_BYTES + slot * RECORD_BYTES
@@ -218,7 +220,7 @@ def _lock_new(handle: int) -> None:
     """
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     if not os.fstat(handle).st_nlink:
-        raise BlockingIOError(errno.EWOULDBLOCK, "another process deleted it")
+        raise BlockingIOError("another process deleted it")
 
 
 def _lock(handle: int) -> bool:
@@ -260,32 +262,10 @@ class Key(NamedTuple):
     sample: int
 
 
-class Record(NamedTuple):
-    """What a file says of an entry.
+def record_of(key: Key, content: Content) -> bytes:
+    """Return what a file says of an entry, in `RECORD_BYTES` bytes.
 
-    Args:
-        key: the entry's key.
-        num_bytes: the content's length.
-        checksum: the CRC-32 of the key and the content together.
+    It is the key, the content's length, and the CRC-32 of both together.
     """
-
-    key: Key
-    num_bytes: int
-    checksum: int
-
-    @classmethod
-    def of(cls, key: Key, content: Content) -> Record:
-        """Return the record of an entry."""
-        return cls(
-            key, len(content), zlib.crc32(content.data, zlib.crc32(_KEY.pack(*key)))
-        )
-
-    @classmethod
-    def parse(cls, text: bytes) -> Record | None:
-        """Return what `pack` has written; None where there is no entry."""
-        *key, num_bytes, checksum = _RECORD.unpack(text)
-        return cls(Key(*key), num_bytes, checksum) if any(key[0]) else None
-
-    def pack(self) -> bytes:
-        """Return it as `RECORD_BYTES` bytes."""
-        return _RECORD.pack(*self.key, self.num_bytes, self.checksum)
+    checksum = zlib.crc32(content.data, zlib.crc32(_KEY.pack(*key)))
+    return _RECORD.pack(*key, len(content), checksum)

@@ -10,7 +10,6 @@ are, each time that it takes a lock may cost the training a time slice.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ from typing import Final
 
 from hocket.background import BackgroundCalls
 from hocket.freeze.cache.disk import Disk
-from hocket.freeze.cache.next_use import Furthest, NextUse
+from hocket.freeze.cache.next_use import NextUse, Tier
 from hocket.freeze.cache.shard import Content, Key
 from hocket.freeze.settings import Cache
 
@@ -146,7 +145,7 @@ class Store:
             self._waiting.popleft()
 
 
-class Memory:
+class Memory(Tier[Content]):
     """Keeps the entries that are used next, as many as there is room for.
 
     Any thread may call it.
@@ -157,16 +156,9 @@ class Memory:
     """
 
     def __init__(self, budget_bytes: int, use: NextUse) -> None:
-        self.use = use
+        super().__init__(use)
         self.num_bytes = 0
-        self._lock = threading.RLock()
         self._budget_bytes = budget_bytes
-        self._entries: dict[Key, Content] = {}
-        self._order = Furthest()
-
-    def __contains__(self, key: Key) -> bool:
-        """Whether an entry is there."""
-        return key in self._entries
 
     def get(self, key: Key) -> Content | None:
         """Return an entry, if it is there."""
@@ -178,35 +170,17 @@ class Memory:
         Returns:
             Whether it is there.
         """
-        time = self.use.of(key)
+        time, most = self.use.of(key), self._budget_bytes - len(content)
         with self._lock:
-            if key not in self._entries and self.makes_room(len(content), time):
-                self._entries[key] = content
-                self._order.set(key, time)
-                self.num_bytes += len(content)
-            return key in self._entries
-
-    def makes_room(self, num_bytes: int, time: int) -> bool:
-        """Drop entries that are used later than at a time; return whether it fits."""
-        if num_bytes > self._budget_bytes:
-            return False
-        while self.num_bytes + num_bytes > self._budget_bytes:
-            last = self._order.last()
-            if last is None or last[0] <= time:
-                return False
-            self.drop(last[1])
-        return True
-
-    def move(self, key: Key) -> None:
-        """Say that the time of an entry's next use has changed."""
-        with self._lock:
-            self._order.move(key, self.use.of(key))
-
-    def rank(self, use: NextUse) -> None:
-        """Begin another order of samples, or another place in it."""
-        self.use = use
-        for key in [*self._entries]:
-            self.move(key)
+            if key in self or most < 0:
+                return key in self
+            while self.num_bytes > most:
+                if not self._drops_later(time):
+                    return False
+            self._entries[key] = content
+            self._orders[0].set(key, time)
+            self.num_bytes += len(content)
+            return True
 
     def drop(self, key: Key) -> None:
         """Drop an entry, if it is there."""
@@ -214,9 +188,4 @@ class Memory:
             content = self._entries.pop(key, None)
             if content is not None:
                 self.num_bytes -= len(content)
-                self._order.remove(key)
-
-    def keep(self, present: bytes, before: bytes) -> None:
-        """Drop all entries but those of two prefixes."""
-        for key in [x for x in self._entries if x.prefix not in (present, before)]:
-            self.drop(key)
+                self._orders[0].remove(key)
