@@ -133,7 +133,8 @@ class Disk(Tier[_Place]):
     def close(self) -> None:
         """Close all files."""
         with self._lock:
-            for shard in [*self._shards.values()]:
+            self.problem = ""
+            for shard in self._shards.values():
                 shard.close()
             self._entries.clear()
             self._orders.clear()

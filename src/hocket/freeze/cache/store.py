@@ -11,7 +11,7 @@ are, each time that it takes a lock may cost the training a time slice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
@@ -28,14 +28,21 @@ _MOST_WAITING_BYTES: Final = 64 << 20  # on their way to the disk
 class Store:
     """Entries in memory and on disk, with a thread that writes.
 
+    It opens no file until `keep` is called.
+
     Args:
         settings: folder and budgets.
         use: when entries are used next.
+
+    Attributes:
+        use: the same.
     """
 
     def __init__(self, settings: Cache, use: NextUse) -> None:
+        self.use = use
         self._memory = Memory(settings.ram_bytes, use)
         self._disk = Disk(Path(settings.folder).absolute(), settings.disk_bytes, use)
+        self._tiers: Final = (self._memory, self._disk)
         self._fresh: list[tuple[int, Callable[[], None]]] = []  # of this step
         self._waiting: deque[tuple[int, Future[None]]] = deque()
         self._jobs = BackgroundCalls("hocket cache")
@@ -48,8 +55,9 @@ class Store:
     def begin(self, use: NextUse) -> None:
         """Begin another order of samples, or another place in it."""
         self.flush()
-        self._memory.rank(use)
-        self._disk.rank(use)
+        self.use = use
+        for tier in self._tiers:
+            tier.rank(use)
 
     def keep(self, present: bytes, before: bytes) -> None:
         """Drop all entries but those of two prefixes.
@@ -59,8 +67,8 @@ class Store:
             before: what it is computed from.
         """
         self.flush()
-        self._memory.keep(present, before)
-        self._disk.keep(present, before)
+        for tier in self._tiers:
+            tier.keep(present, before)
 
     def get(self, key: Key, *, from_disk: bool = False) -> Content | None:
         """Return an entry; None if there is no whole one.
@@ -102,7 +110,7 @@ class Store:
         """Look for entries that other workers have written."""
         self._disk.refresh()
 
-    def used(self, keys: Iterable[Key] = (), over: Iterable[Key] = ()) -> None:
+    def used(self, keys: Sequence[Key] = (), over: Sequence[Key] = ()) -> None:
         """End a step: begin to keep what was put, and rank or drop what was used.
 
         Args:
@@ -112,12 +120,11 @@ class Store:
         for num_bytes, job in self._fresh:
             self._waiting.append((num_bytes, self._jobs.submit(job)))
         self._fresh.clear()
-        for key in keys:
-            self._memory.move(key)
-            self._disk.move(key)
-        for key in over:
-            self._memory.drop(key)
-            self._disk.drop(key)
+        for tier in self._tiers:
+            for key in keys:
+                tier.move(key)
+            for key in over:
+                tier.drop(key)
 
     def flush(self) -> None:
         """Wait until all that was put is kept.
@@ -129,9 +136,12 @@ class Store:
         self._wait(-1)
 
     def close(self) -> None:
-        """Write what is left, and close all files."""
+        """Write what is left, close all files and forget all entries."""
         self.used()
         self._jobs.close()
+        self._jobs = BackgroundCalls("hocket cache")
+        self._waiting.clear()
+        self._memory.keep(b"", b"")
         self._disk.close()
 
     def _wait(self, most_bytes: int) -> None:

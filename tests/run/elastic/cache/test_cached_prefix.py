@@ -15,7 +15,8 @@ from torch import nn
 import hocket
 from hocket.freeze.cache.shard import SUFFIX, file_bytes
 from hocket.freeze.policy import LayerObservation
-from hocket.run.elastic.cache import cached_prefix, output_rows
+from hocket.run.elastic.cache import cached_prefix
+from hocket.run.elastic.cache.output_rows import Begun
 from tests.run.support.cache_runs import (
     NUM_TRIALS,
     SAMPLE_BYTES,
@@ -78,14 +79,13 @@ def test_extends_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     Past bug: to find the form of the new outputs, all frozen layers ran twice.
     """
     ran: list[int] = []
-    run = output_rows.run_stage
+    run = Begun.run
 
-    def run_stage(runner: Any, *rest: Any) -> Any:
-        ran.append(len(list(runner.module.named_parameters())))
-        return run(runner, *rest)
+    def counted(begun: Begun, *rest: Any) -> Any:
+        ran.append(len(list(begun.runner.module.named_parameters())))
+        return run(begun, *rest)
 
-    for module in (cached_prefix, output_rows):
-        monkeypatch.setattr(module, "run_stage", run_stage)
+    monkeypatch.setattr(Begun, "run", counted)
     room = file_bytes(SAMPLE_BYTES, 48)  # of 32 samples twice, it has not
     cache = in_folder(tmp_path, ram_bytes=0, disk_bytes=room)
     found = train(cache, num_epochs=8)

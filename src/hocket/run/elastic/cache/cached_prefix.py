@@ -31,18 +31,12 @@ from hocket.run.cluster.group import WorkerGroup, uses_nccl
 from hocket.run.cluster.layout import Layout
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.reads import PartBatch
-from hocket.run.elastic.cache.kept_rows import (
-    Extension,
-    KeptRows,
-    PartMaker,
-    model_digest,
-)
+from hocket.run.elastic.cache.kept_rows import KeptRows, PartMaker, model_digest
 from hocket.run.elastic.cache.output_rows import (
     Begun,
     FrozenPart,
     OutputRows,
     input_form,
-    run_stage,
 )
 from hocket.run.elastic.cache.training_order import TrainingOrder
 from hocket.run.engine.executor import Executor
@@ -85,7 +79,7 @@ class CachedPrefix:
         self._order = order
         self._device = context.world.device
         self._maker = PartMaker(net, precision, self._device, settings.dtype)
-        self._kept = KeptRows(settings, order, self._device)
+        self._kept = KeptRows(settings, order.use, self._device)
         self._layout: Layout | None = None
         ranks = tuple(range(context.world.world_size))
         self._group: WorkerGroup | None = None
@@ -93,11 +87,10 @@ class CachedPrefix:
             [self._group] = context.groups.join([ranks])
         self._boundary = 0
         self._now: FrozenPart | None = None
-        self._extension: Extension | None = None
         self._payoff = self._payoff_before = Payoff()
         self._num_unread = 0  # trials of which nothing was read back
         self._num_hits = 0
-        self._warnings = CacheWarnings()
+        self._warnings: dict[str, bool] = {}  # whether each was given
 
     @property
     def costs(self) -> CacheCosts | None:
@@ -120,7 +113,7 @@ class CachedPrefix:
             DataError: the loader does not name them, or they vary.
         """
         batches = self._order.begin(loader)
-        self._kept.begin()
+        self._kept.store.begin(self._order.use)
         self._look_again()
         return map(self._advanced, batches)
 
@@ -135,27 +128,28 @@ class CachedPrefix:
             layout: the ranks by device and replica.
         """
         is_frozen = not plan.schedule.program.stages[0].trainable
-        boundary = plan.boundaries[0] if is_frozen else 0
-        before, self._boundary = self._boundary, boundary
+        before, self._boundary = self._boundary, plan.boundaries[0] if is_frozen else 0
         self._layout = layout
-        prefix = executor.runners.get(0)
-        if prefix is None or not boundary:
-            self._now = self._extension = None
-            self._kept.close(drop=not boundary)
-            self._look_again()
-            return
+        prefix = executor.runners.get(0) if self._boundary else None
+        store = self._kept.store
+        if prefix is None and self._now is not None:
+            self._now = None
+            if not self._boundary:
+                store.keep(b"", b"")
+            store.close()  # another worker may write its files
         self._look_again()
+        if prefix is None:
+            return
         prefix.kept = self
         part = self._maker.part(prefix)
         if self._now is not None and self._now.digest == part.digest:
             self._now = replace(self._now, runner=prefix)
-        else:
-            kept, self._now = self._now, part
-            self._payoff_before, self._payoff = self._payoff, Payoff()
-            self._num_unread = 0
-            module = prefix.module
-            self._extension = self._maker.extension(before, boundary, module, kept)
-            self._kept.open(part, self._before)
+            return
+        self._payoff_before, self._payoff = self._payoff, Payoff()
+        self._num_unread = 0
+        self._now = self._maker.extending(self._now, before, part, self._boundary)
+        first = self._now.before
+        store.keep(part.digest, b"" if first is None else first.digest)
 
     def outputs(
         self, microbatch: Microbatch, compute: Callable[[], tuple[Tensor, ...]]
@@ -170,13 +164,14 @@ class CachedPrefix:
         samples = microbatch.samples.tolist()
         match self._payoff.mode:
             case CacheMode.MEASURING:
-                kept = self._tried(now, form, samples, compute)
+                kept = self._tried(rows, samples, compute)
             case CacheMode.READS:
-                found = self._found(now, form, samples)
+                found = self._found(rows, samples)
                 if found is not None:
                     return found
-                kept = rows.kept(self._computed(form, samples, microbatch, compute))
-                self._kept.write(now, form, samples, kept)
+                begun = self._begun(now, form, microbatch)
+                kept = rows.kept(compute() if begun is None else begun.run(microbatch))
+                self._kept.write(rows, samples, kept)
             case CacheMode.COMPUTES:
                 kept = rows.kept(compute())
         return rows.computed(kept)
@@ -190,9 +185,13 @@ class CachedPrefix:
         Warns:
             CacheWarning: the cache keeps less than it was asked to.
         """
-        if self._kept.problem:
-            self._warnings.add(f"{self._kept.problem}: it keeps what there is room for")
-        self._warnings.give()
+        problem = self._kept.store.problem
+        if problem:
+            self._warn(f"{problem}: it keeps what there is room for")
+        fresh = [text for text, is_given in self._warnings.items() if not is_given]
+        self._warnings = dict.fromkeys(self._warnings, True)
+        for text in fresh:
+            warn(text, CacheWarning, stacklevel=2)
         own, self._num_hits = self._num_hits, 0
         return self._over_all(own)
 
@@ -202,25 +201,25 @@ class CachedPrefix:
 
     def close(self) -> None:
         """Write what is left, and close all files."""
-        self._kept.close()
-
-    @property
-    def _before(self) -> FrozenPart | None:
-        return None if self._extension is None else self._extension.before
+        self._kept.store.close()
 
     def _advanced(self, batch: PartBatch) -> PartBatch:
         """Let time go on to the step that a batch is of."""
         over, is_new_epoch = self._order.advance(batch)
-        self._kept.used(over, self._now, self._before)
+        if over and self._now is not None:
+            self._kept.used(over, self._now)
         if is_new_epoch:
             self._look_again()
         return batch
 
     def _look_again(self) -> None:
         """Find what other workers have written. Every worker must call this."""
-        self._kept.flush()
+        with self._kept.timed():
+            self._kept.store.flush()
         self._over_all(0)  # all have written what they had
-        self._kept.refresh()
+        if self._now is not None:
+            with self._kept.timed():
+                self._kept.store.refresh()
 
     def _over_all(self, own: int) -> int:
         """Sum a number over all workers (all-reduce); every worker must call this."""
@@ -232,73 +231,50 @@ class CachedPrefix:
         return int(total.item())
 
     def _found(
-        self, now: FrozenPart, form: int, samples: Sequence[int]
+        self, rows: OutputRows, samples: Sequence[int]
     ) -> tuple[Tensor, ...] | None:
         """Return a microbatch's outputs, if all of its samples are kept; count them."""
         begin_s = perf_counter()
-        found = self._kept.read(now, form, samples)
+        found = self._kept.read(rows, samples)
         if found is not None:
             self._num_hits += len(samples)
             if self._payoff.add_read(perf_counter() - begin_s):
                 self._log_payoff(len(samples))
         return found
 
-    def _computed(
-        self,
-        form: int,
-        samples: Sequence[int],
-        microbatch: Microbatch,
-        compute: Callable[[], tuple[Tensor, ...]],
-    ) -> tuple[Tensor, ...]:
-        """Compute a microbatch, from what is kept of earlier layers if it is."""
-        begun = self._begun(self._now, form, microbatch)
-        if begun is None:
-            return compute()
-        return run_stage(begun.runner, microbatch, begun.received)
-
     def _begun(
-        self, part: FrozenPart | None, form: int, microbatch: Microbatch
+        self, part: FrozenPart, form: int, microbatch: Microbatch
     ) -> Begun | None:
         """Return what is kept of a microbatch behind earlier layers, if it is."""
-        extension = self._extension
-        if extension is None or part is not self._now:
+        if part.before is None or part.between is None:
             return None
-        rows = self._rows_of(extension.before, form, microbatch)
+        rows = self._rows_of(part.before, form, microbatch)
         if rows is None or microbatch.samples is None:
             return None
-        samples = microbatch.samples.tolist()
-        received = self._kept.read(extension.before, form, samples)
-        if received is None:
-            return None
-        return Begun(extension.between, received, rows)
+        received = self._kept.read(rows, microbatch.samples.tolist())
+        return None if received is None else Begun(part.between, received, rows)
 
     def _tried(
         self,
-        now: FrozenPart,
-        form: int,
+        rows: OutputRows,
         samples: Sequence[int],
         compute: Callable[[], tuple[Tensor, ...]],
     ) -> tuple[Tensor, ...]:
         """Compute a microbatch and keep it; measure that, and reading it again."""
         assert self._layout is not None
-        self._kept.synchronize()
-        begin_s = perf_counter()
-        sent = compute()
-        self._kept.synchronize()
-        compute_s = perf_counter() - begin_s
-        kept = now.rows[form].kept(sent)
-        replicas = self._layout.num_pipelines
-        read_s = self._kept.tried(now, form, samples, kept, replicas)
+        sent, compute_s = self._kept.seconds_of(compute)
+        kept = rows.kept(sent)
+        read_s = self._kept.tried(rows, samples, kept, self._layout.num_pipelines)
         if read_s is not None:
             if self._payoff.add_trial(compute_s, read_s):
                 self._log_payoff(len(samples))
             return kept
         self._num_unread += 1  # it was damaged, or nothing could be stored
         if self._num_unread <= _MOST_UNREAD:
-            self._kept.write(now, form, samples, kept)
+            self._kept.write(rows, samples, kept)
         else:
             self._payoff.mode = CacheMode.COMPUTES
-            if not self._kept.problem:  # which is warned of
+            if not self._kept.store.problem:  # which is warned of
                 self._switch_off("nothing that it stores is read back")
         return kept
 
@@ -332,51 +308,32 @@ class CachedPrefix:
             self._switch_off(" and ".join(small))
             return None
         for text in small:
-            self._warnings.add(f"{text}: nothing is kept there")
-        if part is self._now:
-            self._judge_as_before(form, rows)
+            self._warn(f"{text}: nothing is kept there")
+        if part.before is not None:
+            self._judge_as_before(part.before, rows)
         return rows
 
-    def _judge_as_before(self, form: int, rows: OutputRows) -> None:
+    def _judge_as_before(self, before: FrozenPart, rows: OutputRows) -> None:
         """Read without trials where reading paid with fewer layers frozen.
 
         More layers take longer to compute, and as many bytes as long to read.
         """
-        before = self._before
-        known = None if before is None else before.rows.get(form)
+        known = before.rows.get(rows.form)
         is_as_small = known is not None and rows.num_bytes <= known.num_bytes
         if is_as_small and self._payoff_before.mode is CacheMode.READS:
             self._payoff = self._payoff_before
 
     def _switch_off(self, why: str) -> None:
-        self._warnings.add(f"the cache is off: {why}")
+        self._warn(f"the cache is off: {why}")
         self._payoff.mode = CacheMode.COMPUTES
+
+    def _warn(self, text: str) -> None:
+        """Warn at the end of the step, unless the same was said before."""
+        self._warnings.setdefault(text, False)
 
 
 class CacheWarning(UserWarning):
     """The cache keeps less than it was asked to; training goes on."""
-
-
-class CacheWarnings:
-    """Collects warnings while a step runs; each text is given once."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, bool] = {}
-
-    def add(self, text: str) -> None:
-        """Add a warning."""
-        self._given.setdefault(text, False)
-
-    def give(self) -> None:
-        """Warn of what is new.
-
-        Warns:
-            CacheWarning: each text.
-        """
-        for text, is_given in self._given.items():
-            if not is_given:
-                self._given[text] = True
-                warn(text, CacheWarning, stacklevel=3)
 
 
 def small_budgets(settings: Cache, num_bytes: int) -> tuple[list[str], bool]:

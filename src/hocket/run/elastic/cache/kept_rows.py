@@ -11,52 +11,51 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from statistics import median
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from hocket.freeze.cache.disk import slot_size
-from hocket.freeze.cache.shard import Content, Key, file_bytes
+from hocket.freeze.cache.next_use import NextUse
+from hocket.freeze.cache.shard import Content, file_bytes
 from hocket.freeze.cache.store import Store
 from hocket.freeze.settings import Cache
 from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, cut
 from hocket.model.stages.outline import on_tensors
 from hocket.run.device.copies import copies_of
-from hocket.run.elastic.cache.output_rows import FrozenPart
-from hocket.run.elastic.cache.training_order import TrainingOrder
+from hocket.run.elastic.cache.output_rows import FrozenPart, OutputRows
 from hocket.run.nets.net import NetOnWorker
 from hocket.run.stage.precision import Precision
 from hocket.run.stage.runner import StageRunner
 
+T = TypeVar("T")
 _NUM_LATEST: Final = 16  # microbatches
 
 
 class KeptRows:
     """One worker's entries, under the keys of the samples in a microbatch.
 
-    Nothing is stored until `open` is called.
-
     Args:
         settings: the user's.
-        order: the order in which training uses samples.
+        use: when samples are used next.
         device: where outputs are computed.
+
+    Attributes:
+        store: has the entries.
     """
 
-    def __init__(
-        self, settings: Cache, order: TrainingOrder, device: torch.device
-    ) -> None:
+    def __init__(self, settings: Cache, use: NextUse, device: torch.device) -> None:
+        self.store = Store(settings, use)
         self._settings = settings
-        self._order = order
         self._device = device
-        self._store: Store | None = None
         self._spent_s = 0.0
         self._written_s: deque[float] = deque(maxlen=_NUM_LATEST)
 
@@ -70,95 +69,41 @@ class KeptRows:
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s
 
-    @property
-    def problem(self) -> str:
-        """Why nothing more is written to the disk; empty if all is well."""
-        return "" if self._store is None else self._store.problem
-
-    def open(self, now: FrozenPart, before: FrozenPart | None) -> None:
-        """Drop all entries but those of two parts, and store from now on.
-
-        Args:
-            now: what is stored.
-            before: what it is computed from.
-        """
-        if self._store is None:
-            self._store = Store(self._settings, self._order.use)
-        self._store.keep(now.digest, before.digest if before else b"")
-
-    def close(self, *, drop: bool = False) -> None:
-        """Write what is left, and close all files.
-
-        Args:
-            drop: drop all entries.
-        """
-        store, self._store = self._store, None
-        if store is not None:
-            if drop:
-                store.keep(b"", b"")
-            store.close()
-
-    def begin(self) -> None:
-        """Begin another order of samples, or another place in it."""
-        if self._store is not None:
-            self._store.begin(self._order.use)
-
-    def flush(self) -> None:
-        """Wait until all is written."""
-        if self._store is not None:
-            with self._timed():
-                self._store.flush()
-
-    def refresh(self) -> None:
-        """Find what other workers have written."""
-        if self._store is not None:
-            with self._timed():
-                self._store.refresh()
-
-    def used(
-        self, samples: Sequence[int], now: FrozenPart | None, before: FrozenPart | None
-    ) -> None:
+    def used(self, samples: Sequence[int], now: FrozenPart) -> None:
         """Say which samples were used.
 
         Args:
             samples: those just used; their entries are needed again an epoch later.
-            now: what is stored.
-            before: what it is computed from: it is used no more.
+            now: what is stored; what it is computed from is used no more.
         """
-        if self._store is not None and samples:
-            self._store.used(*(self._all_keys(x, samples) for x in (now, before)))
+        own, over = (
+            [
+                key
+                for rows in (part.rows.values() if part else ())
+                for key in rows.keys(self.store.use.data, samples)
+            ]
+            for part in (now, now.before)
+        )
+        self.store.used(own, over)
 
     def read(
-        self,
-        part: FrozenPart,
-        form: int,
-        samples: Sequence[int],
-        *,
-        from_disk: bool = False,
+        self, rows: OutputRows, samples: Sequence[int], *, from_disk: bool = False
     ) -> tuple[Tensor, ...] | None:
         """Return a microbatch's outputs; None unless all of its samples are kept."""
-        rows, store = part.rows[form], self._store
-        assert store is not None
         contents: list[Content] = []
-        with self._timed():
-            for key in part.keys(self._order.use.data, form, samples):
-                content = store.get(key, from_disk=from_disk)
+        with self.timed():
+            for key in rows.keys(self.store.use.data, samples):
+                content = self.store.get(key, from_disk=from_disk)
                 if content is None or len(content) != rows.num_bytes:
                     return None
                 contents.append(content)
             return rows.unpack(contents, self._device)
 
     def write(
-        self,
-        part: FrozenPart,
-        form: int,
-        samples: Sequence[int],
-        kept: Sequence[Tensor],
+        self, rows: OutputRows, samples: Sequence[int], kept: Sequence[Tensor]
     ) -> None:
         """Store the outputs of a microbatch, without waiting for disk or device."""
         begin_s = perf_counter()
-        rows, store = part.rows[form], self._store
-        assert store is not None
         copies = copies_of(self._device)
         if copies is None:  # at once: later stages may change the outputs in place
             contents = rows.pack(kept, len(samples))
@@ -172,16 +117,15 @@ class KeptRows:
             event.synchronize()
             return rows.pack(host, len(samples))
 
-        keys = part.keys(self._order.use.data, form, samples)
-        store.put(keys, packed, rows.num_bytes * len(samples))
+        keys = rows.keys(self.store.use.data, samples)
+        self.store.put(keys, packed, rows.num_bytes * len(samples))
         seconds = perf_counter() - begin_s
         self._spent_s += seconds
         self._written_s.append(seconds)
 
     def tried(
         self,
-        part: FrozenPart,
-        form: int,
+        rows: OutputRows,
         samples: Sequence[int],
         kept: Sequence[Tensor],
         num_replicas: int,
@@ -192,53 +136,43 @@ class KeptRows:
             The seconds of reading it from where most entries will be; None if what was
             stored does not come back.
         """
-        self.write(part, form, samples, kept)
-        self.flush()
-        begin_s = perf_counter()
-        from_disk = not self._fits_memory(part.rows[form].num_bytes, num_replicas)
-        found = self.read(part, form, samples, from_disk=from_disk)
-        self.synchronize()
-        return None if found is None else perf_counter() - begin_s
+        self.write(rows, samples, kept)
+        with self.timed():
+            self.store.flush()
+        from_disk = not self._fits_memory(rows.num_bytes, num_replicas)
+        found, read_s = self.seconds_of(
+            lambda: self.read(rows, samples, from_disk=from_disk)
+        )
+        return None if found is None else read_s
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        copies = copies_of(self._device)
-        if copies is not None:
-            copies.record_event().synchronize()
+    def seconds_of(self, call: Callable[[], T]) -> tuple[T, float]:
+        """Return a call's result, and the seconds that it takes the device."""
+        begin_s = self._synchronized_s()
+        result = call()
+        return result, self._synchronized_s() - begin_s
 
     @contextmanager
-    def _timed(self) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
+        """Count the seconds as spent here."""
         begin_s = perf_counter()
         try:
             yield
         finally:
             self._spent_s += perf_counter() - begin_s
 
-    def _all_keys(self, part: FrozenPart | None, samples: Sequence[int]) -> list[Key]:
-        if part is None:
-            return []
-        data = self._order.use.data
-        return [key for form in part.rows for key in part.keys(data, form, samples)]
+    def _synchronized_s(self) -> float:
+        """Wait for the device; return the time."""
+        copies = copies_of(self._device)
+        if copies is not None:
+            copies.record_event().synchronize()
+        return perf_counter()
 
     def _fits_memory(self, num_bytes: int, num_replicas: int) -> bool:
         """Whether the memory has room for all samples of one replica."""
-        settings, num_samples = self._settings, self._order.num_samples / num_replicas
-        is_room = num_samples * num_bytes <= settings.ram_bytes
+        settings, num_samples = self._settings, self.store.use.num_samples
+        is_room = num_samples / num_replicas * num_bytes <= settings.ram_bytes
         entry = file_bytes(slot_size(num_bytes), 1)
-        return is_room or settings.disk_bytes < entry or bool(self.problem)
-
-
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """What extends outputs that are kept.
-
-    Args:
-        before: the frozen layers of before.
-        between: runs those that have been frozen since.
-    """
-
-    before: FrozenPart
-    between: StageRunner
+        return is_room or settings.disk_bytes < entry or bool(self.store.problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,46 +196,38 @@ class PartMaker:
         digest = prefix_digest(runner.module, self.device, self.precision, self.kept_as)
         return FrozenPart(runner, digest, self.kept_as)
 
-    def extension(
-        self,
-        before: int,
-        boundary: int,
-        present: StageModule,
-        kept: FrozenPart | None,
-    ) -> Extension | None:
-        """Return what extends outputs at one boundary to another.
+    def extending(
+        self, kept: FrozenPart | None, before: int, now: FrozenPart, boundary: int
+    ) -> FrozenPart:
+        """Return a part that goes on from what is kept at an earlier boundary.
 
         Args:
-            before: the boundary of what is kept.
+            kept: the part in front of the earlier boundary; None if it was not here.
+            before: the earlier boundary; 0: nothing is kept.
+            now: the part in front of the present one.
             boundary: the present one.
-            present: all frozen layers.
-            kept: the part in front of the former boundary; None if it was not here.
 
         Returns:
-            None where other values cross the boundaries than the layers between give.
+            The part itself where nothing is kept, or where other values cross the
+            boundaries than the layers between give.
         """
         if not 0 < before < boundary:
-            return None
+            return now
         outline = on_tensors(self.net.outline, self.net.tensors)
-        cut_at = (before, boundary)
-        [between] = cut(outline, cut_at, only=[1])
-        if [x.name for x in between.outputs] != [x.name for x in present.outputs]:
-            return None
-        if kept is None or not self._is_present(kept):
-            [first] = cut(outline, cut_at, only=[0])
-            kept = self.part(self._runner(first))
-        outputs = kept.runner.module.outputs
-        if [x.name for x in between.inputs] != [x.name for x in outputs]:
-            return None
-        return Extension(kept, self._runner(between))
-
-    def _is_present(self, kept: FrozenPart) -> bool:
-        """Whether a part has the net's present weights: others may have been loaded."""
-        module, tensors = kept.runner.module, self.net.tensors
-        first_name = self.net.outline.state.first_name
-        own = (*module.named_parameters(), *module.named_buffers())
-        is_same = all(tensors.get(first_name[name]) is x for name, x in own)
-        return is_same and self.part(kept.runner).digest == kept.digest
+        first, between = cut(outline, (before, boundary), only=[0, 1])
+        borders = (
+            (between.inputs, first.outputs),
+            (
+                between.outputs,
+                now.runner.module.outputs,
+            ),
+        )
+        if any([x.name for x in a] != [x.name for x in b] for a, b in borders):
+            return now
+        part = self.part(self._runner(first))  # of the present weights
+        if kept is not None and kept.digest == part.digest:
+            part.rows.update(kept.rows)
+        return replace(now, before=part, between=self._runner(between))
 
     def _runner(self, module: StageModule) -> StageRunner:
         runner = StageRunner(

@@ -39,23 +39,17 @@ class FrozenPart:
         runner: runs them.
         digest: see `prefix_digest`.
         kept_as: the type that floating-point numbers are kept in; None: as computed.
+        before: the first of them, whose outputs were kept until now; None: are not.
+        between: runs those behind the first, on what is kept.
         rows: the forms of their outputs, by that of the inputs.
     """
 
     runner: StageRunner
     digest: bytes
     kept_as: str | None
+    before: FrozenPart | None = None
+    between: StageRunner | None = None
     rows: dict[int, OutputRows] = field(default_factory=dict)
-
-    def keys(self, data: int, form: int, samples: Sequence[int]) -> list[Key]:
-        """Return the keys of samples.
-
-        Args:
-            data: a digest of the data set and its draw.
-            form: the form of the samples' inputs.
-            samples: their rows in the data set.
-        """
-        return [Key(self.digest, data, form, sample) for sample in samples]
 
     def add_form(
         self, form: int, microbatch: Microbatch, begun: Begun | None = None
@@ -72,7 +66,7 @@ class FrozenPart:
             ModelError: outputs cannot be kept by sample.
         """
         begun = Begun(self.runner) if begun is None else begun
-        outputs = run_stage(begun.runner, microbatch, begun.received)
+        outputs = begun.run(microbatch)
         module = self.runner.module
         rows = OutputRows.of(
             outputs,
@@ -83,8 +77,8 @@ class FrozenPart:
         )
         if not self.rows:
             _refuse_dependent(begun, microbatch, outputs, rows)
-        self.rows[form] = rows
-        return rows
+        self.rows[form] = replace(rows, prefix=self.digest, form=form)
+        return self.rows[form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +95,20 @@ class Begun:
     received: tuple[Tensor, ...] = ()
     rows: OutputRows | None = None
 
-    def repeated(self, rows_of: Tensor) -> tuple[Tensor, ...]:
-        """Return what is received for a microbatch of some of its samples.
+    def run(
+        self, microbatch: Microbatch, samples: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the outputs of the layers behind them, without gradients.
 
         Args:
-            rows_of: the samples.
+            microbatch: the microbatch, or one of some of its samples.
+            samples: the places of those; None: of all.
         """
-        if self.rows is None:
-            return self.received
-        return self.rows.taken(self.received, rows_of)
-
-
-def run_stage(
-    runner: StageRunner, microbatch: Microbatch, received: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    """Run a stage's forward, without gradients."""
-    with torch.no_grad():
-        return tuple(runner.evaluate(microbatch, received))
+        received = self.received
+        if samples is not None and self.rows is not None:
+            received = self.rows.taken(received, samples)
+        with torch.no_grad():
+            return tuple(self.runner.evaluate(microbatch, received))
 
 
 def _refuse_dependent(
@@ -146,7 +137,7 @@ def _refuse_dependent(
         for leaf in microbatch.marked
     ]
     copies = replace(microbatch, leaves=tuple(unshared(leaves)))
-    other = run_stage(begun.runner, copies, begun.repeated(again))
+    other = begun.run(copies, again)
     for x, y, column in zip(outputs, other, rows.columns, strict=True):
         count = len(x) if column is None else half * column.shape[0]
         a, b = x[:count].double(), y[:count].double()
@@ -191,10 +182,14 @@ class OutputRows:
     Args:
         columns: the outputs' forms; None for one that is the same for all samples.
         fixed: what that output is.
+        prefix: the stage's digest; see `Key`.
+        form: the form of the inputs.
     """
 
     columns: tuple[_Column | None, ...]
     fixed: tuple[Tensor | None, ...]
+    prefix: bytes = b""
+    form: int = 0
 
     @classmethod
     def of(
@@ -246,6 +241,15 @@ class OutputRows:
     def num_bytes(self) -> int:
         """The bytes of one sample."""
         return sum(column.num_bytes for column in self.columns if column is not None)
+
+    def keys(self, data: int, samples: Sequence[int]) -> list[Key]:
+        """Return the keys of samples.
+
+        Args:
+            data: a digest of the data set and its draw.
+            samples: their rows in the data set.
+        """
+        return [Key(self.prefix, data, self.form, sample) for sample in samples]
 
     def kept(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return outputs as they are kept: rounded, if they are."""

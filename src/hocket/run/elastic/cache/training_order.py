@@ -31,14 +31,12 @@ class TrainingOrder:
 
     Attributes:
         use: when samples are used next.
-        num_samples: rows of the data set.
     """
 
     def __init__(
         self, settings: Cache, num_parts: int, accumulate: int, device: torch.device
     ) -> None:
         self.use = NextUse(0, 0, 1, lambda _: torch.arange(0).numpy())
-        self.num_samples = 0
         self._settings = settings
         self._num_parts = num_parts
         self._accumulate = accumulate
@@ -56,13 +54,12 @@ class TrainingOrder:
             self._loader = checked_loader(loader, self._settings)
         checked = self._loader
         self._recent.clear()
-        self.num_samples = checked.samples.num_samples
         sampler = checked.sampler
         num_used = sampler.num_samples
         if sampler.drop_last:
             num_used = sampler.batches_per_epoch * sampler.batch_size
         seed = sampler.seed if checked.varied else None
-        data = checked.samples.fingerprint, self.num_samples, seed
+        data = checked.samples.fingerprint, sampler.num_samples, seed
         self.use = NextUse(
             crc32(repr(data).encode()),
             sampler.num_samples,
