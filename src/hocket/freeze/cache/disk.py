@@ -9,10 +9,8 @@ A shard whose writer has ended belongs to the next worker that opens the folder.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
-import os
 import secrets
 from collections import defaultdict
 from pathlib import Path
@@ -54,7 +52,7 @@ class Disk(Tier[_Place]):
         self._folder = folder
         self._budget_bytes = budget_bytes
         self._shards: dict[Path, Shard] = {}
-        self._free: defaultdict[int, list[_Place]] = defaultdict(list)  # by size
+        self._empty: defaultdict[int, list[_Place]] = defaultdict(list)  # by size
         self._prefixes: tuple[bytes, ...] = ()  # the present one, and one before
 
     @property
@@ -97,14 +95,6 @@ class Disk(Tier[_Place]):
             self._enter(key, place)
         return True
 
-    def drop(self, key: Key) -> None:
-        """Give the place of an entry to others."""
-        with self._lock:
-            place = self._entries.pop(key, None)
-            if place is not None and place[0].is_own:
-                self._orders[place[0].slot_bytes].remove(key)
-                self._free[place[0].slot_bytes].append(place)
-
     def keep(self, present: bytes, before: bytes) -> None:
         """Drop all entries but those of two prefixes, and delete files without any."""
         with self._lock:
@@ -137,9 +127,10 @@ class Disk(Tier[_Place]):
             for shard in self._shards.values():
                 shard.close()
             self._entries.clear()
-            self._orders.clear()
+            self._ranks.clear()
+            self._heaps.clear()
             self._shards.clear()
-            self._free.clear()
+            self._empty.clear()
 
     def _fits(self, path: Path) -> bool:
         try:
@@ -154,7 +145,7 @@ class Disk(Tier[_Place]):
         if shard.is_own:
             taken = {*self._entries.values()}
             slots = ((shard, slot) for slot in reversed(range(shard.num_slots)))
-            self._free[shard.slot_bytes] += [x for x in slots if x not in taken]
+            self._empty[shard.slot_bytes] += [x for x in slots if x not in taken]
 
     def _find(self, shard: Shard) -> None:
         """Take the entries of a shard that are not found elsewhere."""
@@ -165,11 +156,15 @@ class Disk(Tier[_Place]):
     def _enter(self, key: Key, place: _Place) -> None:
         self._entries[key] = place
         if place[0].is_own:
-            self._orders[place[0].slot_bytes].set(key, self.use.of(key))
+            self._rank(key, place[0].slot_bytes)
+
+    def _free(self, entry: _Place) -> None:
+        if entry[0].is_own:
+            self._empty[entry[0].slot_bytes].append(entry)
 
     def _place_for(self, size: int, time: int) -> _Place | None:
         """Return a free place; if there is none, that of the entry used last of all."""
-        free = self._free[size]
+        free = self._empty[size]
         while not free:
             if not self._make_room(size) and not self._drops_later(time, size):
                 return None
@@ -215,7 +210,7 @@ class Disk(Tier[_Place]):
         for key in [x for x, place in self._entries.items() if place[0] is shard]:
             self.drop(key)
         size = shard.slot_bytes
-        self._free[size] = [x for x in self._free[size] if x[0] is not shard]
+        self._empty[size] = [x for x in self._empty[size] if x[0] is not shard]
         if shard.is_own:
             shard.delete()
         else:
@@ -250,12 +245,15 @@ def claim_folder(folder: Path, model: str) -> None:
     Raises:
         ConfigError: it cannot be made, has other files, or is of another model.
     """
+    about = {"version": _VERSION, "model": model}
+    known = about
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        known = _content(folder)
-        if known is None:
+        try:
+            known = dict(json.loads((folder / ABOUT).read_bytes()))
+        except (FileNotFoundError, TypeError, ValueError):  # it is missing or damaged
             _refuse_other_files(folder)
-            _write(folder, {"version": _VERSION, "model": model})
+            _write(folder, json.dumps(about))
     except OSError as error:
         if error.errno == errno.ENOSPC:  # the cache then says so, when it writes
             return
@@ -263,21 +261,12 @@ def claim_folder(folder: Path, model: str) -> None:
             f"the cache's folder {folder} cannot be used "
             f"({error.strerror or error}): give one that can be written"
         ) from error
-    if known is not None and known != {"version": _VERSION, "model": model}:
+    if known != about:
         raise ConfigError(
             f"{folder} is the cache of another model (digest {known.get('model')}, "
             f"version {known.get('version')}; this one has {model}, version "
             f"{_VERSION}): give each model a folder of its own, or delete that one"
         )
-
-
-def _content(folder: Path) -> dict[str, object] | None:
-    """Return what the folder says it is of; None if that is missing or damaged."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        content = json.loads((folder / ABOUT).read_bytes())
-        if isinstance(content, dict):
-            return content
-    return None
 
 
 def _refuse_other_files(folder: Path) -> None:
@@ -295,10 +284,10 @@ def _refuse_other_files(folder: Path) -> None:
         )
 
 
-def _write(folder: Path, content: dict[str, object]) -> None:
+def _write(folder: Path, about: str) -> None:
     path = folder / f".{secrets.token_hex(4)}"
     try:
-        path.write_text(json.dumps(content))
-        os.replace(path, folder / ABOUT)
+        path.write_text(about)
+        path.replace(folder / ABOUT)
     finally:
         path.unlink(missing_ok=True)

@@ -77,42 +77,8 @@ class NextUse:
         return self._places[epoch]
 
 
-class Furthest:
-    """Keys by the time of their next use; the furthest is known at once."""
-
-    def __init__(self) -> None:
-        self._times: dict[Key, int] = {}
-        self._heap: list[tuple[int, Key]] = []  # of negative times, some outdated
-
-    def set(self, key: Key, time: int) -> None:
-        """Add a key, or move it."""
-        self._times[key] = time
-        heappush(self._heap, (-time, key))
-        if len(self._heap) > 2 * len(self._times) + 64:
-            self._heap = [(-t, k) for k, t in self._times.items()]
-            heapify(self._heap)
-
-    def move(self, key: Key, time: int) -> None:
-        """Move a key, if it is among them."""
-        if key in self._times:
-            self.set(key, time)
-
-    def remove(self, key: Key) -> None:
-        """Remove a key, if it is among them."""
-        self._times.pop(key, None)
-
-    def last(self) -> tuple[int, Key] | None:
-        """Return the key that is used last of all, and when; None for no key."""
-        while self._heap:
-            time, key = self._heap[0]
-            if self._times.get(key) == -time:
-                return -time, key
-            heappop(self._heap)
-        return None
-
-
 class Tier(ABC, Generic[T]):
-    """Entries in memory or on disk; those that are used last of all leave first.
+    """Entries in memory or on disk; of each size, the one that is used last is known.
 
     Any thread may look for an entry; one at a time may do all else, but for `move`.
 
@@ -127,23 +93,28 @@ class Tier(ABC, Generic[T]):
         self.use = use
         self._lock = threading.RLock()
         self._entries: dict[Key, T] = {}
-        self._orders: defaultdict[int, Furthest] = defaultdict(Furthest)  # by size
+        self._ranks: dict[Key, tuple[int, int]] = {}  # next use and size, if it may go
+        # By size, of negative times; some are outdated.
+        self._heaps: defaultdict[int, list[tuple[int, Key]]] = defaultdict(list)
 
     def __contains__(self, key: Key) -> bool:
         """Whether an entry is said to be there."""
         return key in self._entries
 
-    @abstractmethod
     def drop(self, key: Key) -> None:
         """Drop an entry, if it is there; give its place to others."""
+        with self._lock:
+            self._ranks.pop(key, None)
+            if key in self:
+                self._free(self._entries.pop(key))
 
     def move(self, key: Key) -> None:
         """Rank an entry again, whose next use has changed."""
         with self._lock:
-            for order in self._orders.values():
-                order.move(key, self.use.of(key))
+            if key in self._ranks:
+                self._rank(key, self._ranks[key][1])
 
-    def rank(self, use: NextUse) -> None:
+    def begin(self, use: NextUse) -> None:
         """Begin another order of samples, or another place in it."""
         with self._lock:
             self.use = use
@@ -161,6 +132,18 @@ class Tier(ABC, Generic[T]):
             for key in [x for x in self._entries if x.prefix not in (present, before)]:
                 self.drop(key)
 
+    @abstractmethod
+    def _free(self, entry: T) -> None:
+        """Give the place of an entry to others."""
+
+    def _rank(self, key: Key, size: int = 0) -> None:
+        time, heap = self.use.of(key), self._heaps[size]
+        self._ranks[key] = time, size
+        heappush(heap, (-time, key))
+        if len(heap) > 2 * len(self._ranks) + 64:
+            heap[:] = [(-t, k) for k, (t, own) in self._ranks.items() if own == size]
+            heapify(heap)
+
     def _drops_later(self, time: int, size: int = 0) -> bool:
         """Drop the entry of a size that is used last; return whether there was one.
 
@@ -168,8 +151,10 @@ class Tier(ABC, Generic[T]):
             time: entries that are used until then stay.
             size: the entry's.
         """
-        last = self._orders[size].last()
-        if last is None or last[0] <= time:
+        heap = self._heaps[size]
+        while heap and self._ranks.get(heap[0][1]) != (-heap[0][0], size):
+            heappop(heap)
+        if not heap or -heap[0][0] <= time:
             return False
-        self.drop(last[1])
+        self.drop(heap[0][1])
         return True

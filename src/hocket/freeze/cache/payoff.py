@@ -53,10 +53,6 @@ class CacheMode(Enum):
     COMPUTES = "computes"
 
 
-def _latest() -> deque[float]:
-    return deque(maxlen=_NUM_LATEST)
-
-
 @dataclass(slots=True)
 class Payoff:
     """Seconds of one microbatch, for one frozen prefix.
@@ -70,7 +66,7 @@ class Payoff:
 
     mode: CacheMode = CacheMode.MEASURING
     _computed: list[float] = field(default_factory=list)
-    _read: deque[float] = field(default_factory=_latest)
+    _read: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_LATEST))
 
     @property
     def compute_s(self) -> float:

@@ -57,7 +57,7 @@ class Store:
         self.flush()
         self.use = use
         for tier in self._tiers:
-            tier.rank(use)
+            tier.begin(use)
 
     def keep(self, present: bytes, before: bytes) -> None:
         """Drop all entries but those of two prefixes.
@@ -188,14 +188,9 @@ class Memory(Tier[Content]):
                 if not self._drops_later(time):
                     return False
             self._entries[key] = content
-            self._orders[0].set(key, time)
+            self._rank(key)
             self.num_bytes += len(content)
             return True
 
-    def drop(self, key: Key) -> None:
-        """Drop an entry, if it is there."""
-        with self._lock:
-            content = self._entries.pop(key, None)
-            if content is not None:
-                self.num_bytes -= len(content)
-                self._orders[0].remove(key)
+    def _free(self, entry: Content) -> None:
+        self.num_bytes -= len(entry)

@@ -80,7 +80,7 @@ class CachedPrefix:
         self._device = context.world.device
         self._maker = PartMaker(net, precision, self._device, settings.dtype)
         self._kept = KeptRows(settings, order.use, self._device)
-        self._layout: Layout | None = None
+        self._num_replicas = 1
         ranks = tuple(range(context.world.world_size))
         self._group: WorkerGroup | None = None
         if len(ranks) > 1:
@@ -129,7 +129,7 @@ class CachedPrefix:
         """
         is_frozen = not plan.schedule.program.stages[0].trainable
         before, self._boundary = self._boundary, plan.boundaries[0] if is_frozen else 0
-        self._layout = layout
+        self._num_replicas = layout.num_pipelines
         prefix = executor.runners.get(0) if self._boundary else None
         store = self._kept.store
         if prefix is None and self._now is not None:
@@ -214,12 +214,10 @@ class CachedPrefix:
 
     def _look_again(self) -> None:
         """Find what other workers have written. Every worker must call this."""
-        with self._kept.timed():
-            self._kept.store.flush()
+        self._kept.flush()
         self._over_all(0)  # all have written what they had
         if self._now is not None:
-            with self._kept.timed():
-                self._kept.store.refresh()
+            self._kept.refresh()
 
     def _over_all(self, own: int) -> int:
         """Sum a number over all workers (all-reduce); every worker must call this."""
@@ -261,11 +259,15 @@ class CachedPrefix:
         compute: Callable[[], tuple[Tensor, ...]],
     ) -> tuple[Tensor, ...]:
         """Compute a microbatch and keep it; measure that, and reading it again."""
-        assert self._layout is not None
         sent, compute_s = self._kept.seconds_of(compute)
         kept = rows.kept(sent)
-        read_s = self._kept.tried(rows, samples, kept, self._layout.num_pipelines)
-        if read_s is not None:
+        self._kept.write(rows, samples, kept)
+        self._kept.flush()
+        from_disk = self._kept.is_on_disk(rows, self._num_replicas)
+        found, read_s = self._kept.seconds_of(
+            lambda: self._kept.read(rows, samples, from_disk=from_disk)
+        )
+        if found is not None:
             if self._payoff.add_trial(compute_s, read_s):
                 self._log_payoff(len(samples))
             return kept

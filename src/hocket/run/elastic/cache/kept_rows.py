@@ -91,7 +91,7 @@ class KeptRows:
     ) -> tuple[Tensor, ...] | None:
         """Return a microbatch's outputs; None unless all of its samples are kept."""
         contents: list[Content] = []
-        with self.timed():
+        with self._timed():
             for key in rows.keys(self.store.use.data, samples):
                 content = self.store.get(key, from_disk=from_disk)
                 if content is None or len(content) != rows.num_bytes:
@@ -123,37 +123,24 @@ class KeptRows:
         self._spent_s += seconds
         self._written_s.append(seconds)
 
-    def tried(
-        self,
-        rows: OutputRows,
-        samples: Sequence[int],
-        kept: Sequence[Tensor],
-        num_replicas: int,
-    ) -> float | None:
-        """Store a microbatch and read it again.
-
-        Returns:
-            The seconds of reading it from where most entries will be; None if what was
-            stored does not come back.
-        """
-        self.write(rows, samples, kept)
-        with self.timed():
-            self.store.flush()
-        from_disk = not self._fits_memory(rows.num_bytes, num_replicas)
-        found, read_s = self.seconds_of(
-            lambda: self.read(rows, samples, from_disk=from_disk)
-        )
-        return None if found is None else read_s
-
     def seconds_of(self, call: Callable[[], T]) -> tuple[T, float]:
         """Return a call's result, and the seconds that it takes the device."""
         begin_s = self._synchronized_s()
         result = call()
         return result, self._synchronized_s() - begin_s
 
+    def flush(self) -> None:
+        """Wait until all is written."""
+        with self._timed():
+            self.store.flush()
+
+    def refresh(self) -> None:
+        """Find what other workers have written."""
+        with self._timed():
+            self.store.refresh()
+
     @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the seconds as spent here."""
+    def _timed(self) -> Iterator[None]:
         begin_s = perf_counter()
         try:
             yield
@@ -167,12 +154,13 @@ class KeptRows:
             copies.record_event().synchronize()
         return perf_counter()
 
-    def _fits_memory(self, num_bytes: int, num_replicas: int) -> bool:
-        """Whether the memory has room for all samples of one replica."""
-        settings, num_samples = self._settings, self.store.use.num_samples
-        is_room = num_samples / num_replicas * num_bytes <= settings.ram_bytes
+    def is_on_disk(self, rows: OutputRows, num_replicas: int) -> bool:
+        """Whether most entries of one replica will be read from the disk."""
+        settings, num_bytes = self._settings, rows.num_bytes
+        all_bytes = num_bytes * self.store.use.num_samples / num_replicas
         entry = file_bytes(slot_size(num_bytes), 1)
-        return is_room or settings.disk_bytes < entry or bool(self.store.problem)
+        has_disk = settings.disk_bytes >= entry and not self.store.problem
+        return has_disk and all_bytes > settings.ram_bytes
 
 
 @dataclass(frozen=True, slots=True)

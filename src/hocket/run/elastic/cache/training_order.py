@@ -41,25 +41,31 @@ class TrainingOrder:
         self._num_parts = num_parts
         self._accumulate = accumulate
         self._device = device
-        self._loader: SampleLoader | None = None
+        self._checked: SampleLoader | None = None
         self._recent: deque[BatchRows] = deque()  # of the present step
 
     def begin(self, loader: Iterable[Any]) -> Iterator[PartBatch]:
         """Follow a loader from its position on; return its whole batches.
 
         Raises:
-            DataError: it does not name its samples, or they vary.
+            DataError: it does not name its samples, or they are not the same when they
+                are read again; gives the numbers.
         """
-        if loader is not self._loader:
-            self._loader = checked_loader(loader, self._settings)
-        checked = self._loader
+        if not isinstance(loader, SampleLoader):
+            raise DataError(
+                f"the cache finds outputs by sample, and a {type(loader).__name__} "
+                f"does not say which samples a batch has: {_WAY_OUT}"
+            )
+        if loader is not self._checked:
+            refuse_random(loader, self._settings)
+            self._checked = loader
         self._recent.clear()
-        sampler = checked.sampler
+        sampler = loader.sampler
         num_used = sampler.num_samples
         if sampler.drop_last:
             num_used = sampler.batches_per_epoch * sampler.batch_size
-        seed = sampler.seed if checked.varied else None
-        data = checked.samples.fingerprint, sampler.num_samples, seed
+        seed = sampler.seed if loader.varied else None
+        data = loader.samples.fingerprint, sampler.num_samples, seed
         self.use = NextUse(
             crc32(repr(data).encode()),
             sampler.num_samples,
@@ -76,7 +82,7 @@ class TrainingOrder:
             device=self._device,
             draws_once=True,  # also where no sample seems to vary
         )
-        return checked.parts(spec)
+        return loader.parts(spec)
 
     def advance(self, batch: PartBatch) -> tuple[list[int], bool]:
         """Go on to the step that a batch is of.
@@ -105,26 +111,6 @@ _DRAW_ONCE: Final = (
     "Cache(..., draws_once=True) draws them once for each sample, "
     "SampleLoader(..., varied=False) leaves them out; or leave out cache="
 )
-
-
-def checked_loader(loader: Iterable[Any], settings: Cache) -> SampleLoader:
-    """Return a loader whose samples can be kept.
-
-    Args:
-        loader: the user's.
-        settings: the cache's.
-
-    Raises:
-        DataError: it does not name its samples, or they are not the same when they are
-            read again; gives the numbers.
-    """
-    if not isinstance(loader, SampleLoader):
-        raise DataError(
-            f"the cache finds outputs by sample, and a {type(loader).__name__} does "
-            f"not say which samples a batch has: {_WAY_OUT}"
-        )
-    refuse_random(loader, settings)
-    return loader
 
 
 def refuse_batch() -> None:
