@@ -9,6 +9,7 @@ A shard whose writer has ended belongs to the next worker that opens the folder.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import secrets
@@ -111,7 +112,8 @@ class Disk(Tier[_Place]):
         with self._lock:
             for path in sorted(self._folder.glob(f"*{SUFFIX}")):
                 if path not in self._shards:
-                    shard = Shard.open(path, own=self._fits(path))
+                    room = self._budget_bytes - self.num_bytes
+                    shard = Shard.open(path, own_within=room)
                     if shard is not None:
                         self._add(shard)
             for shard in [x for x in self._shards.values() if not x.is_own]:
@@ -123,20 +125,10 @@ class Disk(Tier[_Place]):
     def close(self) -> None:
         """Close all files."""
         with self._lock:
-            self.problem = ""
+            self._entries.clear()
             for shard in self._shards.values():
                 shard.close()
-            self._entries.clear()
-            self._ranks.clear()
-            self._heaps.clear()
             self._shards.clear()
-            self._empty.clear()
-
-    def _fits(self, path: Path) -> bool:
-        try:
-            return self.num_bytes + path.stat().st_size <= self._budget_bytes
-        except OSError:  # it is gone
-            return False
 
     def _add(self, shard: Shard) -> None:
         """Take the entries of a shard, and the other slots of one's own."""
@@ -245,13 +237,13 @@ def claim_folder(folder: Path, model: str) -> None:
     Raises:
         ConfigError: it cannot be made, has other files, or is of another model.
     """
-    about = {"version": _VERSION, "model": model}
-    known = about
+    about: dict[str, object] = {"version": _VERSION, "model": model}
+    known: dict[str, object] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
+        with contextlib.suppress(FileNotFoundError, TypeError, ValueError):
             known = dict(json.loads((folder / ABOUT).read_bytes()))
-        except (FileNotFoundError, TypeError, ValueError):  # it is missing or damaged
+        if not known:  # it is missing or damaged
             _refuse_other_files(folder)
             _write(folder, json.dumps(about))
     except OSError as error:
@@ -261,7 +253,7 @@ def claim_folder(folder: Path, model: str) -> None:
             f"the cache's folder {folder} cannot be used "
             f"({error.strerror or error}): give one that can be written"
         ) from error
-    if known != about:
+    if known not in ({}, about):
         raise ConfigError(
             f"{folder} is the cache of another model (digest {known.get('model')}, "
             f"version {known.get('version')}; this one has {model}, version "

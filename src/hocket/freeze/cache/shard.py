@@ -87,12 +87,12 @@ class Shard:
             raise
 
     @classmethod
-    def open(cls, path: Path, *, own: bool) -> Shard | None:
+    def open(cls, path: Path, *, own_within: int) -> Shard | None:
         """Open a shard.
 
         Args:
             path: the file.
-            own: whether to write it, if no other process does.
+            own_within: write it if it has no more bytes, and no other process does.
 
         Returns:
             The shard; None if it is gone, or no whole shard. One that is not whole and
@@ -102,7 +102,7 @@ class Shard:
             handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return None
-        is_own = own and _lock(handle)
+        is_own = os.fstat(handle).st_size <= own_within and _lock(handle)
         try:
             return cls(path, handle, is_own=is_own)
         except ValueError:

@@ -40,9 +40,14 @@ class Store:
 
     def __init__(self, settings: Cache, use: NextUse) -> None:
         self.use = use
-        self._memory = Memory(settings.ram_bytes, use)
-        self._disk = Disk(Path(settings.folder).absolute(), settings.disk_bytes, use)
-        self._tiers: Final = (self._memory, self._disk)
+        self._settings = settings
+        self._folder = Path(settings.folder).absolute()
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        self._memory = Memory(self._settings.ram_bytes, self.use)
+        self._disk = Disk(self._folder, self._settings.disk_bytes, self.use)
+        self._tiers = self._memory, self._disk
         self._fresh: list[tuple[int, Callable[[], None]]] = []  # of this step
         self._waiting: deque[tuple[int, Future[None]]] = deque()
         self._jobs = BackgroundCalls("hocket cache")
@@ -139,10 +144,8 @@ class Store:
         """Write what is left, close all files and forget all entries."""
         self.used()
         self._jobs.close()
-        self._jobs = BackgroundCalls("hocket cache")
-        self._waiting.clear()
-        self._memory.keep(b"", b"")
         self._disk.close()
+        self._begin_empty()
 
     def _wait(self, most_bytes: int) -> None:
         """Wait until no more than so many bytes are on their way."""

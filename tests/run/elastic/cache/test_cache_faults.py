@@ -86,7 +86,7 @@ def test_killed_in_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Shard, "read", spied)
     for path in cache.glob(f"*{SUFFIX}"):
-        shard = Shard.open(path, own=False)
+        shard = Shard.open(path, own_within=0)
         assert shard is not None
         for slot, key in shard.records().items():
             shard.read(slot, key)

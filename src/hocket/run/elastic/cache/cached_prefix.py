@@ -311,19 +311,13 @@ class CachedPrefix:
             return None
         for text in small:
             self._warn(f"{text}: nothing is kept there")
-        if part.before is not None:
-            self._judge_as_before(part.before, rows)
-        return rows
-
-    def _judge_as_before(self, before: FrozenPart, rows: OutputRows) -> None:
-        """Read without trials where reading paid with fewer layers frozen.
-
-        More layers take longer to compute, and as many bytes as long to read.
-        """
-        known = before.rows.get(rows.form)
+        known = None if part.before is None else part.before.rows.get(form)
         is_as_small = known is not None and rows.num_bytes <= known.num_bytes
         if is_as_small and self._payoff_before.mode is CacheMode.READS:
+            # Reading paid with fewer layers, so that it does without trials: more
+            # layers take longer to compute, and as many bytes as long to read.
             self._payoff = self._payoff_before
+        return rows
 
     def _switch_off(self, why: str) -> None:
         self._warn(f"the cache is off: {why}")

@@ -76,15 +76,9 @@ class KeptRows:
             samples: those just used; their entries are needed again an epoch later.
             now: what is stored; what it is computed from is used no more.
         """
-        own, over = (
-            [
-                key
-                for rows in (part.rows.values() if part else ())
-                for key in rows.keys(self.store.use.data, samples)
-            ]
-            for part in (now, now.before)
-        )
-        self.store.used(own, over)
+        data = self.store.use.data
+        over = [] if now.before is None else now.before.keys(data, samples)
+        self.store.used(now.keys(data, samples), over)
 
     def read(
         self, rows: OutputRows, samples: Sequence[int], *, from_disk: bool = False
@@ -180,9 +174,24 @@ class PartMaker:
     kept_as: str | None
 
     def part(self, runner: StageRunner) -> FrozenPart:
-        """Return the part that a runner runs."""
-        digest = prefix_digest(runner.module, self.device, self.precision, self.kept_as)
-        return FrozenPart(runner, digest, self.kept_as)
+        """Return the part that a runner runs.
+
+        Its digest depends on the work, the weights and the buffers; also on the kind of
+        device and torch's version, since kernels round differently.
+        """
+        module = runner.module
+        code = module.code_in(training=False)
+        found = sha256()
+        about = self.device.type, torch.__version__, self.precision.value, self.kept_as
+        found.update(f"{about}\n{code.graph.python_code('self').src}".encode())
+        values = sorted(vars(code.objects).items())
+        for name, value in (
+            *values,
+            *module.named_parameters(),
+            *module.named_buffers(),
+        ):
+            _add(found, name, value)
+        return FrozenPart(runner, found.digest()[:16], self.kept_as)
 
     def extending(
         self, kept: FrozenPart | None, before: int, now: FrozenPart, boundary: int
@@ -230,30 +239,6 @@ class PartMaker:
         )
         runner.train(mode=False)
         return runner
-
-
-def prefix_digest(
-    module: StageModule, device: torch.device, precision: Precision, kept_as: str | None
-) -> bytes:
-    """Return 16 bytes that depend on the work, the weights and the buffers.
-
-    Also on the kind of device and torch's version, since kernels round differently.
-
-    Args:
-        module: the frozen layers.
-        device: where they run.
-        precision: the type that they compute in.
-        kept_as: the type that their outputs are kept in.
-    """
-    code = module.code_in(training=False)
-    found = sha256()
-    about = (device.type, torch.__version__, precision.value, kept_as)
-    found.update(f"{about}\n{code.graph.python_code('self').src}".encode())
-    for name, value in sorted(vars(code.objects).items()):
-        _add(found, name, value)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        _add(found, name, tensor)
-    return found.digest()[:16]
 
 
 def model_digest(captured: Captured) -> str:

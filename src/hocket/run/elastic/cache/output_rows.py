@@ -37,7 +37,7 @@ class FrozenPart:
 
     Args:
         runner: runs them.
-        digest: see `prefix_digest`.
+        digest: see `PartMaker.part`.
         kept_as: the type that floating-point numbers are kept in; None: as computed.
         before: the first of them, whose outputs were kept until now; None: are not.
         between: runs those behind the first, on what is kept.
@@ -50,6 +50,10 @@ class FrozenPart:
     before: FrozenPart | None = None
     between: StageRunner | None = None
     rows: dict[int, OutputRows] = field(default_factory=dict)
+
+    def keys(self, data: int, samples: Sequence[int]) -> list[Key]:
+        """Return the keys of samples in all forms; see `OutputRows.keys`."""
+        return [key for rows in self.rows.values() for key in rows.keys(data, samples)]
 
     def add_form(
         self, form: int, microbatch: Microbatch, begun: Begun | None = None
