@@ -67,6 +67,23 @@ def test_disk_stands_behind_the_memory(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_closed_store_begins_empty(tmp_path: Path) -> None:
+    """Others may write its files until then; it finds them when it is used again."""
+    store = open_store(tmp_path, 3 * SIZE, 1 << 20)
+    put_all(store)
+    store.close()
+    assert found(store) == []
+    other = open_store(tmp_path, 0, 1 << 20)
+    other.used([], [key_of(3)])
+    put_all(other)
+    assert found(other) == [*range(NUM_SAMPLES)]
+    assert len(shards_of(tmp_path)) == 1
+    other.close()
+    store.keep(NEW, OLD)
+    assert found(store) == [*range(NUM_SAMPLES)]
+    store.close()
+
+
 def test_memory_takes_what_is_read_and_used_next(tmp_path: Path) -> None:
     """What is read from the disk is found though the files are gone, if it is next."""
     store = open_store(tmp_path, 0, 1 << 20)

@@ -110,12 +110,12 @@ class Disk(Tier[_Place]):
     def refresh(self) -> None:
         """Look for entries that other workers have written."""
         with self._lock:
-            for path in sorted(self._folder.glob(f"*{SUFFIX}")):
-                if path not in self._shards:
-                    room = self._budget_bytes - self.num_bytes
-                    shard = Shard.open(path, own_within=room)
-                    if shard is not None:
-                        self._add(shard)
+            paths = {*self._folder.glob(f"*{SUFFIX}")}
+            for path in sorted(paths - self._shards.keys()):
+                room = self._budget_bytes - self.num_bytes
+                shard = Shard.open(path, own_within=room)
+                if shard is not None:
+                    self._add(shard)
             for shard in [x for x in self._shards.values() if not x.is_own]:
                 if shard.path.exists():
                     self._find(shard)
@@ -151,8 +151,10 @@ class Disk(Tier[_Place]):
             self._rank(key, place[0].slot_bytes)
 
     def _free(self, entry: _Place) -> None:
-        if entry[0].is_own:
-            self._empty[entry[0].slot_bytes].append(entry)
+        shard, slot = entry
+        if shard.is_own:
+            shard.keys.pop(slot, None)
+            self._empty[shard.slot_bytes].append(entry)
 
     def _place_for(self, size: int, time: int) -> _Place | None:
         """Return a free place; if there is none, that of the entry used last of all."""
@@ -179,7 +181,7 @@ class Disk(Tier[_Place]):
             and all(key.prefix != self._prefixes[0] for key in shard.keys.values())
         ]
         if others:
-            self._delete(min(others, key=lambda shard: shard.num_bytes))
+            self._delete(min(others, key=lambda shard: len(shard.keys)))
         return bool(others)
 
     def _create(self, size: int, num_slots: int) -> bool:
@@ -262,13 +264,8 @@ def claim_folder(folder: Path, model: str) -> None:
 
 
 def _refuse_other_files(folder: Path) -> None:
-    others = sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.suffix != SUFFIX
-        and not path.name.startswith(".")
-        and path.name != ABOUT
-    )
+    names = sorted(path.name for path in folder.iterdir() if path.suffix != SUFFIX)
+    others = [x for x in names if x != ABOUT and not x.startswith(".")]
     if others:
         raise ConfigError(
             f"{folder} is no cache: it has {others[0]} and {len(others) - 1} more "

@@ -44,7 +44,8 @@ class Shard:
         slot_bytes: the most that an entry may have.
         num_slots: entries that it has room for.
         num_bytes: the length of the file.
-        keys: by slot, what was written here, or the table said when it was last read.
+        keys: the entries' keys by slot, as the table said when it was last read, and
+            those that this process has written since.
 
     Raises:
         ValueError: the file is no whole shard.

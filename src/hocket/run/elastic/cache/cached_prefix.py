@@ -214,7 +214,8 @@ class CachedPrefix:
 
     def _look_again(self) -> None:
         """Find what other workers have written. Every worker must call this."""
-        self._kept.flush()
+        if self._now is not None:
+            self._kept.flush()
         self._over_all(0)  # all have written what they had
         if self._now is not None:
             self._kept.refresh()

@@ -56,6 +56,7 @@ class KeptRows:
         self.store = Store(settings, use)
         self._settings = settings
         self._device = device
+        self._copies = copies_of(device)
         self._spent_s = 0.0
         self._written_s: deque[float] = deque(maxlen=_NUM_LATEST)
 
@@ -98,7 +99,7 @@ class KeptRows:
     ) -> None:
         """Store the outputs of a microbatch, without waiting for disk or device."""
         begin_s = perf_counter()
-        copies = copies_of(self._device)
+        copies = self._copies
         if copies is None:  # at once: later stages may change the outputs in place
             contents = rows.pack(kept, len(samples))
         else:
@@ -143,9 +144,8 @@ class KeptRows:
 
     def _synchronized_s(self) -> float:
         """Wait for the device; return the time."""
-        copies = copies_of(self._device)
-        if copies is not None:
-            copies.record_event().synchronize()
+        if self._copies is not None:
+            self._copies.record_event().synchronize()
         return perf_counter()
 
     def is_on_disk(self, rows: OutputRows, num_replicas: int) -> bool:
@@ -185,11 +185,8 @@ class PartMaker:
         about = self.device.type, torch.__version__, self.precision.value, self.kept_as
         found.update(f"{about}\n{code.graph.python_code('self').src}".encode())
         values = sorted(vars(code.objects).items())
-        for name, value in (
-            *values,
-            *module.named_parameters(),
-            *module.named_buffers(),
-        ):
+        tensors = (*module.named_parameters(), *module.named_buffers())
+        for name, value in (*values, *tensors):
             _add(found, name, value)
         return FrozenPart(runner, found.digest()[:16], self.kept_as)
 

@@ -314,24 +314,19 @@ class OutputRows:
         count = len(contents)
         pins = device.type == "cuda"
         host = torch.empty((count, self.num_bytes), dtype=torch.uint8, pin_memory=pins)
-        rows = host.numpy()
-        for row, content in zip(rows, contents, strict=True):
-            row[:] = content
-        here = host.to(device, non_blocking=True)
+        np.stack(contents, out=host.numpy())
+        sizes = [column.num_bytes for column in self.columns if column is not None]
+        parts = iter(host.to(device, non_blocking=True).split(sizes, dim=1))
         kept: list[Tensor] = []
-        at = 0
         for column, fixed in zip(self.columns, self.fixed, strict=True):
             if column is None:
                 assert fixed is not None
                 kept.append(fixed.clone())
                 continue
             # A copy: a slice of one row counts as contiguous, at any offset.
-            part = here[:, at : at + column.num_bytes].clone(
-                memory_format=torch.contiguous_format
-            )
+            part = next(parts).clone(memory_format=torch.contiguous_format)
             shape = (count * column.shape[0], *column.shape[1:])
             kept.append(part.reshape(-1).view(column.kept).reshape(shape))
-            at += column.num_bytes
         return self.computed(kept)
 
 

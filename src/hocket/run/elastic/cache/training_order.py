@@ -38,9 +38,16 @@ class TrainingOrder:
     ) -> None:
         self.use = NextUse(0, 0, 1, lambda _: torch.arange(0).numpy())
         self._settings = settings
-        self._num_parts = num_parts
         self._accumulate = accumulate
-        self._device = device
+        self._reads = ReadSpec(
+            inputs=True,
+            targets=True,
+            num_microbatches=num_parts,
+            num_replicas=1,
+            replica=0,
+            device=device,
+            draws_once=True,  # also where no sample seems to vary
+        )
         self._checked: SampleLoader | None = None
         self._recent: deque[BatchRows] = deque()  # of the present step
 
@@ -73,16 +80,7 @@ class TrainingOrder:
             lambda epoch: sampler.order(epoch).numpy(),
         )
         self.use.now = sampler.current.epoch * num_used + sampler.current.position
-        spec = ReadSpec(
-            inputs=True,
-            targets=True,
-            num_microbatches=self._num_parts,
-            num_replicas=1,
-            replica=0,
-            device=self._device,
-            draws_once=True,  # also where no sample seems to vary
-        )
-        return loader.parts(spec)
+        return loader.parts(self._reads)
 
     def advance(self, batch: PartBatch) -> tuple[list[int], bool]:
         """Go on to the step that a batch is of.
