@@ -111,34 +111,23 @@ def calls_alike(found: Captured, old: Captured, *, but_numbers: bool = False) ->
         but_numbers: whether the first may compute with numbers besides, where the
             other one has values.
     """
-    for here, there in (
-        (found.training, old.training),
-        (found.evaluation, old.evaluation),
-    ):
-        if but_numbers:
-            numbers = _numbers(found, here)
-            if _takes_any(here, numbers):  # a module would get a tensor for a float
-                return False
-            nodes = here.trace.calls, there.trace.calls
-            skipped = numbers | _numbers(old, there)
-        else:
-            nodes, skipped = (here.compute, there.compute), set()
-        own, known = (
-            [
-                # With a number and with a tensor, operators may round in two ways.
-                (
-                    flow.trace.path_of(x),
-                    but_numbers and str(x.target),
-                    flow.facts[x].structure,
-                )
-                for x in calls
-                if x not in skipped
-            ]
-            for flow, calls in zip((here, there), nodes, strict=True)
-        )
-        if own != known:
-            return False
-    return True
+
+    def calls(captured: Captured) -> list[tuple[Any, ...]] | None:
+        listed: list[tuple[Any, ...]] = []
+        for flow in (captured.training, captured.evaluation):
+            path_of, facts, nodes = flow.trace.path_of, flow.facts, flow.compute
+            if but_numbers:
+                numbers = _numbers(captured, flow)
+                if _takes_any(flow, numbers):  # a module would get a tensor for a float
+                    return None
+                # With a tensor in place of a number, some operators round differently.
+                nodes = tuple(x for x in flow.trace.calls if x not in numbers)
+                listed += [(str(x.target),) for x in nodes]
+            listed += [(path_of(x), facts[x].structure) for x in nodes]
+        return listed
+
+    own = calls(found)
+    return own is not None and own == calls(old)
 
 
 def _numbers(captured: Captured, flow: TraceFlow) -> set[fx.Node]:

@@ -67,8 +67,7 @@ class StepHeader:
 
     def shapes(self, sizes: int | tuple[int, ...]) -> Signature:
         """Return what the shapes of a message follow from that has so many samples."""
-        lengths = self.form.lengths
-        return (sizes, lengths) if lengths else sizes
+        return (sizes, self.form.lengths) if self.form.lengths else sizes
 
     def header(self) -> Tensor:
         """Return the four numbers that are sent."""

@@ -91,7 +91,7 @@ class FollowedNet:
         self._guards.changes()
         self._boundaries, self._flows = boundaries, flows
         self._first = self._placed
-        self._forms.restart(self._first)
+        self._forms = KnownForms(self._first)
         self.stages = range(self.stages[0], self.stages[0] + len(boundaries) + 1)
 
     def forget(self, runners: Mapping[int, StageRunner]) -> None:
@@ -122,7 +122,7 @@ class FollowedNet:
         Of an `nn.Sequential`, modules run as they are: it is only tried.
 
         Args:
-            form: that of the next batch, for which `runs_with` is false.
+            form: the next batch's, for which `runs_with` is false.
             step: the next step.
 
         Returns:
@@ -344,7 +344,7 @@ class FollowedNet:
             else:
                 self._captured, self._boundaries = found
                 self._numbers = set(numbers)
-                self._forms.restart(found)
+                self._forms = KnownForms(found)
                 return
         raise _refused(changes[0], step, str(why)) from why
 
@@ -360,10 +360,9 @@ class FollowedNet:
         found = self._capture(numbers, example)
         if as_tensors and not calls_alike(found, old, but_numbers=True):
             raise ModelError("with a tensor in place of a number it makes other calls")
-        first = self._first
-        is_same = example.form.lengths == first.captured.example.form.lengths
+        is_same = example.form.lengths == self._first.captured.example.form.lengths
         found, boundaries = placed_again(
-            found, first, self._flows, is_same_form=is_same
+            found, self._first, self._flows, is_same_form=is_same
         )
         old.as_is.update(found.as_is)
         return Placed(replace(found, as_is=old.as_is), boundaries)

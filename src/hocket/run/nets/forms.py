@@ -31,14 +31,10 @@ class KnownForms:
     """The forms that a captured model is right for, and its graphs for others.
 
     Args:
-        now: the model as it is captured first.
+        now: the model as its code is now.
     """
 
     def __init__(self, now: Placed) -> None:
-        self.restart(now)
-
-    def restart(self, now: Placed) -> None:
-        """Note that the model was captured again, for its code is another."""
         self._kept: list[Placed] = []
         self._take(now, now.captured.example.form)
 
