@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 # A process of tests that dies fails its one test (tests/lost_processes.py).
-PYTEST_FLAGS ?= -n 2 --dist loadgroup --max-worker-restart 50 --durations 10
+# Three on two cores: tests of several workers wait for these to start, and for each other.
+PYTEST_FLAGS ?= -n 3 --dist loadgroup --max-worker-restart 50 --durations 10
 # No workers (their tests have a timeout of their own) and no pipelines, but for a case
 # of each way to run; and not what takes most of the time: many examples of one property.
 SLOW := passes/test_fill_with* core/test_check_against_slow* core/test_simulate_random* \
