@@ -14,6 +14,14 @@ from hocket.model.trace.local import is_sharded, local
 from hocket.model.trace.reached import read_beside
 
 
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers under all of their names, parameters first."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Every parameter and buffer of a model, under the first of its names.
@@ -42,10 +50,7 @@ class State:
         """
         if fault := model_fault(model, parallel=True):
             raise ModelError(fault)
-        every: dict[str, Tensor] = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
+        every = named_tensors(model)
         first_of: dict[int, str] = {}
         for name, tensor in every.items():
             first_of.setdefault(id(tensor), name)

@@ -28,6 +28,7 @@ from hocket.model.capture.captured import Captured
 from hocket.model.stages.cut import StageModule, check_as_is, cut, names_in_stages
 from hocket.model.stages.outline import on_tensors
 from hocket.model.stages.routes import Flows
+from hocket.model.trace.state import named_tensors
 from hocket.run.cluster.world import World
 from hocket.run.comm.bundles import Bundle, finish, receive_bundles, send_bundles
 
@@ -141,11 +142,7 @@ def _tensors_of(
     """Return the tensors that stages keep, by first name."""
     found: dict[str, Tensor] = {}
     for stage in stages:
-        for name, x in (
-            *stage.named_parameters(remove_duplicate=False),
-            *stage.named_buffers(remove_duplicate=False),
-        ):
-            found[first_name[name]] = x
+        found |= {first_name[name]: x for name, x in named_tensors(stage).items()}
     return found
 
 

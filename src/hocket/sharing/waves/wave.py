@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import ModelError, NonFiniteError
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.trace.observe import is_random
-from hocket.model.trace.state import saved_tensors
+from hocket.model.trace.state import named_tensors, saved_tensors
 from hocket.run.data.batch import Microbatch
 from hocket.run.data.loss import TOTAL
 from hocket.run.device.operator_mode import OperatorMode
@@ -121,11 +121,7 @@ class Wave:
 
     def _tensors(self) -> dict[str, Any]:
         """Return parameters and buffers under all of their names."""
-        module = self.module
-        return {
-            **dict(module.named_parameters(remove_duplicate=False)),
-            **dict(module.named_buffers(remove_duplicate=False)),
-        }
+        return named_tensors(self.module)
 
     def skip_batch(self) -> None:
         """Step the learning-rate schedule, and averages, for a batch of the other wave.
