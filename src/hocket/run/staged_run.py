@@ -191,8 +191,14 @@ class StagedRun(WorkerRun):
         reads, names = self._executor.reads, self.plan.example.names
         for nets in found:
             refuse_input_gradients(program, reads, nets, names)
+        forms = [first_of(nets).step.form for nets in found]
+        are_other = [self._follow_form(form) for form in (*forms, *forms[:-1])]
+        if any(are_other[len(forms) :]):
+            raise ModelError(
+                f"the batches of step {self._step} need different graphs, each for its "
+                "numbers, texts or lengths: accumulate batches that are alike in these"
+            )
         for nets in found:
-            self._follow_form(first_of(nets).step.form)
             for net in self._followed:
                 parts = nets[program.net_of(net.stages[0]).name].everywhere
                 net.check_samples({part.num_samples for part in parts}, self._step)
@@ -209,19 +215,25 @@ class StagedRun(WorkerRun):
             may_freeze=self._freezing is not None,
         )
 
-    def _follow_form(self, form: Form) -> None:
+    def _follow_form(self, form: Form) -> bool:
         """Let all nets run with a batch of this form; the example's where it is empty.
+
+        Returns:
+            Whether a net has another graph now.
 
         Raises:
             ModelError: a net's code is for the example's form.
         """
         form = Form(*(x or own for x, own in zip(form, self._form, strict=True)))
+        is_other = False
         for net in self._followed:
             if not net.runs_with(form):
                 self._driver.finish()
                 if net.follow_form(form, self._step):
+                    is_other = True
                     with self._reported():
                         net.cut_again(self._executor.runners)
+        return is_other
 
     def _freeze_if_due(self, batch: Any) -> None:
         """Freeze layers before the next step, and change the layout with them."""
@@ -346,21 +358,19 @@ class StagedRun(WorkerRun):
 
     def _worker_loader(self, loader: Iterable[Any]) -> Iterable[Any]:
         """Return what this worker iterates over: its part of a PartLoader, or all."""
-        if self._freezing is not None:  # this worker's part changes with the layout
-            return loader
-        if not isinstance(loader, PartLoader):
+        is_whole = self._freezing is not None  # its part changes with the layout
+        if is_whole or not isinstance(loader, PartLoader):
             return loader
         runners, layout = self._executor.runners.values(), self._layout
         program = self.plan.schedule.program
         net = program.nets[-1]
         reads_all = net.batch_loss or program.whole_batch_flows
         num_replicas = 1 if reads_all else layout.num_pipelines
+        num_parts = layout.num_pipelines // num_replicas
         reads = ReadSpec(
             inputs=any(runner.module.batch_inputs for runner in runners),
             targets=any(x.loss.function or x.loss.batch_function for x in runners),
-            num_microbatches=net.num_microbatches
-            * layout.num_pipelines
-            // num_replicas,
+            num_microbatches=net.num_microbatches * num_parts,
             num_replicas=num_replicas,
             replica=layout.pipeline % num_replicas,
             device=self.world.device,

@@ -37,7 +37,10 @@ class Branches(nn.Module):
         self.third, self.head = nn.Linear(16, 16), nn.Linear(16, 3)
         self.skips = self.norms = self.is_tied = self.is_turned = self.crosses = False
         self.returns_two = False
+        self.rate: Any = 1.0
         self.double()
+
+    cool = 1.0  # of the class, too
 
     def forward(self, x: Tensor) -> Any:
         """(samples, 6) -> (samples, 3)."""
@@ -48,7 +51,8 @@ class Branches(nn.Module):
             x = self.norm(x)
         if self.is_turned:
             x = torch.relu(x) + torch.tanh(x)
-        x = torch.tanh(self.third(x))
+        rate = self.rate * (2.0 if isinstance(self.rate, Tensor) else 1.0)
+        x = torch.tanh(self.third(x) * rate * self.cool)
         if self.is_tied:
             x = x @ self.second.weight
         x = self.head(x + first if self.crosses else x)
@@ -56,12 +60,14 @@ class Branches(nn.Module):
 
 
 # What the loop sets before a step: for some steps, then back.
-CHANGES: Final[dict[str, dict[int, dict[str, bool]]]] = {
+CHANGES: Final[dict[str, dict[int, dict[str, bool | float]]]] = {
     "a layer left out": {2: {"skips": True}, 4: {"skips": False}},
     "a norm comes in": {2: {"norms": True}},
     "other calls without weights": {1: {"is_turned": True}, 3: {"is_turned": False}},
     "another output": {1: {"returns_two": True}, 4: {"returns_two": False}},
     "a tied weight left out": {-1: {"is_tied": True}, 2: {"is_tied": False}},
+    "a number that tells": {1: {"rate": 0.5}, 3: {"rate": 0.25}, 4: {"rate": 2.0}},
+    "a number of the class": {1: {"cool": 0.5}, 3: {"cool": 0.25, "skips": True}},
     "two at once": {2: {"skips": True, "norms": True}},
 }
 

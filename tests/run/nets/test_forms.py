@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -84,6 +86,16 @@ class Rounds(Noised):
         x = self.first(x)
         x = x.lerp(x.cos(), t / 3) + (t + 1) / (x.abs() + 0.01)
         return self.heads[task](x)
+
+
+class Tells(Noised):
+    """Makes another constant of a tensor, also where only numbers are computed."""
+
+    def forward(self, x: Tensor, t: Any = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        part = t * (2.0 if isinstance(t, Tensor) else 1.0)
+        x = torch.tanh(self.second(torch.tanh(self.first(x)) + part))
+        return self.heads[task](x * t * len(str(t)))
 
 
 class Decides(Noised):
@@ -194,7 +206,7 @@ def entry_differ() -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("kind", [Noised, Takes, Fills, Rounds, Decides])
+@pytest.mark.parametrize("kind", [Noised, Takes, Fills, Rounds, Tells, Decides])
 def test_one_worker_trains_as_the_plain_loop(
     kind: Callable[[], nn.Module], dtype: torch.dtype
 ) -> None:
@@ -233,6 +245,71 @@ def test_whole_numbers_flags_and_none() -> None:
         with pytest.raises(ModelError, match=why):
             pipeline.step(more[3])
         pipeline.step(data[0])
+
+
+class Signs(Noised):
+    """Reads the sign of a zero, and the class of a number."""
+
+    def forward(self, x: Tensor, t: float = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        x = torch.tanh(self.second(torch.tanh(self.first(x))))
+        scale = 3.0 if isinstance(t, np.float64) else 2.0
+        return self.heads[task](x * math.copysign(scale, t))
+
+
+def test_zeros_of_two_signs_and_numbers_of_other_libraries() -> None:
+    """Past bug: -0.0 ran with the graph for 0.0, and np.float64 with that of floats."""
+    net = Signs()
+    plain = copy.deepcopy(net)
+    data = batches(*((t,) for t in (0.0, -0.0, 0.0, 0.5, np.float64(0.5), -0.5)))
+    with started(net, loss, adam, data[0], num_microbatches=2) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+    assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
+
+
+def test_batches_of_one_step_need_one_graph() -> None:
+    """Past bug: the first of them ran with the graph for the last."""
+    net = Noised()
+    plain = copy.deepcopy(net)
+    data = batches((1.0, "a"), (1.0, "b"), (2.0, "a"), (3.0, "a"))
+    with started(net, loss, adam, data[0], accumulate=2) as pipeline:
+        with pytest.raises(ModelError, match="batches of step 0 need different graphs"):
+            pipeline.step(*data[:2])
+        found = pipeline.step(*data[2:]).loss
+    with torch.no_grad():
+        means = [loss(plain(*inputs), y).item() for inputs, y in data[2:]]
+    assert found == pytest.approx(sum(means) / 2, rel=1e-10)
+
+
+class Long(nn.Module):
+    """Decides by the length, and has a head for each task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(4, 8)
+        self.heads = nn.ModuleDict({"a": nn.Linear(8, 3), "b": nn.Linear(8, 3)})
+        self.double()
+
+    def forward(self, x: Tensor, t: float, task: str) -> Tensor:
+        """(samples, length, 4) -> (samples, 3)."""
+        hidden = torch.tanh(self.first(x)) * (2.0 if x.shape[1] > 6 else 1.0)
+        return self.heads[task](hidden.mean(1) * (1 - t))
+
+
+def test_code_that_decides_by_lengths_and_tasks() -> None:
+    """Past bug: the first length was refused once another one had its graph."""
+    rng = torch.Generator().manual_seed(1)
+    data: list[Batch] = []
+    for length, *more in ((5, 0.1, "a"), (7, 0.2, "b"), (5, 0.2, "b"), (8, 0.3, "a")):
+        x = torch.randn(8, int(length), 4, generator=rng, dtype=torch.float64)
+        y = torch.randn(8, 3, generator=rng, dtype=torch.float64)
+        data.append(((x, *more), y))
+    net = Long()
+    plain = copy.deepcopy(net)
+    with started(net, loss, adam, data[0], num_microbatches=2) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+    assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
 
 
 def test_a_number_that_changes_at_each_step_is_captured_once(

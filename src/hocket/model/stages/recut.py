@@ -10,14 +10,15 @@ made for the first cut stays: weights and their optimizers, and channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from hocket.errors import ModelError
 from hocket.model.capture.captured import (
@@ -29,10 +30,12 @@ from hocket.model.capture.captured import (
 from hocket.model.stages.cut import check_as_is, names_in_stages
 from hocket.model.stages.outline import on_tensors
 from hocket.model.stages.routes import Flows, routes
-from hocket.model.trace.example import is_number
+from hocket.model.trace.example import PLAIN, is_number
 from hocket.model.trace.flow import TraceFlow
 from hocket.model.trace.observe import TensorInfo
 from hocket.model.trace.value import SentTensor
+
+Values: TypeAlias = Mapping[Any, Any]  # of inputs by place, of attributes by name
 
 WAY_OUT: Final = (
     "Put what depends on it into a submodule, or cut elsewhere (cut=[...], or fewer "
@@ -52,16 +55,13 @@ class Placed(NamedTuple):
     boundaries: Sequence[int]
 
 
-def placed_again(
-    found: Captured, before: Placed, flows: Flows, *, is_same_form: bool = True
-) -> Placed:
+def placed_again(found: Captured, before: Placed, flows: Flows) -> Placed:
     """Return a model that was captured again, without values, cut as it was before.
 
     Args:
         found: the model as it is captured now.
         before: the same model, as it was.
         flows: see `hocket.model.stages.cut.cut`.
-        is_same_form: whether batches have the same form; if not, other shapes cross.
 
     Raises:
         ModelError: a stage would begin at another place, use weights of another one,
@@ -69,6 +69,8 @@ def placed_again(
             it is.
     """
     old, boundaries = before
+    # Of batches of other lengths, other shapes cross.
+    is_same_form = found.example.form.lengths == old.example.form.lengths
     names = names_in_stages(old, boundaries)
     if calls_alike(found, old):
         placed = with_starts(found, old.starts)
@@ -102,27 +104,32 @@ def placed_again(
     return Placed(on_tensors(placed, {}, live=nn.Module()), boundaries)
 
 
-def calls_alike(found: Captured, old: Captured, *, but_numbers: bool = False) -> bool:
+def calls_alike(
+    found: Captured, old: Captured, *, but_numbers: Mapping[str, str] | None = None
+) -> bool:
     """Whether two captures make the same calls, which return the same shapes and types.
 
     Args:
         found: a capture.
         old: another one of the same model.
-        but_numbers: whether the first may compute with numbers besides, where the
-            other one has values.
+        but_numbers: attributes and their values: the first may compute with numbers
+            besides, where the other one has what they are for these and its example.
     """
+    leaves = enumerate(old.example.leaves)
+    at: dict[Any, Any] = {i: x for i, x in leaves if isinstance(x, PLAIN)}
+    at |= but_numbers or {}
 
     def calls(captured: Captured) -> list[tuple[Any, ...]] | None:
         listed: list[tuple[Any, ...]] = []
         for flow in (captured.training, captured.evaluation):
             path_of, facts, nodes = flow.trace.path_of, flow.facts, flow.compute
-            if but_numbers:
-                numbers = _numbers(captured, flow)
+            if but_numbers is not None:
+                numbers = _numbers(captured, flow, at)
                 if _takes_any(flow, numbers):  # a module would get a tensor for a float
                     return None
                 # With a tensor in place of a number, some operators round differently.
                 nodes = tuple(x for x in flow.trace.calls if x not in numbers)
-                listed += [(str(x.target),) for x in nodes]
+                listed += [(str(x.target), *_constants(x, numbers)) for x in nodes]
             listed += [(path_of(x), facts[x].structure) for x in nodes]
         return listed
 
@@ -130,20 +137,22 @@ def calls_alike(found: Captured, old: Captured, *, but_numbers: bool = False) ->
     return own is not None and own == calls(old)
 
 
-def _numbers(captured: Captured, flow: TraceFlow) -> set[fx.Node]:
+def _numbers(captured: Captured, flow: TraceFlow, at: Values) -> dict[fx.Node, Tensor]:
     """Return the nodes of numbers: tensors of no dimensions, and what is made of them.
 
     Of them a graph computes what Python does with floats.
+
+    Args:
+        captured: the model.
+        flow: one of its modes.
+        at: what values of inputs and attributes they are computed of; else of any.
     """
     trace, leaves = flow.trace, captured.example.leaves
-    found = {node for node, i in trace.leaf_of.items() if is_number(leaves[i])}
-    found |= {
-        node
-        for node in trace.graph.nodes
-        if trace.is_state(node)
-        and not trace.state.is_parameter(str(node.target))
-        and is_number(trace.state.tensors[str(node.target)])
-    }
+    keys = {node: i for node, i in trace.leaf_of.items() if is_number(leaves[i])}
+    gets = (x for x in trace.graph.nodes if x.op == "get_attr" and x.target in at)
+    keys |= {node: str(node.target) for node in gets}
+    values = {node: float(at.get(key, 0.5)) for node, key in keys.items()}
+    found = {node: torch.tensor(x, dtype=torch.float64) for node, x in values.items()}
     for node in trace.calls:
         seen = flow.facts[node].structure
         is_one = isinstance(seen, TensorInfo) and not seen.shape
@@ -152,17 +161,25 @@ def _numbers(captured: Captured, flow: TraceFlow) -> set[fx.Node]:
         is_clone = node.target is torch.ops.aten.clone.default
         is_arithmetic = torch.Tag.pointwise in getattr(node.target, "tags", ())
         inputs = node.all_input_nodes
-        if is_double and is_arithmetic and not is_clone and found.issuperset(inputs):
-            found.add(node)
+        if is_double and is_arithmetic and not is_clone and found.keys() >= {*inputs}:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
+            call: Any = node.target
+            found[node] = call(*args, **kwargs)
     return found
 
 
-def _takes_any(flow: TraceFlow, numbers: set[fx.Node]) -> bool:
+def _constants(node: fx.Node, numbers: Mapping[fx.Node, Tensor]) -> list[Any]:
+    """Return what a call is given besides tensors, and None for each of these."""
+    known = {x: numbers[x].item() for x in node.all_input_nodes if x in numbers}
+    return pytree.tree_leaves(fx.map_arg((node.args, node.kwargs), known.get))
+
+
+def _takes_any(flow: TraceFlow, numbers: Collection[fx.Node]) -> bool:
     """Whether a module that runs as it is, or may at some step, is called with some."""
     calls = (x for x in flow.trace.calls if x.op == "call_module")
     spans = (x for x in flow.trace.spans.values() if x.path)  # not the model itself
     given = chain((x.all_input_nodes for x in calls), (x.given for x in spans))
-    return not numbers.isdisjoint(x for x in chain(*given) if isinstance(x, fx.Node))
+    return any(x in numbers for x in chain(*given) if isinstance(x, fx.Node))
 
 
 def _moved(found: Captured, old: Captured, starts: Sequence[int]) -> list[int]:

@@ -41,8 +41,8 @@ class Form(NamedTuple):
 
     Args:
         lengths: see `Lengths`.
-        values: the type and value of each leaf that is a number, a text or None; of
-            others, nothing.
+        values: the type, text and value of each leaf that is a number, a text or None;
+            of others, nothing. The text of -0.0 is another one than that of 0.0.
     """
 
     lengths: Lengths = ()
@@ -150,9 +150,9 @@ class Example:
         for i, (own, new) in enumerate(zip(self.form.values, form.values, strict=True)):
             if own == new or not self._fault_of_value(i, new):
                 continue
-            leaves[i] = new[1]
-            if as_tensors and isinstance(new[1], float):
-                leaves[i] = torch.tensor(new[1], dtype=torch.float64)
+            leaves[i] = new[-1]
+            if as_tensors and type(new[-1]) is float:  # no class of another library
+                leaves[i] = torch.tensor(new[-1], dtype=torch.float64)
         return replace(self, leaves=tuple(leaves))
 
     def form_of(self, leaves: Sequence[Any]) -> Form:
@@ -176,11 +176,11 @@ class Example:
 
     def _fault_of_value(self, place: int, value: tuple[Any, ...]) -> str:
         leaf = self.leaves[place]
-        if not value or (is_number(leaf) and isinstance(value[1], float)):
+        if not value or (is_number(leaf) and type(value[-1]) is float):
             return ""
-        if value == (type(leaf).__name__, leaf):
+        if value[:2] == (type(leaf), repr(leaf)):
             return ""
-        return f"{self.names[place]} is {value[1]!r}, and it is captured for {leaf!r}"
+        return f"{self.names[place]} is {value[1]}, and it is captured for {leaf!r}"
 
     def sizes(self, lengths: Lengths) -> dict[Place, int]:
         """Return lengths by place."""
@@ -196,7 +196,7 @@ class Example:
             for leaf, cut in zip(leaves, self.batched, strict=True)
         )
         values = (
-            (type(leaf).__name__, leaf) if isinstance(leaf, PLAIN) else ()
+            (type(leaf), repr(leaf), leaf) if isinstance(leaf, PLAIN) else ()
             for leaf in leaves
         )
         return Form(tuple(lengths), tuple(values))

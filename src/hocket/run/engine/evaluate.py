@@ -63,7 +63,7 @@ class Evaluator:
 
     executor: Executor
     plan: Plan
-    follow_form: Callable[[Form], None]
+    follow_form: Callable[[Form], object]
 
     def __post_init__(self) -> None:
         """Open the channels of evaluations; every worker must call this."""

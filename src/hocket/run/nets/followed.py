@@ -37,6 +37,7 @@ from hocket.model.stages.recut import Placed, calls_alike, placed_again
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
 from hocket.model.trace.example import Example, Form
+from hocket.model.trace.state import named_tensors
 from hocket.run.nets.forms import KnownForms
 from hocket.run.nets.live_model import LiveModel
 from hocket.run.stage.compiled.function import is_compiled
@@ -78,7 +79,8 @@ class FollowedNet:
         self._boundaries = boundaries
         self._flows = flows
         self.stages = numbers
-        self._numbers: set[str] = set()  # attributes that stages read as tensors
+        # Attributes that stages read as tensors, and a value that each has had.
+        self._numbers: dict[str, str] = {}
         self._captured = on_tensors(captured, {}, live=nn.Module())
         self._first = self._placed  # others are cut where it was
         self._forms = KnownForms(self._first)
@@ -309,10 +311,8 @@ class FollowedNet:
         self, change: ModelChange, runners: Mapping[int, StageRunner]
     ) -> bool:
         """Give the stages a number that they read as a tensor; whether it is one."""
-        if change.name not in self._numbers:
-            return False
         value = self._live.number(change.name)
-        if value is None:
+        if change.name not in self._numbers or value is None:
             return False
         for runner in self._own(runners).values():
             named = dict(runner.module.named_buffers())
@@ -326,30 +326,29 @@ class FollowedNet:
         Numbers that have changed become tensors, where that captures the same calls:
         the next change of one costs no capture.
         """
-        as_is = self._captured.as_is
+        as_is, number = self._captured.as_is, self._live.number
         names = {
-            x.name
+            x.name: x.before
             for x in changes
-            if self._live.number(x.name) is not None
-            and x.name.rpartition(".")[0] not in as_is
+            if number(x.name) is not None and x.name.rpartition(".")[0] not in as_is
         }
-        self._numbers = {x for x in self._numbers if self._live.number(x) is not None}
-        for numbers in dict.fromkeys((frozenset(self._numbers | names), frozenset())):
+        known = {x: was for x, was in self._numbers.items() if number(x) is not None}
+        for numbers in (known | names, {}):
             try:
                 found = self._captured_with(
-                    numbers, self._captured.example, bool(numbers - self._numbers)
+                    numbers, self._captured.example, not numbers.keys() <= known.keys()
                 )
-            except (HocketError, TypeError, RuntimeError) as error:
+            except (HocketError, TypeError, ValueError, RuntimeError) as error:
                 why = error
             else:
                 self._captured, self._boundaries = found
-                self._numbers = set(numbers)
+                self._numbers = numbers
                 self._forms = KnownForms(found)
                 return
         raise _refused(changes[0], step, str(why)) from why
 
     def _captured_with(
-        self, numbers: Collection[str], example: Example, as_tensors: bool
+        self, numbers: Mapping[str, str], example: Example, as_tensors: bool
     ) -> Placed:
         """Return the captured model, some numbers as tensors.
 
@@ -358,12 +357,9 @@ class FollowedNet:
         """
         old = self._captured
         found = self._capture(numbers, example)
-        if as_tensors and not calls_alike(found, old, but_numbers=True):
+        if as_tensors and not calls_alike(found, old, but_numbers=numbers):
             raise ModelError("with a tensor in place of a number it makes other calls")
-        is_same = example.form.lengths == self._first.captured.example.form.lengths
-        found, boundaries = placed_again(
-            found, self._first, self._flows, is_same_form=is_same
-        )
+        found, boundaries = placed_again(found, self._first, self._flows)
         old.as_is.update(found.as_is)
         return Placed(replace(found, as_is=old.as_is), boundaries)
 
@@ -438,14 +434,8 @@ class FollowedNet:
                 value = self._live.number(name)
                 # On the host, as a float is: from there operators round it as one.
                 tensors[name] = torch.tensor(value, dtype=torch.float64)
-            module = runner.module
-            every = (
-                *module.named_parameters(remove_duplicate=False),
-                *module.named_buffers(remove_duplicate=False),
-            )
-            tensors |= {
-                first_name[name]: x for name, x in every if name not in self._numbers
-            }
+            held = named_tensors(runner.module).items()
+            tensors |= {first_name[x]: t for x, t in held if x not in self._numbers}
         captured = on_tensors(self._captured, tensors, live=self._live.model)
         captured = replace(captured, trained=frozenset(captured.state.trained))
         stages = cut(captured, self._boundaries, self._flows, own.keys())

@@ -139,7 +139,7 @@ def _examples(own: Example, form: Form) -> Iterator[tuple[Example, bool]]:
     if numbers.form.values != example.form.values:
         yield replace(numbers, open=example.open), True
     yield example, False
-    if differ:
+    if example.open:  # of a size that differs now, or did before
         yield own.with_values(form).at(form.lengths), False
 
 

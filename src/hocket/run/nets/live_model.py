@@ -68,8 +68,10 @@ class LiveModel:
         path, _, attribute = name.rpartition(".")
         model = self.model
         part = None if model is None else dict(model.named_modules()).get(path)
-        value = vars(part).get(attribute) if part is not None else None
-        return value if isinstance(value, float) else None
+        # What its class has, too, would be read there and not from a buffer.
+        is_own = part is not None and not hasattr(type(part), attribute)
+        value = vars(part).get(attribute) if is_own else None
+        return value if type(value) is float else None
 
     def captured(
         self,
