@@ -267,6 +267,37 @@ def test_zeros_of_two_signs_and_numbers_of_other_libraries() -> None:
     assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
 
 
+class ByTask(Noised):
+    """Only one task makes another constant of a tensor, with the same operators."""
+
+    def forward(self, x: Tensor, t: Any = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        x = torch.tanh(self.second(torch.tanh(self.first(x)) * (1 - t)))
+        is_other = task == "b" and isinstance(t, Tensor)
+        return self.heads[task](x * (3.0 if is_other else 1.0))
+
+
+@pytest.mark.parametrize("kind", [Noised, ByTask])
+def test_another_task_while_a_number_is_a_tensor(kind: Callable[[], nn.Module]) -> None:
+    """Past bug: its code was not asked whether a tensor does for the number."""
+    net = kind()
+    plain = copy.deepcopy(net)
+    data = batches((0.1, "a"), (0.2, "a"), (0.3, "b"), (0.4, "b"), (0.5, "a"))
+    with started(net, loss, adam, data[0], num_microbatches=2) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+    assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
+
+
+def test_a_number_and_a_task_that_change_at_each_step() -> None:
+    """Past bug: each number had a graph, and the ninth was refused."""
+    net = Noised()
+    plain = copy.deepcopy(net)
+    data = batches(*((i / 14, "ab"[i % 2]) for i in range(14)))
+    with started(net, loss, adam, data[0], num_microbatches=2) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+    assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)
+
+
 def test_batches_of_one_step_need_one_graph() -> None:
     """Past bug: the first of them ran with the graph for the last."""
     net = Noised()

@@ -30,7 +30,7 @@ from hocket.model.capture.captured import (
 from hocket.model.stages.cut import check_as_is, names_in_stages
 from hocket.model.stages.outline import on_tensors
 from hocket.model.stages.routes import Flows, routes
-from hocket.model.trace.example import PLAIN, is_number
+from hocket.model.trace.example import is_number
 from hocket.model.trace.flow import TraceFlow
 from hocket.model.trace.observe import TensorInfo
 from hocket.model.trace.value import SentTensor
@@ -105,7 +105,7 @@ def placed_again(found: Captured, before: Placed, flows: Flows) -> Placed:
 
 
 def calls_alike(
-    found: Captured, old: Captured, *, but_numbers: Mapping[str, str] | None = None
+    found: Captured, old: Captured, *, but_numbers: Values | None = None
 ) -> bool:
     """Whether two captures make the same calls, which return the same shapes and types.
 
@@ -113,10 +113,10 @@ def calls_alike(
         found: a capture.
         old: another one of the same model.
         but_numbers: attributes and their values: the first may compute with numbers
-            besides, where the other one has what they are for these and its example.
+            besides, where the other one has what they are for these and its inputs.
     """
-    leaves = enumerate(old.example.leaves)
-    at: dict[Any, Any] = {i: x for i, x in leaves if isinstance(x, PLAIN)}
+    values = enumerate(old.example.form.values)
+    at: dict[Any, Any] = {i: x[-1] for i, x in values if x}
     at |= but_numbers or {}
 
     def calls(captured: Captured) -> list[tuple[Any, ...]] | None:

@@ -143,15 +143,15 @@ class Example:
 
         Args:
             form: a batch's.
-            as_tensors: whether floats that differ become tensors of no dimensions. A
-                leaf that is one stays one.
+            as_tensors: whether floats that differ, or that have been tensors of no
+                dimensions, are such tensors.
         """
         leaves = [*self.leaves]
-        for i, (own, new) in enumerate(zip(self.form.values, form.values, strict=True)):
-            if own == new or not self._fault_of_value(i, new):
-                continue
+        for i, new in ((i, x) for i, x in enumerate(form.values) if x):
+            is_open = is_number(leaves[i]) or bool(self._fault_of_value(i, new))
             leaves[i] = new[-1]
-            if as_tensors and type(new[-1]) is float:  # no class of another library
+            # No class of another library.
+            if as_tensors and is_open and type(new[-1]) is float:
                 leaves[i] = torch.tensor(new[-1], dtype=torch.float64)
         return replace(self, leaves=tuple(leaves))
 

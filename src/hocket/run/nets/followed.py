@@ -36,7 +36,7 @@ from hocket.model.stages.outline import on_tensors
 from hocket.model.stages.recut import Placed, calls_alike, placed_again
 from hocket.model.stages.reroute import runs_modules
 from hocket.model.stages.routes import Flows
-from hocket.model.trace.example import Example, Form
+from hocket.model.trace.example import PLAIN, Example, Form, is_number
 from hocket.model.trace.state import named_tensors
 from hocket.run.nets.forms import KnownForms
 from hocket.run.nets.live_model import LiveModel
@@ -79,8 +79,7 @@ class FollowedNet:
         self._boundaries = boundaries
         self._flows = flows
         self.stages = numbers
-        # Attributes that stages read as tensors, and a value that each has had.
-        self._numbers: dict[str, str] = {}
+        self._numbers: set[str] = set()  # attributes that stages read as tensors
         self._captured = on_tensors(captured, {}, live=nn.Module())
         self._first = self._placed  # others are cut where it was
         self._forms = KnownForms(self._first)
@@ -327,17 +326,12 @@ class FollowedNet:
         the next change of one costs no capture.
         """
         as_is, number = self._captured.as_is, self._live.number
-        names = {
-            x.name: x.before
-            for x in changes
-            if number(x.name) is not None and x.name.rpartition(".")[0] not in as_is
-        }
-        known = {x: was for x, was in self._numbers.items() if number(x) is not None}
-        for numbers in (known | names, {}):
+        named = {x.name for x in changes if x.name.rpartition(".")[0] not in as_is}
+        names = {x for x in named | self._numbers if number(x) is not None}
+        example = self._captured.example
+        for numbers, given in ((names, example), (set[str](), self._plain(example))):
             try:
-                found = self._captured_with(
-                    numbers, self._captured.example, not numbers.keys() <= known.keys()
-                )
+                found = self._captured_with(numbers, given)
             except (HocketError, TypeError, ValueError, RuntimeError) as error:
                 why = error
             else:
@@ -347,18 +341,28 @@ class FollowedNet:
                 return
         raise _refused(changes[0], step, str(why)) from why
 
-    def _captured_with(
-        self, numbers: Mapping[str, str], example: Example, as_tensors: bool
-    ) -> Placed:
+    def _plain(self, example: Example) -> Example:
+        """Return an example with some float where it has a tensor for one."""
+        first = self._first.captured.example.leaves
+        pairs = zip(example.leaves, first, strict=True)
+        leaves = [0.5 if is_number(x) and isinstance(a, PLAIN) else x for x, a in pairs]
+        return replace(example, leaves=tuple(leaves))
+
+    def _captured_with(self, numbers: Collection[str], example: Example) -> Placed:
         """Return the captured model, some numbers as tensors.
+
+        With values in their place it must make the same calls.
 
         Raises:
             ModelError: its stages cannot be what they are; see `placed_again`.
         """
         old = self._captured
         found = self._capture(numbers, example)
-        if as_tensors and not calls_alike(found, old, but_numbers=numbers):
-            raise ModelError("with a tensor in place of a number it makes other calls")
+        plain = self._plain(example)
+        if numbers or plain.form.values != example.form.values:
+            at = {x: self._live.number(x) for x in numbers}
+            if not calls_alike(found, self._capture((), plain), but_numbers=at):
+                raise ModelError("with a tensor for a number it makes other calls")
         found, boundaries = placed_again(found, self._first, self._flows)
         old.as_is.update(found.as_is)
         return Placed(replace(found, as_is=old.as_is), boundaries)

@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 _MOST: Final = 8  # graphs, of code that decides by forms
 
-# Captures the model with an example; whether its numbers are to be tensors.
-CaptureAgain: TypeAlias = Callable[[Example, bool], Placed]
+CaptureAgain: TypeAlias = Callable[[Example], Placed]
 
 
 class KnownForms:
@@ -110,10 +109,10 @@ class KnownForms:
             why = _fault(now.captured, form)
             raise ModelError(f"{why}, and {_MOST} graphs of it are kept already")
         faults: list[Exception] = []
-        for example, as_tensors in _examples(now.captured.example, form):
+        for example in _examples(now.captured.example, form):
             log.info("capturing the model for batches of another form: %s", form)
             try:
-                found = capture_again(example, as_tensors)
+                found = capture_again(example)
             except Exception as error:
                 faults.append(error)
             else:
@@ -123,11 +122,8 @@ class KnownForms:
         raise faults[0]
 
 
-def _examples(own: Example, form: Form) -> Iterator[tuple[Example, bool]]:
-    """Yield examples to capture a model with, those for most other forms first.
-
-    With each, whether its numbers are tensors where the model has had values.
-    """
+def _examples(own: Example, form: Form) -> Iterator[Example]:
+    """Yield examples to capture a model with, those for most other forms first."""
     sizes = own.sizes(own.form.lengths)
     differ = {
         place: size
@@ -137,10 +133,10 @@ def _examples(own: Example, form: Form) -> Iterator[tuple[Example, bool]]:
     example = replace(own.with_values(form), open={**own.open, **differ})
     numbers = own.with_values(form, as_tensors=True)
     if numbers.form.values != example.form.values:
-        yield replace(numbers, open=example.open), True
-    yield example, False
+        yield replace(numbers, open=example.open)
+    yield example
     if example.open:  # of a size that differs now, or did before
-        yield own.with_values(form).at(form.lengths), False
+        yield own.with_values(form).at(form.lengths)
 
 
 def _fault(captured: Captured, form: Form) -> str:
