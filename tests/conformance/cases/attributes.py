@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -101,6 +102,30 @@ def activation_slope() -> Script:
         net[1].negative_slope = 0.1 * step
 
     net = chain(nn.Linear(6, 8), nn.LeakyReLU(0.0), nn.Linear(8, 8), nn.Tanh())
+    return Script(net, batches(), before_step=before_step)
+
+
+class Typed(nn.Module):
+    """Python compares 1, True and 1.0 as equal, and 0.0 and -0.0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate: float = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it computes differs for each."""
+        kind = (int, bool, float).index(type(self.rate))
+        return x * (kind + 1) + math.copysign(0.5, self.rate)
+
+
+@case("an attribute whose type alone changes, or the sign of zero")
+def type_alone() -> Script:
+    """From 1 to True, 1.0, 0.0 and -0.0."""
+
+    def before_step(step: int, net: Any) -> None:
+        net[1].rate = (1, True, 1.0, 0.0, -0.0)[step % 5]
+
+    net = chain(nn.Linear(6, 8), Typed(), nn.Tanh())
     return Script(net, batches(), before_step=before_step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from typing import Any, Final
@@ -280,3 +281,18 @@ def test_a_tensor_in_place_of_a_number_is_a_change() -> None:
     assert guards.changes() == [
         ModelChange("alpha", "a Tensor", "a Tensor", frozenset({""}))
     ]
+
+
+@pytest.mark.parametrize(
+    ("was", "now"), [(1, True), (1.0, 1), (0.0, -0.0), ([1], [True])]
+)
+def test_equal_values_of_another_type_or_sign_are_changes(was: Any, now: Any) -> None:
+    """Past bug: Python takes them for equal, and code does not."""
+    net = Net()
+    vars(net)["alpha"] = was
+    guards = Guards(net)
+    vars(net)["alpha"] = copy.deepcopy(was)
+    assert not guards.changes()
+    vars(net)["alpha"] = now
+    assert [x.name for x in guards.changes()] == ["alpha"]
+    assert not guards.changes()

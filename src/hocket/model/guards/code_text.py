@@ -38,7 +38,7 @@ from torch import Tensor
 from hocket.errors import HocketError
 
 _MOST_VALUES: Final = 50_000
-_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 # Their versions are part of every key.
 _KNOWN: Final = sys.stdlib_module_names | {"torch", "hocket"}
 # What code reaches by these is not among its names.
@@ -106,7 +106,7 @@ class _Walk:
         self._num_values += 1
         if self._num_values > _MOST_VALUES:
             raise UnknownCodeError("it reaches too many objects")
-        if isinstance(value, _PLAIN) and not isinstance(value, Enum):
+        if isinstance(value, PLAIN) and not isinstance(value, Enum):
             return repr(value)
         if isinstance(value, ModuleType):
             return value.__name__ + _version(value.__name__)
@@ -145,7 +145,7 @@ def _items(value: Any) -> Iterable[Any] | None:
         case dict():
             return [part for pair in value.items() for part in pair]
         case set() | frozenset():
-            if not all(isinstance(x, _PLAIN) for x in value):
+            if not all(isinstance(x, PLAIN) for x in value):
                 raise UnknownCodeError("it reads a set of objects")  # in any order
             return sorted(value, key=repr)
         case CellType():

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from operator import attrgetter, call, itemgetter
+from operator import attrgetter, call, is_, itemgetter
 from typing import Any, Final, TypeAlias
 from weakref import ref
 
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
-from hocket.model.guards.reached import PLAIN, Holders, own_attributes, used_by_forward
+from hocket.model.guards.code_text import PLAIN
+from hocket.model.guards.reached import Holders, own_attributes, used_by_forward
 
 HOOKS: Final = tuple(x for x in vars(nn.Module()) if x.endswith("_hooks"))
 _GLOBAL_HOOKS: Final = tuple(
@@ -162,7 +163,9 @@ class Guards:
         """Whether some values, and all that is not the modules', are as noted."""
         try:
             read = [x() for x in reads]  # the fixed ones are behind the live ones
-            return read == self._was[: len(read)] and self._content() == self._held
+            content, values = self._content(), (read[0][1], self._was[0][1])
+            is_equal = read == self._was[: len(read)] and content == self._held
+            return is_equal and _same(*values) and _same(content, self._held)
         except Exception:  # two tensors, say, have no one answer
             return False
 
@@ -284,7 +287,8 @@ class Guards:
                 continue
             with suppress(Exception):  # as in `changes`
                 own = vars(module)
-                if (len(own), type(module), get(own)) == (size, kind, noted):
+                is_one = (len(own), type(module)) == (size, kind)
+                if is_one and all(map(_same, get(own), noted)):
                     continue
             if kind is not type(module):
                 yield _joined(path, "__class__"), kind, type(module), (path,)
@@ -380,10 +384,18 @@ def _different(
 
 
 def _same(a: Any, b: Any) -> bool:
-    try:
-        return a is b or bool(a == b)
-    except Exception:
-        return False
+    """Whether two values are the same to code: 1 is not True, and 0.0 is not -0.0."""
+    if a is b:
+        return True
+    if type(a) in PLAIN or type(b) in PLAIN:
+        return type(a) is type(b) and repr(a) == repr(b)
+    if isinstance(a, list | tuple | deque) and type(a) is type(b):
+        return len(a) == len(b) and (all(map(is_, a, b)) or all(map(_same, a, b)))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[x], b[x]) for x in a)
+    with suppress(Exception):  # as in `changes`
+        return bool(a == b)
+    return False
 
 
 def _copied(value: Any) -> Any:

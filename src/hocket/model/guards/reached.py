@@ -27,9 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hocket.model.guards.code_text import inner_code, is_installed, slots_of
+from hocket.model.guards.code_text import PLAIN, inner_code, is_installed, slots_of
 
-PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 # torch's own attributes: those of all modules, and those of recurrent ones, whose
 # weights are in a list as well.
 OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
