@@ -355,3 +355,24 @@ def test_a_number_that_changes_at_each_step_is_captured_once(
         for batch in data:
             pipeline.step(batch)
     assert sum(x.startswith(CAPTURING) for x in caplog.messages) == 1
+
+
+class Divides(Noised):
+    """By the number; Python refuses to divide by zero."""
+
+    def forward(self, x: Tensor, t: float = 1.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        return self.heads[task](torch.tanh(self.first(x)) / (1 / t))
+
+
+def test_a_division_by_zero_is_pythons() -> None:
+    """With a tensor the quotient would be infinite, and what is divided by it zero."""
+    net, data = Divides(), batches((0.5,), (0.25,), (0.0,), (0.25,))
+    plain = copy.deepcopy(net)
+    with started(net, loss, adam, data[0]) as pipeline:
+        losses = [pipeline.step(batch).loss for batch in data[:2]]
+        with pytest.raises(ModelError, match="division by zero"):
+            pipeline.step(data[2])
+        losses.append(pipeline.step(data[3]).loss)
+    expected = train_plain(plain, [*data[:2], data[3]], 2)
+    assert losses == pytest.approx(expected, rel=1e-10)

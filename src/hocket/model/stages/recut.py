@@ -32,11 +32,13 @@ from hocket.model.stages.outline import on_tensors
 from hocket.model.stages.routes import Flows, routes
 from hocket.model.trace.example import is_number
 from hocket.model.trace.flow import TraceFlow
-from hocket.model.trace.observe import TensorInfo
 from hocket.model.trace.value import SentTensor
 
 Values: TypeAlias = Mapping[Any, Any]  # of inputs by place, of attributes by name
 
+_op: Final = torch.ops.aten
+_SUMS: Final = (_op.add.Tensor, _op.sub.Tensor, _op.rsub.Scalar)
+_OF_FLOATS: Final = (*_SUMS, _op.mul.Tensor, _op.neg.default)
 WAY_OUT: Final = (
     "Put what depends on it into a submodule, or cut elsewhere (cut=[...], or fewer "
     "stages)"
@@ -154,18 +156,24 @@ def _numbers(captured: Captured, flow: TraceFlow, at: Values) -> dict[fx.Node, T
     values = {node: float(at.get(key, 0.5)) for node, key in keys.items()}
     found = {node: torch.tensor(x, dtype=torch.float64) for node, x in values.items()}
     for node in trace.calls:
-        seen = flow.facts[node].structure
-        is_one = isinstance(seen, TensorInfo) and not seen.shape
-        is_double = is_one and seen.dtype is torch.float64
-        # What `torch.tensor(number)` makes, has another type without the tensor.
-        is_clone = node.target is torch.ops.aten.clone.default
-        is_arithmetic = torch.Tag.pointwise in getattr(node.target, "tags", ())
-        inputs = node.all_input_nodes
-        if is_double and is_arithmetic and not is_clone and found.keys() >= {*inputs}:
+        inputs = {*node.all_input_nodes}
+        if inputs and inputs <= found.keys() and _is_as_of_floats(node):
             args, kwargs = fx.map_arg((node.args, node.kwargs), found.__getitem__)
             call: Any = node.target
             found[node] = call(*args, **kwargs)
     return found
+
+
+def _is_as_of_floats(node: fx.Node) -> bool:
+    """Whether a call computes what Python does, for all numbers.
+
+    Python refuses to divide by zero. What `torch.tensor(number)` makes, has another
+    type than a copy of the tensor.
+    """
+    by = [*node.args, None][1]
+    divides = node.target is _op.div.Tensor and not isinstance(by, fx.Node)
+    is_power = node.target is _op.pow.Tensor_Scalar and by in (2, 3)
+    return divides or is_power or node.target in _OF_FLOATS
 
 
 def _constants(node: fx.Node, numbers: Mapping[fx.Node, Tensor]) -> list[Any]:

@@ -34,12 +34,10 @@ class KnownForms:
     """
 
     def __init__(self, now: Placed) -> None:
-        self._kept: list[Placed] = []
+        self._kept = [now]
         self._take(now, now.captured.example.form)
 
     def _take(self, now: Placed, form: Form) -> Placed:
-        if all(now.captured is not kept.captured for kept in self._kept):
-            self._kept.append(now)
         self._known = {form.lengths}
         self._values = now.captured.example.form.values
         return now
@@ -87,6 +85,7 @@ class KnownForms:
         try:
             if (found := next(right, None)) is None:
                 found = self._captured(now, form, capture_again)
+                self._kept.append(found)
             elif found is not now:
                 check(found)
             if found.captured.training.trace.open.is_any:
@@ -103,7 +102,7 @@ class KnownForms:
         """Capture the model for a form, and for as many others as it can.
 
         Raises:
-            ModelError: it cannot be; says why it could not at first.
+            ModelError: it cannot be; says why.
         """
         if len(self._kept) == _MOST:
             why = _fault(now.captured, form)
@@ -119,7 +118,8 @@ class KnownForms:
                 if not (why := _fault(found.captured, form)):
                     return found
                 faults.append(ModelError(why))
-        raise faults[0]
+        # Of numbers the last try is the plain one; of lengths the first says most.
+        raise faults[-1 if now.captured.example.fault_of_values(form) else 0]
 
 
 def _examples(own: Example, form: Form) -> Iterator[Example]:
