@@ -278,7 +278,7 @@ def _longest_alike(lanes: list[Lane], starts: list[list[int]]) -> tuple[int, int
     runs, first = [], 0
     for i in range(1, num_repeats + 1):
         if i == num_repeats or not all(
-            _is_next(lane.ops[a:b], lane.ops[b:c])
+            [op.later(1) for op in lane.ops[a:b]] == [*lane.ops[b:c]]
             for lane, (a, b, c) in zip(
                 lanes, (of_lane[i - 1 : i + 2] for of_lane in starts), strict=True
             )
@@ -286,7 +286,3 @@ def _longest_alike(lanes: list[Lane], starts: list[list[int]]) -> tuple[int, int
             runs.append((first, i))
             first = i
     return max(runs, key=lambda run: run[1] - run[0])
-
-
-def _is_next(before: Sequence[Op], after: Sequence[Op]) -> bool:
-    return [op.later(1) for op in before] == list(after)

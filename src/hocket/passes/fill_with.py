@@ -137,16 +137,13 @@ def _refuse_ahead(
             raise PlanError(f"look_ahead names net {net!r}; {nearest(net, nets)}")
         if num < 0:
             raise PlanError(f"look_ahead of net {net!r} is {num}: it may be 0 or more")
-        if _moves(net, program) and num > _num_ahead(net, program):
+        moves = any(stage.net == net and stage.moves for stage in program.stages)
+        if moves and num > _num_ahead(net, program):
             raise PlanError(
                 f"look_ahead of net {net!r} is {num}, and its delay is "
                 f"{_num_ahead(net, program)}: forwards so far ahead would read weights "
                 f"that are not there yet; use at most the delay, or delay={num}"
             )
-
-
-def _moves(net: str, program: Program) -> bool:
-    return any(stage.net == net and stage.moves for stage in program.stages)
 
 
 def _gates(schedule: Schedule, program: Program, nets: tuple[str, ...]) -> Gates:

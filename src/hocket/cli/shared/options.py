@@ -291,7 +291,8 @@ def load_schedule(source: str, sizes: Sizes, costs: Costs | None = None) -> Sche
         return _made(source, sizes, wanted)
     path = Path(source)
     if not path.exists():
-        raise PlanError(_unknown(source, sorted(SCHEDULES)))
+        known = nearest(source, sorted(SCHEDULES))
+        raise PlanError(f"{source!r} is no schedule and no file; {known}")
     for name in ("devices", "microbatches", "stages_per_device", "replicas", "shards"):
         if getattr(sizes, name) is not None:
             flag = "--" + name.replace("_", "-")
@@ -337,7 +338,3 @@ def _made(name: str, sizes: Sizes, costs: Costs | None) -> Schedule:
         num_shards=1 if sizes.shards is None else sizes.shards,
         **({} if costs is None else {"costs": costs}),
     )
-
-
-def _unknown(source: str, names: list[str]) -> str:
-    return f"{source!r} is no schedule and no file; {nearest(source, names)}"

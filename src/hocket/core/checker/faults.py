@@ -56,9 +56,10 @@ def each_op_fault(schedule: Schedule) -> Iterator[Fault]:
     for op, count in found.items():
         if count > 1:
             yield f"{op} is there {count} times", op
+        whole = op.as_kind(Kind.BACKWARD) if op.kind in SPLIT_BACKWARD else op
         if op.kind in MESSAGES:
             yield from _message_faults(op, found, program)
-        elif not (_is_gather(op, program) or _whole(op) in due):
+        elif not (_is_gather(op, program) or whole in due):
             yield f"{op} is no op of this program ({_sizes(program)})", op
     for op in due:
         if op.kind is Kind.BACKWARD:
@@ -92,10 +93,6 @@ def _is_gather(op: Op, program: Program) -> bool:
         and 0 <= op.step < program.num_steps
         and 0 <= (op.microbatch or 0) < most_gathers(op.stage, program)
     )
-
-
-def _whole(op: Op) -> Op:
-    return op.as_kind(Kind.BACKWARD) if op.kind in SPLIT_BACKWARD else op
 
 
 def _sizes(program: Program) -> str:

@@ -125,11 +125,8 @@ def _loss(output: Any, targets: Tensor) -> Tensor:
     """Cross-entropy where there is a class for each target; else the mean output."""
     logits: Tensor | None = output.get("logits")
     if logits is None:
-        return torch.stack([x.float().mean() for x in _tensors(output)]).sum()
+        found = [x.float().mean() for x in output.values() if isinstance(x, Tensor)]
+        return torch.stack(found).sum()
     if logits.shape[:-1] != targets.shape:
         return logits.float().mean()
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    return [x for x in output.values() if isinstance(x, Tensor)]

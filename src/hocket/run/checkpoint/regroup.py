@@ -102,7 +102,9 @@ class SavedUpdates:
             CheckpointError: a parameter was not trained when it was saved, those of a
                 group had different options, or another optimizer trained them.
         """
-        trained = [[x for x in names if not self._was_frozen(x)] for names in groups]
+        trained = [
+            [x for x in own if self._names[x] not in self._frozen] for own in groups
+        ]
         homes = [
             [self._saved_parameter(name) for name in names]
             or self._of_group(i, len(groups) if own else 0)
@@ -127,9 +129,6 @@ class SavedUpdates:
             if self._names[name] in self._states
         }
         return RegroupedUpdates(tuple(options), states, _scheduler(homes))
-
-    def _was_frozen(self, name: str) -> bool:
-        return self._names[name] in self._frozen
 
     def _of_group(self, number: int, num_groups: int) -> list[SavedParameter]:
         """Return a place in any saved group of a number; all were frozen here."""

@@ -272,7 +272,8 @@ def lines_of(frames: Sequence[traceback.FrameSummary]) -> list[str]:
     Args:
         frames: the outermost first.
     """
-    own = [i for i, frame in enumerate(frames) if _is_users(frame.filename)]
+    others = "<frozen", "<string>", *_LIBRARIES
+    own = [i for i, x in enumerate(frames) if not x.filename.startswith(others)]
     if not own:
         return [line for frame in frames[-1:] for line in _lines(frame)]
     calls = [i for i in own[:-1] if frames[i + 1].filename.startswith(_HOCKET)]
@@ -294,10 +295,6 @@ def _frames(error: BaseException) -> list[traceback.FrameSummary]:
         found += traceback.extract_tb(one.__traceback__)
         one = one.__cause__
     return found
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith(("<frozen", "<string>", *_LIBRARIES))
 
 
 def _lines(frame: traceback.FrameSummary) -> list[str]:

@@ -166,7 +166,7 @@ def _moves(
         cut: what the optimizer gets of a tensor.
         joined: the tensor again, of what it got.
     """
-    rngs = {name: _generator(name) for name in every}
+    rngs = {x: torch.Generator().manual_seed(zlib.crc32(x.encode())) for x in every}
     small, start, slopes = dict[str, nn.Parameter](), {}, {}
     for name, x in small_copies(every).items():
         x.data.copy_(torch.randn(x.shape, generator=rngs[name]))
@@ -206,10 +206,6 @@ class _HalfPrecision(TorchDispatchMode):
         tensors = (x for x in tree_leaves(found) if isinstance(x, Tensor))
         self.is_used |= any(x.dtype in _HALF for x in tensors)
         return found
-
-
-def _generator(name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
 
 
 def _relative_differences(

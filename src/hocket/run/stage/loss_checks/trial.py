@@ -227,12 +227,8 @@ def loss_name(nets: Iterable[nn.Module], others: Iterable[str] = ()) -> str:
     return name
 
 
-def _tensors(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
-
-
 def _is_own(module: nn.Module, foreign: set[int]) -> bool:
-    return foreign.isdisjoint(map(id, _tensors(module)))
+    return foreign.isdisjoint(map(id, (*module.parameters(), *module.buffers())))
 
 
 def _add(
