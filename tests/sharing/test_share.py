@@ -242,9 +242,14 @@ def test_a_job_may_have_a_limit() -> None:
     job = hocket.Job("a", busy, memory_bytes=100_000)
     report = hocket.share([job, hocket.Job("b", busy)], mode="turns", device="cpu")
     assert isinstance(report["a"].error, NoMemoryError)
-    needed = report["a"].error.actual_bytes + OWN_BYTES
-    job = replace(job, memory_bytes=needed)
-    hocket.share([job], mode="turns", device="cpu").check()
+    error: BaseException | None = report["a"].error
+    for _ in range(2):  # torch counts for a job what its thread makes for others, once
+        assert isinstance(error, NoMemoryError)
+        job = replace(job, memory_bytes=error.actual_bytes + OWN_BYTES)
+        report = hocket.share([job], mode="turns", device="cpu")
+        if (error := report["a"].error) is None:
+            break
+    report.check()
 
 
 def test_a_limit_is_looked_at_again() -> None:
