@@ -66,7 +66,11 @@ CHANGES: Final[dict[str, dict[int, dict[str, bool | float]]]] = {
     "other calls without weights": {1: {"is_turned": True}, 3: {"is_turned": False}},
     "another output": {1: {"returns_two": True}, 4: {"returns_two": False}},
     "a tied weight left out": {-1: {"is_tied": True}, 2: {"is_tied": False}},
-    "a number that tells": {1: {"rate": 0.5}, 3: {"rate": 0.25}, 4: {"rate": 2.0}},
+    "a number of whose type the code asks": {
+        1: {"rate": 0.5},
+        3: {"rate": 0.25},
+        4: {"rate": 2.0},
+    },
     "a number of the class": {1: {"cool": 0.5}, 3: {"cool": 0.25, "skips": True}},
     "two at once": {2: {"skips": True, "norms": True}},
 }

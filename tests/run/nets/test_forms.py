@@ -376,3 +376,35 @@ def test_a_division_by_zero_is_pythons() -> None:
         losses.append(pipeline.step(data[3]).loss)
     expected = train_plain(plain, [*data[:2], data[3]], 2)
     assert losses == pytest.approx(expected, rel=1e-10)
+
+
+def raised(x: Tensor, t: Any) -> Tensor:
+    """A function outside of the module, which looks at the number if it is one."""
+    return x * 3.0 if isinstance(t, float) and t > 0.6 else x
+
+
+class Looks(Noised):
+    """Looks at the number only if that is no tensor, itself or by a function."""
+
+    def __init__(self, *, by_itself: bool) -> None:
+        super().__init__()
+        self.by_itself = by_itself
+
+    def forward(self, x: Tensor, t: Any = 0.0, task: str = "a") -> Tensor:
+        """(samples, 6) -> (samples, 3)."""
+        x = torch.tanh(self.first(x))
+        if not self.by_itself:
+            x = raised(x, t)
+        elif torch.is_tensor(t) or t > 0.25:
+            x = torch.tanh(self.second(x))
+        return self.heads[task](x * t)
+
+
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_code_that_asks_for_types_has_a_graph_for_each_number(by_itself: bool) -> None:
+    """Past bug: with a tensor it took one branch, for all numbers."""
+    net = Looks(by_itself=by_itself)
+    plain, data = copy.deepcopy(net), batches((0.5,), (0.3,), (0.9,), (0.1,))
+    with started(net, loss, adam, data[0]) as pipeline:
+        losses = [result.loss for result in pipeline.train(data)]
+    assert losses == pytest.approx(train_plain(plain, data, 2), rel=1e-10)

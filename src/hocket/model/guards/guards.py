@@ -128,6 +128,9 @@ class Guards:
 
     Args:
         model: the outermost module.
+
+    Attributes:
+        asking: see `Holders`.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -172,6 +175,7 @@ class Guards:
     def _read(self, model: nn.Module) -> None:
         """Find all that is to be compared, and note its values."""
         reached = Holders(model)
+        self.asking = reached.asking
         self._modules: list[tuple[str, ref[nn.Module], tuple[str, ...]]] = []
         self._tensors: dict[str, Tensor] = {}
         for path, module in model.named_modules():

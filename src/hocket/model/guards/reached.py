@@ -29,6 +29,9 @@ from torch import Tensor, nn
 
 from hocket.model.guards.code_text import PLAIN, inner_code, is_installed, slots_of
 
+_ASK_FOR_TYPES: Final = frozenset(
+    ("isinstance", "issubclass", "type", "is_tensor", "__class__", "hasattr", "getattr")
+)
 # torch's own attributes: those of all modules, and those of recurrent ones, whose
 # weights are in a list as well.
 OWN: Final = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
@@ -82,6 +85,7 @@ class Holders:
         holders: by the identity of what holds the values, which is kept alive.
         iterators: the names of those that forwards may go on with, by module.
         unseen: what no guard sees that the code of a module reads, by its path.
+        asking: the modules whose code may ask of what type a value is.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -91,6 +95,7 @@ class Holders:
         self._used_by: Callable[[type], set[str]] = cache(used)
         self.iterators: dict[str, str] = {}
         self.unseen: dict[str, str] = {}
+        self.asking: set[str] = set()
         self.holders: dict[Any, Holder] = {}
         self._num_values = 0
 
@@ -105,6 +110,8 @@ class Holders:
             Its attributes but for torch's own.
         """
         seen: set[int] = set()
+        if not path and is_installed(type(module).__module__):  # is not looked at
+            self.asking.add(path)
         own = own_attributes(module)
         used = self._used_by(type(module))
         for name, value in own.items():
@@ -203,6 +210,7 @@ class Holders:
         home = function.__globals__
         if "open" in read and "open" not in home:
             self.unseen[path] = "it opens a file"
+        self.asking.update(path for _ in _ASK_FOR_TYPES.intersection(attributes))
         if "is_grad_enabled" in attributes:
             self.unseen[path] = "it asks whether gradients are recorded"
         for name in read:

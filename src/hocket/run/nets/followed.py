@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from hocket.errors import HocketError, ModelError
 from hocket.model.capture.captured import Captured
+from hocket.model.capture.sequential import prefixes
 from hocket.model.guards.guards import Guards, ModelChange, Noted, note_changes
 from hocket.model.guards.reached import used_by_forward
 from hocket.model.stages.cut import AsIsError, check_as_is, cut
@@ -270,10 +271,14 @@ class FollowedNet:
         What is in a list of modules, or in a module of which only other methods are
         called, is read by the innermost call around it.
         """
+        return {_innermost(path, self._called) for path in change.owners}
+
+    @property
+    def _called(self) -> set[str]:
+        """The modules that are called, besides the model."""
         trace = self._captured.training.trace
         keys = chain(trace.spans, *trace.modules.values())
-        called = {key.partition("@")[0] for key in keys}
-        return {_innermost(path, called) for path in change.owners}
+        return {key.partition("@")[0] for key in keys} - {""}
 
     def _check_trained(
         self, change: ModelChange, step: int, *, may_freeze: bool
@@ -360,6 +365,10 @@ class FollowedNet:
         found = self._capture(numbers, example)
         plain = self._plain(example)
         if numbers or plain.form.values != example.form.values:
+            # Of the others the code is given no number: `calls_alike`.
+            owners = set(chain(*map(prefixes, numbers)))
+            if {x for x in self._guards.asking if x in owners or x not in self._called}:
+                raise ModelError("its code may ask whether a number is a tensor")
             at = {x: self._live.number(x) for x in numbers}
             if not calls_alike(found, self._capture((), plain), but_numbers=at):
                 raise ModelError("with a tensor for a number it makes other calls")
