@@ -348,16 +348,16 @@ def _target_name(target: Any) -> str:
     return f"{target.__module__}.{getattr(target, '__qualname__', target)}"
 
 
-def partners(training: TraceFlow, evaluation: TraceFlow) -> dict[fx.Node, fx.Node]:
-    """Return, for each training call, the evaluation call that does the same."""
-    a = [_kind(training.trace, node) for node in training.compute]
-    b = [_kind(evaluation.trace, node) for node in evaluation.compute]
+def partners(one: TraceFlow, other: TraceFlow) -> dict[fx.Node, fx.Node]:
+    """Return, for each call of one trace, the call of another that does the same."""
+    a = [_kind(one.trace, node) for node in one.compute]
+    b = [_kind(other.trace, node) for node in other.compute]
     if a == b:
-        return dict(zip(training.compute, evaluation.compute, strict=True))
+        return dict(zip(one.compute, other.compute, strict=True))
     found = {}
     for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
         for i in range(block.size):
-            found[training.compute[block.a + i]] = evaluation.compute[block.b + i]
+            found[one.compute[block.a + i]] = other.compute[block.b + i]
     return found
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
 from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,6 +22,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import ModelError
 from hocket.model.capture.captured import (
     Captured,
+    partners,
     used_in_both,
     with_module,
     with_starts,
@@ -200,14 +200,10 @@ def _moved(found: Captured, old: Captured, starts: Sequence[int]) -> list[int]:
         old: as it was captured before.
         starts: positions in it, the first of all among them.
     """
-    before, now = (
-        [(str(x.target), flow.trace.path_of(x)) for x in flow.compute]
-        for flow in (old.training, found.training)
-    )
-    place: dict[int, int] = {}
-    matcher = SequenceMatcher(None, before, now, autojunk=False)
-    for a, b, size in matcher.get_matching_blocks():
-        place |= {a + i: b + i for i in range(size)}
+    now = {node: i for i, node in enumerate(found.training.compute)}
+    same = partners(old.training, found.training)
+    calls = enumerate(old.training.compute)
+    place = {i: now[same[node]] for i, node in calls if node in same}
     moved = [0]
     for start in starts[1:]:
         begin = place.get(start, place.get(start - 1, -1) + 1)
