@@ -31,8 +31,7 @@ from hocket.planner.candidate import (
 )
 from hocket.planner.cluster import Cluster
 from hocket.planner.predict import Predictor
-from hocket.planner.ranking.notes import notes_on
-from hocket.planner.ranking.ranking import NUM_ROWS, PLAIN, joined
+from hocket.planner.ranking.ranking import NUM_ROWS, PLAIN, joined, notes_on
 from hocket.planner.ranking.report import Ranking
 from hocket.planner.ranking.table import NUM_MISFITS
 from hocket.planner.replicas.data_parallel import (

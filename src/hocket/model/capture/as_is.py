@@ -334,9 +334,8 @@ def _run_once(
         def after(_: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
             leaves, spec = pytree.tree_flatten(out)
             given = pytree.tree_leaves((args, kwargs))
-            call = SeenCall(
-                tuple(map(_constant, given)), tuple(map(_shown, leaves)), spec
-            )
+            constants = (None if isinstance(x, Tensor) else x for x in given)
+            call = SeenCall(tuple(constants), tuple(map(_shown, leaves)), spec)
             found.setdefault(path, []).append(call)
 
         return after
@@ -348,10 +347,6 @@ def _run_once(
             module.register_forward_hook(note(path), with_kwargs=True)
         model(*args, **kwargs)
     return found
-
-
-def _constant(leaf: Any) -> Any:
-    return None if isinstance(leaf, Tensor) else leaf
 
 
 def _shown(leaf: Any) -> Any:

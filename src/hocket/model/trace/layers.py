@@ -266,12 +266,9 @@ def _name(
     flow: TraceFlow, node: fx.Node, modules: tuple[str, ...], whole: Sequence[str]
 ) -> str:
     """Choose a layer's name: a list's block, else a whole module, else what begins."""
-    numbered = [path for path in modules if _last_part(path).isdigit()]
+    last = {x: x.rpartition(".")[2].partition(_BY_CALL)[0] for x in modules}
+    numbered = [path for path in modules if last[path].isdigit()]
     for names in (numbered, whole, modules[-1:]):
         if names:
             return names[0]
     return ".".join(filter(None, (flow.trace.path_of(node), node.name)))
-
-
-def _last_part(path: str) -> str:
-    return path.rpartition(".")[2].partition(_BY_CALL)[0]

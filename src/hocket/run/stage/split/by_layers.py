@@ -67,7 +67,7 @@ def operator_of(module: nn.Module) -> tuple[Operator, More] | None:
         return None
     forward = type(module).forward
     if isinstance(module, nn.Linear) and forward is nn.Linear.forward:
-        return F.linear, _nothing
+        return F.linear, lambda _: ()
     for kind, operator in _CONVOLUTIONS.items():
         if isinstance(module, kind) and forward is kind.forward:
             return _convolution(module, kind, operator)
@@ -80,10 +80,6 @@ def _convolution(
     """Return a convolution's operator; only for zero padding."""
     is_own = type(module)._conv_forward is not kind._conv_forward
     return None if is_own or module.padding_mode != "zeros" else (operator, _SHAPE)
-
-
-def _nothing(_: nn.Module) -> tuple[Any, ...]:
-    return ()
 
 
 def has_own_kernel(module: nn.Module) -> bool:
